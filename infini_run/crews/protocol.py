@@ -3,7 +3,8 @@
 A message is one BYTES frame of a channel: the length of a head (u32), the head (JSON: a list, the kind first), and
 then the body, a pickled object of the user's. A process that passes a message on never unpickles.
 
-The one rule: code behind `decode` can rely on every value. Whatever a process sends is a message or ChannelBroken.
+The one rule: code behind `decode` can rely on the type of every value. Whatever a process sends is a message or
+ChannelBroken.
 
 Down: Hello, Task, Cancel, Shutdown. Up: Ready, TaskStarted, Emit, Done, Failed, Cancelled, Log, Status, Progress,
 Extend, Ping. The task of an Emit, a Failed or a Progress is NO_TASK while the worker starts or stops.
@@ -260,9 +261,9 @@ def _fits_body(kind: object, sizes: object, writable: object) -> bool:
         return False
     if type(writable) is not list or not all(type(flag) is bool for flag in writable):
         return False
-    is_there = bool(sizes)
-    allowed = (True,) if kind in _NEEDS_BODY else (True, False) if kind in _BODY else (False,)
-    return is_there in allowed and len(writable) == len(sizes) - is_there
+    if kind not in (Hello, Failed) and bool(sizes) != (kind in _BODY):
+        return False
+    return len(writable) == max(0, len(sizes) - 1)
 
 
 def _is_whole(value: object) -> bool:
@@ -283,7 +284,6 @@ _NOTHING = Body()
 _BODY: dict[object, str] = {
     kind: "target" if kind is Hello else "body" for kind in (Hello, Task, Emit, Done, Failed, Log)
 }
-_NEEDS_BODY = _BODY.keys() - {Hello, Failed}
 _PLAIN: dict[object, list[str]] = {
     kind: [name for name in fields_of(kind) if name != _BODY.get(kind)] for kind in _KINDS.values()
 }

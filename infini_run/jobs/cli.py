@@ -85,7 +85,7 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     if question:
         return _help(verb)
     if verb == "submit" and args:
-        _warn_of_words(argv, args, values, environ)
+        _warn_of_late_flag(list(argv), args)
     return int(_DO[verb](values, args, environ))
 
 
@@ -123,25 +123,14 @@ def _read(verb: str, argv: Sequence[str], environ: Mapping[str, str]) -> tuple[d
         rest = parsed.program[1:]
 
 
-def _warn_of_words(
-    argv: Sequence[str], program: Sequence[str], values: Mapping[str, Any], environ: Mapping[str, str]
-) -> None:
-    """What is probably a mistake, and would be known only once the job has waited for its turn. The nodes may differ
-    from here, so nothing is refused."""
-    from infini_run.errors import NotExecutable, ProgramMissing
-    from infini_run.options.hints import of_late_flag
+def _warn_of_late_flag(argv: Sequence[str], program: Sequence[str]) -> None:
     from infini_run.options.options import find_late_flag
-    from infini_run.plan.program import find_command
 
-    late = find_late_flag(list(argv), program, _SUBMITS_OWN)
+    late = find_late_flag(argv, program, _SUBMITS_OWN)
     if late:
+        from infini_run.options.hints import of_late_flag
+
         print_line(of_late_flag(program, late, "infini-job"))
-    if values["container"] or values["run_options"] or values["env"]:  # then something else may be meant, or found
-        return
-    try:
-        find_command(program, environ, cwd=values["cwd"])
-    except (ProgramMissing, NotExecutable) as error:
-        print_line(f"here {error}")
 
 
 def _hint_of_flag(name: str) -> str:
@@ -198,6 +187,7 @@ def _submit(values: dict[str, Any], args: Sequence[str], environ: Mapping[str, s
     planned, scheduler = prepare(args, values, environ, print_line=print_line)
     if planned.layout.remark:
         print_line(planned.layout.remark)
+    _warn_of_program(args, values, environ)
     if values["print"]:
         print(planned.text, end="")
     if values["check"]:
@@ -221,6 +211,20 @@ def _submit(values: dict[str, Any], args: Sequence[str], environ: Mapping[str, s
     from infini_run.jobs.progress import wait
 
     return wait(Job(folder, scheduler))
+
+
+def _warn_of_program(program: Sequence[str], values: Mapping[str, Any], environ: Mapping[str, str]) -> None:
+    """The job would be told only in its turn that there is no such program. The nodes may differ from here, so this
+    refuses nothing."""
+    if values["container"] or values["run_options"] or values["env"]:  # then something else may be meant, or found
+        return
+    from infini_run.errors import NotExecutable, ProgramMissing
+    from infini_run.plan.program import find_command
+
+    try:
+        find_command(program, environ, cwd=values["cwd"])
+    except (ProgramMissing, NotExecutable) as error:
+        print_line(f"here {error}")
 
 
 def _print_submitted(folder: JobDir, order: Submission, scheduler: Scheduler, *, as_json: bool) -> None:

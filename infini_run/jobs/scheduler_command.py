@@ -176,8 +176,10 @@ def reap(pid: int, pidfd: int = -1) -> None:
         os.waitid(*((os.P_PIDFD, pidfd) if pidfd >= 0 else (os.P_PID, pid)), os.WEXITED)
     except ChildProcessError:
         return
-    except OSError:  # Linux 5.3 has pidfds, and no P_PIDFD
-        reap(pid)
+    except OSError:
+        if pidfd < 0:
+            raise
+        reap(pid)  # Linux 5.3 has pidfds, and no P_PIDFD
 
 
 def _ends_within(pid: int, pidfd: int, limit_s: float) -> bool:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _HEARTBEATS = 3  # within the head's patience, while this process is suspended
 _QUEUED = (protocol.SPEC, protocol.LAUNCH, protocol.GOODBYE)  # frames that wait for `next_frame`
 _HEAD_GONE = "the head has gone"
+_LATE_S = 1.0  # a wait that ends so long after its end: this process was stopped, or its machine slept
 
 
 class TurnedAway(LinkError):
@@ -153,15 +154,24 @@ class HeadLink:
         self._poller.poll(timeout_s, self._note_absence)
         left_s = self.silence_left_s()
         if left_s is not None and left_s <= 0 and not self.is_lost:
-            self.give_up(f"nothing was heard of the head for {self.silence_limit_s:g} s (--node_timeout)")
+            silence = f"nothing was heard of the head for {self.silence_limit_s:g} s (--node_timeout)"
+            self.give_up(self._own_absence() or silence)
         for watch in self.watchers:  # while ranks run, their group waits for the poller's own descriptor
             watch()
 
     def _note_absence(self) -> None:
         """No wait is so long, for the head's silence ends it."""
         before_s, self._last_wait_s = self._last_wait_s, _boot_s()
-        if self._last_wait_s - before_s >= self.silence_limit_s:
+        if self._last_wait_s - before_s >= self.silence_limit_s + _LATE_S:
             self._absence_s = self._last_wait_s - before_s, self._last_wait_s
+
+    def _own_absence(self) -> str:
+        """Why the head has given this node up, if this process was stopped for too long just before; else ""."""
+        away_s, end_s = self._absence_s
+        if _boot_s() - end_s >= self.silence_limit_s:
+            return ""
+        away = f"this launcher itself was stopped for {duration_text(away_s)}, or its machine slept"
+        return f"{away}: the head gives a node up after {self.silence_limit_s:g} s (--node_timeout)"
 
     def drain(self) -> None:
         """Wait until the head has taken all that was sent, or has gone."""
@@ -199,7 +209,7 @@ class HeadLink:
             self.give_up(str(error))
             return
         if self.connection.has_ended:
-            self.give_up()
+            self.give_up(self._own_absence())
 
     def _handle_frame(self, kind: bytes, payload: bytes) -> None:
         if self._handshake is not None and not self._handshake.is_done:
@@ -215,11 +225,6 @@ class HeadLink:
 
     def give_up(self, reason: str = "") -> None:
         """Give the head up: nothing is sent to it or read from it any more."""
-        away_s, end_s = self._absence_s
-        if not reason and _boot_s() - end_s < self.silence_limit_s:
-            limit = f"{self.silence_limit_s:g} s (--node_timeout)"
-            away = f"this launcher itself was stopped for {duration_text(away_s)}, or its machine slept"
-            reason = f"{away}: the head gives a node up after {limit}"
         self.is_lost, self.loss = True, reason or self.loss
         for fd in (self.connection.fileno(), self.connection.write_fd):
             self._poller.unwatch(fd)
@@ -243,12 +248,12 @@ class HeadLink:
             substitute = HeartbeatProcess({self.connection: no_frame}, self.silence_limit_s / _HEARTBEATS)
         except OSError as error:
             print_line(f"infini-run: node 0 will hear nothing of us, and give up: {error.strerror}")
-        suspend()
         before_s = self._last_wait_s
-        self.forgive_silence()
+        suspend()
         if substitute is not None:
             substitute.end()
-        else:  # then the head has heard nothing
+        self.forgive_silence()
+        if substitute is None:  # then the head has received nothing
             self._last_wait_s = before_s
 
 

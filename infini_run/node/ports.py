@@ -59,7 +59,6 @@ def let_go(port: int) -> None:
         port: As `free_port` returned it.
     """
     lock = _locks.get(port)
-
     if lock is not None:
         close_link(lock, lambda: _forget_and_close(port))
 

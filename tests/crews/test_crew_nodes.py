@@ -6,10 +6,12 @@ import asyncio
 import os
 import signal
 import threading
+from types import SimpleNamespace
 
 import pytest
 
 import infini_run as ir
+from infini_run.crews.worker_death import death_error
 from tests.support.hosts import Bed, agents
 from tests.support.processes import marked
 from tests.support.waiting import LIMIT_S, until
@@ -146,6 +148,16 @@ def test_a_host_that_dies_fails_the_crew_and_is_named(bed, crew):
     finally:
         four.close()
     assert not marked()
+
+
+def test_a_rank_of_a_lost_node_is_told_so_though_another_of_it_was_the_first():
+    """The crew fails with the first, and stops the others."""
+    error = ir.NodeLost("node 1 (host2) was lost", "host2", 1)
+    process = SimpleNamespace(rank=3, local_rank=1, host="host2", pid=5, exit=None, problem=error)
+    worker = SimpleNamespace(rank=3, process=process, cause=None, start_error=None, stopped_for="the crew failed")
+    told = death_error(worker)
+    assert str(told) == "rank 3 on host2 is gone: node 1 (host2) was lost (pid 5)"
+    assert told.__cause__ is error
 
 
 class Lingers:

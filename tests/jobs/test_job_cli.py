@@ -14,8 +14,9 @@ import pytest
 
 import infini_run
 from infini_run.jobs.inotify import is_others, kind_of
+from infini_run.jobs.options import hints
 from infini_run.jobs.options.help import help_text
-from infini_run.jobs.options.table import VERBS, _memory, _time, _variables, _warn
+from infini_run.jobs.options.table import TABLES, VERBS, _memory, _time, _variables, _warn
 from infini_run.jobs.records import JobResult
 from infini_run.jobs.result import restart_reason
 from infini_run.jobs.time_limit import NEVER, parse
@@ -103,6 +104,19 @@ def test_what_would_fail_only_in_its_turn_is_told_at_once(local, tmp_path, words
     assert done.returncode == 0, done.stderr
     assert done.stderr.startswith(f"infini-job: {said.format(folder=tmp_path)}"), done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_no_hint_is_for_a_flag_of_submit_and_each_names_its_flags():
+    submits = TABLES["submit"]
+    assert hints._FLAGS.keys().isdisjoint(submits)
+    for name, text in hints._FLAGS.items():
+        said = {word[2:].partition("=")[0] for word in text.split() if word.startswith("--")}
+        assert said <= submits.keys(), name
+
+
+def test_a_directory_that_is_not_there_is_one_line_though_its_program_is_not_there_either(local):
+    done = local.call("submit", "--print", "--cwd=/nosuch", "./train")
+    assert (done.returncode, done.stderr) == (2, "infini-job: --cwd=/nosuch is not a directory\n")
 
 
 @pytest.mark.parametrize("words", [("--", "train.py", "--slots=4"), ("train.py", "--engine=slurm", "--lr=1")])

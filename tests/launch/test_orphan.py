@@ -86,6 +86,15 @@ def test_what_a_shell_has_in_the_background_ignores_ctrl_c_and_is_ended_by_term(
     assert b"stopped 2 processes left behind: sleep (" in command.err
 
 
+def test_before_linux_5_16_quit_is_quit_once_every_child_has_executed(infini_run):
+    """The guard too: until then it would be TERM (signal_send.c)."""
+    command = infini_run("--grace=1000", *play("end=QUIT:0", "say=ready", "wait"), under=("setarch", "--uname-2.6"))
+    command.pids_of(b"ready", 1)
+    until(lambda: (command.pid, GUARD) in {(parent, name) for parent, _, name in processes().values()})
+    command.signal(signal.SIGQUIT)
+    assert command.wait() == 0
+
+
 def test_daemons_are_gone_after_a_second_term(infini_run, every_path):
     words = [*STUBBORN, "tell=TERM", "say=ready", "wait"]
     command = infini_run("--nproc_per_node=3", "--grace=1000", *play(*words))

@@ -7,6 +7,7 @@ import shlex
 import signal
 import socket
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -257,6 +258,7 @@ def test_a_stopped_joiner_is_silent_and_lost(node, bell):
     assert told(commands[0])[0].endswith(
         "nothing was heard of it for 3 s (--node_timeout); its agent may only be suspended: its ranks then stay"
     )
+    time.sleep(1.5)  # so long after the end of its wait for the head
     commands[1].signal(signal.SIGCONT)
     assert commands[1].wait() == 1
     (line,) = told(commands[1])
