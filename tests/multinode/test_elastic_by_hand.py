@@ -296,8 +296,8 @@ def test_a_launcher_that_joins_again_runs_its_ranks_where_it_was_started(start, 
     tells = f"echo $TORCHELASTIC_RESTART_COUNT $RANK/$WORLD_SIZE $PWD 0 > {bell.path}; exec sleep 1000"
     commands = [start("--spares=1", *FAST, "sh", "-c", tells, nnodes=2, cwd=tmp_path) for _ in range(3)]
     assert hear_world(bell, 0, 2) == [str(tmp_path)] * 2
-    os.kill(launcher_of(1), signal.SIGSTOP)
-    stopped = next(command for command in commands if processes()[command.pid][1] == "T")
+    (stopped,) = [command for command in commands if command.pid == launcher_of(1)]
+    stopped.signal(signal.SIGSTOP)
     assert hear_world(bell, 1, 2) == [str(tmp_path)] * 2
     stopped.signal(signal.SIGCONT)
     read_error_until(commands, b"has joined as a spare")
