@@ -31,14 +31,16 @@ static int harmless_until_exec(const struct ir_group *g, int sig) {
     return g->execs_fd >= 0 && poll(&execs, 1, 0) == 0 ? SIGTERM : sig;
 }
 
-/* False: see child_signal_group. */
+/* False: see -ENOSYS of child_signal_group. */
 static bool worker_signal_group(const struct ir_group *g, const struct worker *w, int sig) {
     if (w->pid == 0) return true;
     if (w->reaped && w->pidfd < 0)
         return true; /* what is left of it is found when all workers have ended */
-    /* a leader that went to another group is still ours to signal */
-    if (!w->reaped && getpgid(w->pid) != w->pid) (void)child_signal(g, w->pid, w->pidfd, sig);
-    return child_signal_group(g, w->pid, w->pidfd, w->reaped, sig);
+    int r = child_signal_group(g, w->pid, w->pidfd, w->reaped, sig);
+    /* a leader that went to another group, maybe just now, is still ours to signal */
+    if (!w->reaped && (r < 0 || getpgid(w->pid) != w->pid))
+        (void)child_signal(g, w->pid, w->pidfd, sig);
+    return r != -ENOSYS;
 }
 
 void group_signal_groups(struct ir_group *g, int sig) {

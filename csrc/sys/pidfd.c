@@ -64,14 +64,14 @@ int child_signal(const struct ir_group *g, pid_t pid, int pidfd, int sig) {
     return kill(pid, sig) < 0 ? -errno : 0;
 }
 
-/* To the process group that a child leads, or led until we reaped it. False: the kernel does not find it
- * through the pidfd, and its number may be another's; only its members, one by one, are known to be ours. */
-bool child_signal_group(const struct ir_group *g, pid_t pid, int pidfd, bool reaped, int sig) {
+/* To the process group that a child leads, or led until we reaped it; 0, or -errno: -ESRCH where it is gone, -ENOSYS
+ * where the kernel does not find it through the pidfd, and its number may be another's: only its members, one by
+ * one, are known to be ours. */
+int child_signal_group(const struct ir_group *g, pid_t pid, int pidfd, bool reaped, int sig) {
     if (pidfd >= 0 && !(g->config.flags & IR_OLD_PIDFD)) {
-        long r = pidfd_send(pidfd, sig, TO_GROUP);
-        if (r == 0 || r == -ESRCH) return true;
+        int r = (int)pidfd_send(pidfd, sig, TO_GROUP);
+        if (r == 0 || r == -ESRCH) return r;
     }
-    if (reaped || !child_is_ours(g, pid, pidfd)) return false;
-    (void)kill(-pid, sig);
-    return true;
+    if (reaped || !child_is_ours(g, pid, pidfd)) return -ENOSYS;
+    return kill(-pid, sig) < 0 ? -errno : 0;
 }

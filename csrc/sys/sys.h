@@ -55,7 +55,7 @@ int child_reap(const struct ir_group *g, pid_t pid, int pidfd, siginfo_t *ret_in
                struct rusage *ret_usage);
 bool child_is_ours(const struct ir_group *g, pid_t pid, int pidfd);
 int child_signal(const struct ir_group *g, pid_t pid, int pidfd, int sig);
-bool child_signal_group(const struct ir_group *g, pid_t pid, int pidfd, bool reaped, int sig);
+int child_signal_group(const struct ir_group *g, pid_t pid, int pidfd, bool reaped, int sig);
 
 /* ---- procfs.c: what /proc says of a process */
 struct process {

@@ -325,7 +325,7 @@ def test_ctrl_c_interrupts_what_the_shell_runs_and_not_the_shell(shell):
 
 
 def test_ctrl_z_stops_what_the_shell_runs_and_fg_continues_it(shell):
-    shell.type(shlex.join(play("tell=CONT", "say=ready", "read", "exit=7")) + "\n")
+    shell.type(shlex.join(play("tell=CONT", "say=ready", "listen", "exit=7")) + "\n")
     shell.see(rb"ready -?\d+ (\d+)\r\n")
     for _ in range(2):
         shell.type("\x1a")
@@ -343,7 +343,7 @@ def test_ctrl_z_stops_what_the_shell_runs_and_fg_continues_it(shell):
 def test_a_new_window_size_reaches_the_shell_and_what_it_runs(shell):
     shell.resize(31, 97)
     assert "31 97" in shell.run("stty size")
-    shell.type(shlex.join(play("tell=WINCH", "say=ready", "read", "exit=0")) + "\n")
+    shell.type(shlex.join(play("tell=WINCH", "say=ready", "listen", "exit=0")) + "\n")
     shell.see(rb"ready")
     shell.resize(32, 98)
     shell.see(rb"got WINCH")

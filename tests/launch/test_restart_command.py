@@ -174,7 +174,7 @@ def test_job_that_died_of_a_signal_passed_on_is_not_started_again(launch, name):
 
 
 def test_signal_that_ranks_have_handled_does_not_keep_a_later_failure_from_a_restart(infini_run):
-    words = play("+0", "tell=HUP", "say=ready", "read", "exit=3", "+1", "exit=0")
+    words = play("+0", "tell=HUP", "say=ready", "listen", "exit=3", "+1", "exit=0")
     command = infini_run("--max_restarts=1", NOW, *words, stdin=subprocess.PIPE)
     command.read_until(b"ready")
     command.signal(signal.SIGHUP)

@@ -9,6 +9,7 @@ hold=FD           wait for the end of that pipe
 after=FD          read a pid there, wait for its death
 pause=SECONDS     be late
 read              say "read LINE" of a line from stdin
+listen            the same; signals are dealt with meanwhile
 name=NAME         what the process is called in /proc
 daemon ... done   what is between is done by a stray (double fork, setsid); goes on once it said something
 group ... done    by a child in our process group
@@ -94,6 +95,18 @@ def read_all(fd):
         if not chunk:
             return text
         text += chunk
+
+
+def read_line():
+    """Byte by byte: what a buffer held, `wait` would not see."""
+    line = b""
+    while not line.endswith(b"\n"):
+        wait(0)
+        byte = os.read(0, 1)
+        if not byte:
+            break
+        line += byte
+    return line.decode().strip()
 
 
 def outlive(pid):
@@ -203,6 +216,7 @@ STEPS = {
     "after": lambda fd: outlive(int(read_all(int(fd)))),
     "pause": lambda seconds: time.sleep(float(seconds)),
     "read": lambda _: say(f"read {sys.stdin.readline().strip()}"),
+    "listen": lambda _: say(f"read {read_line()}"),
     "name": rename,
     "hop": hop,
     "notify": notify,
