@@ -100,8 +100,7 @@ void guard_start(struct ir_group *g) {
     if (guard->pidfd >= 0) (void)fd_watch(g, guard->pidfd, EPOLLIN, WATCH_GUARD, 0);
 }
 
-/* It finds our workers' process groups by these, should we die. A full pipe has 16384 of them; the
- * mark in their environment still tells of the others. */
+/* One that cannot tell it itself (child_register). */
 void guard_add_worker(const struct ir_group *g, pid_t worker) {
     if (g->guard.pid == 0) return;
     ssize_t written = write(g->guard.pipe[1], &worker, sizeof worker);

@@ -136,7 +136,7 @@ static int worker_start(struct ir_group *g, uint32_t index) {
     if (pid < 0) return pid;
     w->pid = pid;
     (void)setpgid(pid, pid); /* both sides call it; EACCES once it has exec'ed */
-    guard_add_worker(g, pid);
+    if (w->forked > 0 || slot->guard_fd < 0) guard_add_worker(g, pid);
     worker_close_child_ends(w);
     g->started++;
     g->alive++;

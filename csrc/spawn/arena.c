@@ -162,7 +162,8 @@ static void slots_fill(struct ir_group *g, const struct ir_worker *workers, uint
             .lifeline = {(worker->flags & IR_WORKER_ISOLATE) ? g->lifeline[0] : -1, g->lifeline[1]},
             .flags = worker->flags,
             .lease = g->lease.deadline_ns,
-            .guard_fd = g->guard.pipe[1],
+            /* in a PID namespace of its own it does not know the pid that the guard sees */
+            .guard_fd = (worker->flags & IR_WORKER_ISOLATE) ? -1 : g->guard.pipe[1],
         };
         slot_place(slot, arena, worker);
     }
@@ -181,6 +182,7 @@ static void slot_fill_guard(struct ir_group *g, struct arena *arena, const char 
         .stdio = {g->guard.pipe[0], leased ? g->lease.pipe[1] : IR_FD_INHERIT,
                   leased ? g->lease.fd : IR_FD_INHERIT},
         .terminal_fd = -1,
+        .guard_fd = -1,
         .lifeline = {-1, -1},
         .own_session = true,
     };

@@ -107,12 +107,18 @@ static void child_place(struct slot *slot) {
     if (r < 0) slot->memory_error = (int)-r;
 }
 
-/* In this order: a child that the guard did not know of when it ended the lease finds the lease over. */
-static void child_check_lease(struct slot *slot) {
-    struct timespec now = {0, 0};
+/* The guard ends our process group by this, should the launcher die, which may be before it could say so itself.
+ * A full pipe has 16384 of them; the mark in their environment still tells of the others. */
+static void child_register(struct slot *slot) {
     pid_t self = (pid_t)raw(SYS_getpid, 0, 0, 0, 0, 0);
     long r = raw(SYS_write, slot->guard_fd, (long)&self, sizeof self, 0, 0);
-    if (r >= 0) r = raw(SYS_clock_gettime, CLOCK_BOOTTIME, (long)&now, 0, 0, 0);
+    if (r < 0 && slot->lease != NULL) child_fail(slot, IR_STEP_LEASE, r);
+}
+
+/* After that: a child that the guard did not know of when it ended the lease finds the lease over. */
+static void child_check_lease(struct slot *slot) {
+    struct timespec now = {0, 0};
+    long r = raw(SYS_clock_gettime, CLOCK_BOOTTIME, (long)&now, 0, 0, 0);
     if (r >= 0 && lease_deadline(slot->lease) <= (int64_t)now.tv_sec * 1000000000LL + now.tv_nsec)
         r = -ETIME;
     if (r < 0) child_fail(slot, IR_STEP_LEASE, r);
@@ -141,6 +147,7 @@ int child_main(void *argument) {
     }
     if (slot->cpus != NULL) child_place(slot);
     child_signals(slot);
+    if (slot->guard_fd >= 0) child_register(slot);
     if (slot->lease != NULL) child_check_lease(slot);
     r = raw(SYS_execve, (long)slot->program, (long)slot->argv, (long)slot->envp, 0, 0);
     child_fail(slot, IR_STEP_EXEC, r);

@@ -59,7 +59,7 @@ struct slot {
     int lifeline[2];     /* a pipe of which only the launcher keeps the other end; -1: none */
     uint32_t flags;      /* ir_worker.flags */
     int64_t *lease;      /* sys/lease.h; NULL: none */
-    int guard_fd;        /* where it tells the guard its pid before it executes anything, if there is a lease */
+    int guard_fd;        /* where it tells the guard its pid before it executes anything; -1: it does not */
     bool own_session;    /* a session of its own, not only a process group */
     volatile int memory_error; /* out: of the memory policy, without which it goes on */
     volatile int step;   /* out: what failed, and why */

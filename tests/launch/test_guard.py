@@ -15,6 +15,7 @@ import infini_run
 from infini_run.core.group import debug_flags
 from tests.support.command import COMMAND, play
 from tests.support.group_case import Live, spec
+from tests.support.launch_shapes import strace, with_strace
 from tests.support.processes import GUARD, is_alive, marked, processes, state_of
 from tests.support.rows import FORK_STORM
 from tests.support.waiting import until
@@ -118,8 +119,21 @@ def test_kill_of_the_launchers_whole_process_group(infini_run, every_path):
     all_end(pids)
 
 
+UNMARKED = ["sh", "-c", "env -i sh -c 'echo member 0 $$; exec sleep 1000' & echo ready 0 $$; wait"]
+
+
 def test_group_of_a_rank_is_ended_whatever_its_environment(infini_run, every_path):
-    command = infini_run("sh", "-c", "env -i sh -c 'echo member 0 $$; exec sleep 1000' & echo ready 0 $$; wait")
+    command = infini_run(*UNMARKED)
+    pids = pids_told(command, b"member", 1) + pids_told(command, b"ready", 1)
+    kill(command)
+    all_end(pids)
+
+
+@with_strace
+def test_group_of_a_rank_is_known_before_the_launcher_goes_on(infini_run, every_path, tmp_path):
+    """strace holds it just after its clone."""
+    inject = ("-e", "trace=setpgid", "-e", "inject=setpgid:delay_enter=2s")
+    command = infini_run(*UNMARKED, under=strace(tmp_path / "trace", *inject))
     pids = pids_told(command, b"member", 1) + pids_told(command, b"ready", 1)
     kill(command)
     all_end(pids)

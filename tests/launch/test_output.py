@@ -620,7 +620,7 @@ def test_in_a_library_too_a_grandchild_does_not_hold_the_pipe(tmp_path):
 
 def test_in_a_library_a_process_without_the_mark_is_named_and_left(tmp_path):
     """What took our name off is not ours to end, and must not hold us either."""
-    script_ = f"env -i setsid sh -c 'echo $$ > {tmp_path}/pid; mv {tmp_path}/pid {tmp_path}/ready; sleep 1000' & "
+    script_ = f"cd {tmp_path}; env -i setsid sh -c 'echo $$ > pid; mv pid ready; exec sleep 1000' & "
     script_ += f"until test -e {tmp_path}/ready; do :; done; printf done"
     report = ir.run(["/bin/sh", "-c", script_], console="none", log_dir=str(tmp_path / "logs"))
     pid = int((tmp_path / "ready").read_text())
