@@ -100,7 +100,7 @@ void guard_start(struct ir_group *g) {
     if (guard->pidfd >= 0) (void)fd_watch(g, guard->pidfd, EPOLLIN, WATCH_GUARD, 0);
 }
 
-/* One that cannot tell it itself (child_register). */
+/* For a worker that cannot do it itself (child_register): it was forked by the caller, or does not know its pid here. */
 void guard_add_worker(const struct ir_group *g, pid_t worker) {
     if (g->guard.pid == 0) return;
     ssize_t written = write(g->guard.pipe[1], &worker, sizeof worker);

@@ -107,8 +107,8 @@ static void child_place(struct slot *slot) {
     if (r < 0) slot->memory_error = (int)-r;
 }
 
-/* The guard ends our process group by this, should the launcher die, which may be before it could say so itself.
- * A full pipe has 16384 of them; the mark in their environment still tells of the others. */
+/* By this number the guard finds our process group when the launcher is killed. The launcher could be killed before
+ * it wrote the number for us. A full pipe holds 16384 of them; others are still found by the mark in their environment. */
 static void child_register(struct slot *slot) {
     pid_t self = (pid_t)raw(SYS_getpid, 0, 0, 0, 0, 0);
     long r = raw(SYS_write, slot->guard_fd, (long)&self, sizeof self, 0, 0);
