@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import _signal as signal
 import os
+import select
 import time
 
-from infini_run.core.signal_pipe import SignalPipe
+from infini_run.core.signal_pipe import STOP_SIGNALS, SignalPipe
 from infini_run.environments.environment import BATCH
 from infini_run.environments.hostlist import Host
 from infini_run.errors import InfiniRunError, UsageError
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 ENGINES = {"slurm": "slurm", "pbs": "pbs"}  # all others: here
 HEAD_NODE = "INFINI_JOB_HEAD_NODE"  # in an agent's environment: Slurm's name of the node that has the script
 _OF_A_TASK = ("INFINI_JOB_TASK", "INFINI_JOB_TASKS")  # its index; how many there are
+_SIGNAL_WAIT_S = 5.0  # for the signal of a job that is cancelled: its scheduler's commands take less
 _LOG = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
 
 
@@ -239,15 +241,27 @@ class JobRun:
         end_reason = (
             alarm.end_reason() if report.received_signal or head.is_node_failure or is_termed else EndReason()
         )
+        is_cancelled = self._is_cancelled or self._folder.is_cancelled
+        if is_cancelled and not report.exit_code and self._comes_a_stop_signal():
+            report = replace(report, received_signal=signal.SIGTERM)
         return classify(
             report,
             head.error,
             is_node_failure=head.is_node_failure,
-            is_cancelled=self._is_cancelled or self._folder.is_cancelled,
+            is_cancelled=is_cancelled,
             is_late=self._is_over or (report.received_signal != 0 and end_reason.is_late),
             is_preempted=end_reason.is_preempted,
             attempt=self._number,
         )
+
+    def _comes_a_stop_signal(self) -> bool:
+        """Whether one comes soon. A scheduler signals every process of a job: ranks may have ended well by it before
+        we get ours. None comes where the scheduler did not take the cancellation."""
+        end_s = time.monotonic() + _SIGNAL_WAIT_S
+        while select.select([self._signals.fd], [], [], max(0.0, end_s - time.monotonic()))[0]:
+            if any(number in STOP_SIGNALS or number == signal.SIGURG for number in self._signals.read()):
+                return True
+        return False
 
 
 def with_programs(environ: Mapping[str, str]) -> dict[str, str]:

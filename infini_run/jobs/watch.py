@@ -59,7 +59,7 @@ def _runs_ended_by_scheduler(found: Status) -> set[tuple[str, int]]:
 
 
 class JobWatcher:
-    """`status` is the latest; `step` waits for another. To be closed."""
+    """`status` is the latest; `poll` waits for another. To be closed."""
 
     def __init__(self, folder: JobDir, scheduler: Scheduler) -> None:
         self._folder = folder
@@ -75,10 +75,9 @@ class JobWatcher:
             self._missing_s = _NEVER  # since when the scheduler does not know it
             self.status = read_status(folder)
             self._ended_runs = _runs_ended_by_scheduler(self.status)
-            self._watch_attempts()
             if not self.status.is_final:
                 self.status = self._query()
-            self._watch_attempts()
+            self._follow_attempts()
         except BaseException:
             self.close()
             raise
@@ -118,7 +117,7 @@ class JobWatcher:
             self.status = self._query()
         elif now_s >= self._read_at_s:
             self._read()
-        self._watch_attempts()
+        self._follow_attempts()
         return self.status != before
 
     def _wait(self, wait_s: float, also: Sequence[int]) -> bool:
@@ -167,12 +166,20 @@ class JobWatcher:
             except QueryError:
                 return
 
-    def _watch_attempts(self) -> None:
+    def _follow_attempts(self) -> None:
+        """What was written in a directory before it was watched is read."""
+        while self._watch_attempts():
+            self._read()
+
+    def _watch_attempts(self) -> bool:
+        """Whether one of the directories is new."""
+        count = len(self._watched)
         for one in self.status.tasks or (self.status,):
             if not (one.is_final and self.status.tasks):
                 self._watch(one.folder)
                 if one.attempt >= 0:
                     self._watch(os.path.join(one.folder, str(one.attempt)))
+        return len(self._watched) > count
 
     def _watch(self, path: str) -> None:
         if path not in self._watched and os.path.isdir(path):  # a task's may have been removed

@@ -88,6 +88,30 @@ def test_cancel_gives_ranks_their_grace(local, bell):
     assert local.call("cancel", name).returncode == 0  # it has ended: nothing to do
 
 
+def test_ranks_that_end_well_by_the_cancellation_before_the_launcher_hears_of_it_are_cancelled(local, tmp_path, bell):
+    """A scheduler signals every process of a job, one after the other."""
+    os.mkfifo(tmp_path / "go")
+    name = local.submit("--", "sh", "-c", f"echo up > {bell.path}; read word < {tmp_path}/go")
+    bell.hear(1)
+    (local.path / name / "cancelled").touch()
+    (tmp_path / "go").write_text("\n")
+    until((local.path / name / "0" / "report.json").exists)
+    os.kill(int((local.path / name / "id").read_text().split(".")[0]), signal.SIGTERM)
+    status = local.wait(name)
+    assert (status["headline"], status["code"], status["reason"]) == ("CANCELLED", 143, "it was cancelled")
+
+
+def test_a_cancellation_that_no_scheduler_took_does_not_make_a_job_that_ends_well_a_cancelled_one(
+    local, tmp_path, bell
+):
+    os.mkfifo(tmp_path / "go")
+    name = local.submit("--", "sh", "-c", f"echo up > {bell.path}; read word < {tmp_path}/go")
+    bell.hear(1)
+    (local.path / name / "cancelled").touch()
+    (tmp_path / "go").write_text("\n")
+    assert local.wait(name)["headline"] == "COMPLETED"
+
+
 def test_without_pidfds_a_job_is_followed_and_cancelled(local, bell):
     """Linux 4.18 (RHEL 8), and sandboxes."""
     name = local.submit("--", *hold(bell))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import os
 import threading
 
 import pytest
@@ -11,9 +14,11 @@ from infini_run.jobs.inotify import Changes
 from infini_run.jobs.logs import Reader
 from infini_run.jobs.records import JobResult, Phase
 from infini_run.jobs.schedulers.scheduler import SchedulerJob
+from infini_run.jobs.serve import job_cache
 from infini_run.jobs.task import tasks_of
 from infini_run.jobs.watch import JobWatcher
 from tests.jobs.test_job_status import ID, Said, begin, made
+from tests.support.waiting import LIMIT_S
 
 
 @pytest.fixture
@@ -57,6 +62,46 @@ def test_its_phases_are_heard_of_and_not_asked_for(job, folder, slurm):
         job.poll(60)
     assert job.status.headline == "COMPLETED"
     assert len(slurm.asked) == 1
+
+
+def test_a_phase_that_comes_before_its_directory_is_watched_is_read(job, folder, slurm, monkeypatch):
+    add = Changes.add
+
+    def phase_first(changes, path):
+        folder.write_phase(0, Phase(state="RUNNING", since_s=2e9, nodes=("n1",), nproc=8))
+        add(changes, path)
+
+    os.mkdir(folder.file("0"))
+    monkeypatch.setattr(Changes, "add", phase_first)
+    job.poll(60)
+    assert (job.status.state, len(slurm.asked)) == ("RUNNING", 1)
+
+
+def test_who_watches_all_jobs_hears_of_one_whose_directory_comes_as_the_watch_begins(tmp_path, monkeypatch):
+    """It is no job yet when it is first looked at, and nothing else happens until it is one."""
+    add, above = Changes.add, tmp_path / "jobs"
+    request = made(tmp_path, "ir-0123456789").file("request.json")
+
+    def directory_first(changes, path, **words):
+        (above / "ir-0123456789").mkdir(exist_ok=True)
+        add(changes, path, **words)
+
+    async def in_a_thread(call):
+        return await asyncio.get_running_loop().run_in_executor(None, call)
+
+    async def until_it_is_seen():
+        cache = job_cache.JobCache(str(above), {}, in_a_thread)
+        async with contextlib.aclosing(cache.changes()) as changes:
+            assert await changes.__anext__() == ({}, "")
+            os.rename(request, above / "ir-0123456789" / "request.json")
+            seen, _ = await asyncio.wait_for(changes.__anext__(), LIMIT_S)
+            cache.end()
+        await cache.close()
+        return list(seen)
+
+    above.mkdir()
+    monkeypatch.setattr(Changes, "add", directory_first)
+    assert asyncio.run(until_it_is_seen()) == ["ir-0123456789"]
 
 
 def test_the_scheduler_is_asked_ever_more_rarely(folder, slurm, monkeypatch):

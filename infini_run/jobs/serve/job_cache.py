@@ -130,6 +130,7 @@ class JobCache:
         """In a thread. What has ended is not looked at again."""
         problems: list[str] = []
         try:
+            watch.add_home()  # before it is listed, so no job comes in between
             watch.add(name for name in self._names() if not self._has_ended(name))
             folders = list(all_folders(self._above))
             live = list(readable((f for f in folders if not self._has_ended(f.name)), problems.append))
@@ -197,10 +198,13 @@ class _DirectoryWatch:
         self._changes.clear()
         self._changed.set()
 
-    def add(self, names: Iterable[str]) -> None:
-        """In a thread. Before they are looked at, so nothing is missed; what is being made is no job yet."""
+    def add_home(self) -> None:
+        """In a thread."""
         self.is_remote = is_remote(self._above)
         self._changes.add(self._above, names_only=True)
+
+    def add(self, names: Iterable[str]) -> None:
+        """In a thread. Before they are looked at, so nothing is missed; what is being made is no job yet."""
         for name in names:
             folder = JobDir(os.path.join(self._above, name))
             self._add_directory(folder.path)
