@@ -55,7 +55,12 @@ class CommandResult:
 
 
 def run_command(
-    argv: Sequence[str], environ: Mapping[str, str], limit_s: float = LIMIT_S, *, given: str = ""
+    argv: Sequence[str],
+    environ: Mapping[str, str],
+    limit_s: float = LIMIT_S,
+    *,
+    given: str = "",
+    blocked: Sequence[int] = (),
 ) -> CommandResult:
     """Run a command and wait for it.
 
@@ -64,6 +69,7 @@ def run_command(
         environ: Its environment, in which it is looked for on PATH.
         limit_s: Seconds after which it is killed, with its process group.
         given: Its stdin.
+        blocked: Signals that do not end it.
 
     Returns:
         How it ended; a command that is not there, or was too slow, is an answer too.
@@ -74,7 +80,7 @@ def run_command(
         os.pwrite(source, given.encode(), 0)
         try:
             words = (*_around_the_shell(environ), _path_of(argv[0], environ), *argv[1:])
-            pid = start(("/bin/sh", "-c", _SHELL, "sh", *words), environ, stdio)
+            pid = start(("/bin/sh", "-c", _SHELL, "sh", *words), environ, stdio, blocked)
         except OSError as problem:
             return CommandResult(code=MISSING, out="", error=f"{argv[0]}: {problem.strerror}")
         in_time = _wait(pid, limit_s)
@@ -98,7 +104,7 @@ def _path_of(program: str, environ: Mapping[str, str]) -> str:
     return path
 
 
-def start(argv: Sequence[str], environ: Mapping[str, str], stdio: Sequence[int]) -> int:
+def start(argv: Sequence[str], environ: Mapping[str, str], stdio: Sequence[int], blocked: Sequence[int] = ()) -> int:
     """Start a command in a session of its own.
 
     Args:
@@ -106,6 +112,7 @@ def start(argv: Sequence[str], environ: Mapping[str, str], stdio: Sequence[int])
         environ: Its environment, in which it is looked for on PATH.
         stdio: The descriptors that become 0, 1, 2 and on; it gets no others. Each is its own number, or above all of
             these.
+        blocked: Its signal mask.
 
     Returns:
         Its pid.
@@ -116,7 +123,8 @@ def start(argv: Sequence[str], environ: Mapping[str, str], stdio: Sequence[int])
     path = _path_of(argv[0], environ)
     actions: list[tuple[int, ...]] = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(stdio)]
     actions += [(os.POSIX_SPAWN_CLOSE, fd) for fd in _inherited() if fd >= len(stdio)]
-    rest = {"file_actions": actions, "setsigmask": (), "setsigdef": (signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ)}
+    default = (signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ)
+    rest = {"file_actions": actions, "setsigmask": blocked, "setsigdef": default}
     try:
         return os.posix_spawn(path, list(argv), dict(environ), **rest, setsid=True)  # type: ignore[arg-type]
     except NotImplementedError:  # glibc before 2.26

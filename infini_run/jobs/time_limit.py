@@ -6,6 +6,7 @@ question is a process, and its answer a descriptor.
 
 from __future__ import annotations
 
+import _signal as signal
 import os
 import select
 import time
@@ -107,13 +108,14 @@ class Deadline:
 
         Of a job that is being ended (COMPLETING) EndTime is now, whatever has ended it, and in the grace time of a
         preemption EndTime is the end of that. TimeLeft is what is left of the limit at the time of the end, and
-        PreemptTime is set of a job that is preempted, in every mode (measured on 22.05.8)."""
+        PreemptTime is set of a job that is preempted, in every mode (measured on 22.05.8). Slurm signals every
+        process of the job, step by step, and the question may be one of them."""
         if not self._job or self._is_pbs:
             return EndReason(is_late=self._is_past(spare_s, limit_s))
         from infini_run.jobs.scheduler_command import run_command
 
-        answer = run_command(["squeue", "--noheader", "--states=all", f"--jobs={self._job}", f"--Format={_FIELDS}"],
-                   self._environ, limit_s)  # fmt: skip
+        words = ["squeue", "--noheader", "--states=all", f"--jobs={self._job}", f"--Format={_FIELDS}"]
+        answer = run_command(words, self._environ, limit_s, blocked=(signal.SIGTERM,))
         words = answer.out.split() if answer.code == 0 else []
         if len(words) < 2:
             return EndReason(is_late=time.time() >= self.at_s - spare_s)

@@ -125,6 +125,11 @@ def test_why_a_job_is_ended_is_asked_when_it_is(squeue, arm, said, is_late, is_p
     assert alarm.end_reason() == EndReason(is_late=is_late, is_preempted=is_preempted)
 
 
+def test_the_signal_that_ends_the_job_does_not_end_the_question_why(squeue, arm):
+    squeue("; kill -TERM 0; echo 2026-11-22T12:05:48 UNLIMITED")
+    assert arm(request()).end_reason() == EndReason(is_preempted=True)
+
+
 def test_a_controller_that_says_nothing_leaves_the_clock(squeue, arm):
     squeue("Invalid job id specified >&2; exit 1")
     squeue.environ["SLURM_JOB_END_TIME"] = str(int(time.time() + 600))
