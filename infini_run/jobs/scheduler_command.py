@@ -26,6 +26,7 @@ LIMIT_S = 60.0  # sbatch and qsub give up by themselves before that
 MISSING = 127
 _LIMIT = 1 << 26  # bytes of an answer
 _SHELL = 'exec 4>&2 2>/dev/null; (exec "$@" 2>&4 3>&- 4>&-); echo $? >&3'  # itself it says nothing, such as "Killed"
+IGNORE_TERM = "trap '' TERM; "  # what such a shell starts ignores it, too
 
 
 @record
@@ -60,7 +61,7 @@ def run_command(
     limit_s: float = LIMIT_S,
     *,
     given: str = "",
-    blocked: Sequence[int] = (),
+    ignores_term: bool = False,
 ) -> CommandResult:
     """Run a command and wait for it.
 
@@ -69,7 +70,7 @@ def run_command(
         environ: Its environment, in which it is looked for on PATH.
         limit_s: Seconds after which it is killed, with its process group.
         given: Its stdin.
-        blocked: Signals that do not end it.
+        ignores_term: SIGTERM does not end it: what ends a job signals every process of that.
 
     Returns:
         How it ended; a command that is not there, or was too slow, is an answer too.
@@ -80,7 +81,8 @@ def run_command(
         os.pwrite(source, given.encode(), 0)
         try:
             words = (*_around_the_shell(environ), _path_of(argv[0], environ), *argv[1:])
-            pid = start(("/bin/sh", "-c", _SHELL, "sh", *words), environ, stdio, blocked)
+            shell = IGNORE_TERM + _SHELL if ignores_term else _SHELL
+            pid = start(("/bin/sh", "-c", shell, "sh", *words), environ, stdio, blocks_term=ignores_term)
         except OSError as problem:
             return CommandResult(code=MISSING, out="", error=f"{argv[0]}: {problem.strerror}")
         in_time = _wait(pid, limit_s)
@@ -104,7 +106,7 @@ def _path_of(program: str, environ: Mapping[str, str]) -> str:
     return path
 
 
-def start(argv: Sequence[str], environ: Mapping[str, str], stdio: Sequence[int], blocked: Sequence[int] = ()) -> int:
+def start(argv: Sequence[str], environ: Mapping[str, str], stdio: Sequence[int], *, blocks_term: bool = False) -> int:
     """Start a command in a session of its own.
 
     Args:
@@ -112,7 +114,8 @@ def start(argv: Sequence[str], environ: Mapping[str, str], stdio: Sequence[int],
         environ: Its environment, in which it is looked for on PATH.
         stdio: The descriptors that become 0, 1, 2 and on; it gets no others. Each is its own number, or above all of
             these.
-        blocked: Its signal mask.
+        blocks_term: SIGTERM waits until it ignores that, as a shell does that begins with `IGNORE_TERM`. Others do so
+            only until they wait for a child: dash unblocks it then.
 
     Returns:
         Its pid.
@@ -123,6 +126,7 @@ def start(argv: Sequence[str], environ: Mapping[str, str], stdio: Sequence[int],
     path = _path_of(argv[0], environ)
     actions: list[tuple[int, ...]] = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(stdio)]
     actions += [(os.POSIX_SPAWN_CLOSE, fd) for fd in _inherited() if fd >= len(stdio)]
+    blocked = (signal.SIGTERM,) if blocks_term else ()
     default = (signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ)
     rest = {"file_actions": actions, "setsigmask": blocked, "setsigdef": default}
     try:

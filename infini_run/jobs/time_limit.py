@@ -6,7 +6,6 @@ question is a process, and its answer a descriptor.
 
 from __future__ import annotations
 
-import _signal as signal
 import os
 import select
 import time
@@ -74,12 +73,12 @@ class Deadline:
         if not self._job:
             return False
         self._end()
-        from infini_run.jobs.scheduler_command import above_stdio, start
+        from infini_run.jobs.scheduler_command import IGNORE_TERM, above_stdio, start
 
         null = above_stdio(os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC))
-        words = ["sh", "-c", _ASK_PBS if self._is_pbs else _ASK, self._job]
+        words = ["sh", "-c", IGNORE_TERM + (_ASK_PBS if self._is_pbs else _ASK), self._job]
         try:
-            self._pid = start(words, self._environ, (null, self._answer_fd, 2))
+            self._pid = start(words, self._environ, (null, self._answer_fd, 2), blocks_term=True)
         except OSError:
             return False
         finally:
@@ -108,14 +107,13 @@ class Deadline:
 
         Of a job that is being ended (COMPLETING) EndTime is now, whatever has ended it, and in the grace time of a
         preemption EndTime is the end of that. TimeLeft is what is left of the limit at the time of the end, and
-        PreemptTime is set of a job that is preempted, in every mode (measured on 22.05.8). Slurm signals every
-        process of the job, step by step, and the question may be one of them."""
+        PreemptTime is set of a job that is preempted, in every mode (measured on 22.05.8)."""
         if not self._job or self._is_pbs:
             return EndReason(is_late=self._is_past(spare_s, limit_s))
         from infini_run.jobs.scheduler_command import run_command
 
         words = ["squeue", "--noheader", "--states=all", f"--jobs={self._job}", f"--Format={_FIELDS}"]
-        answer = run_command(words, self._environ, limit_s, blocked=(signal.SIGTERM,))
+        answer = run_command(words, self._environ, limit_s, ignores_term=True)
         words = answer.out.split() if answer.code == 0 else []
         if len(words) < 2:
             return EndReason(is_late=time.time() >= self.at_s - spare_s)

@@ -125,9 +125,13 @@ def test_why_a_job_is_ended_is_asked_when_it_is(squeue, arm, said, is_late, is_p
     assert alarm.end_reason() == EndReason(is_late=is_late, is_preempted=is_preempted)
 
 
-def test_the_signal_that_ends_the_job_does_not_end_the_question_why(squeue, arm):
-    squeue("; kill -TERM 0; echo 2026-11-22T12:05:48 UNLIMITED")
+def test_the_signal_that_ends_the_job_ends_no_question_about_it(squeue, arm):
+    squeue("$(kill -TERM 0) 2026-11-22T12:05:48 UNLIMITED")
     assert arm(request()).end_reason() == EndReason(is_preempted=True)
+    squeue(f"$(kill -TERM 0) {clock(START_S + 600)}")
+    alarm = arm(request())
+    answered(alarm, START_S)
+    assert alarm.due_s == START_S + 300
 
 
 def test_a_controller_that_says_nothing_leaves_the_clock(squeue, arm):
