@@ -131,7 +131,9 @@ def test_scancel_is_a_cancel_too(queue, bell):
     bell.hear(8)
     subprocess.run(["scancel", queue.status(name)["id"]], env=queue.env, check=True)
     status = queue.wait(name)
-    assert (status["headline"], status["reason"]) == ("CANCELLED", "it was told to stop (SIGTERM)")
+    assert status["headline"] == "CANCELLED"
+    # where its ranks, which Slurm signals too, end before the launcher is told, it is Slurm that says why
+    assert status["reason"] in ("it was told to stop (SIGTERM)", "it was cancelled")
 
 
 def forget(queue, name):
