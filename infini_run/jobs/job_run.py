@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 ENGINES = {"slurm": "slurm", "pbs": "pbs"}  # all others: here
 HEAD_NODE = "INFINI_JOB_HEAD_NODE"  # in an agent's environment: Slurm's name of the node that has the script
 _OF_A_TASK = ("INFINI_JOB_TASK", "INFINI_JOB_TASKS")  # its index; how many there are
-_SIGNAL_WAIT_S = 5.0  # for the signal of a job that is cancelled: its scheduler's commands take less
+_SIGNAL_WAIT_S = 5.0  # between the signal to a job's ranks and that to its launcher
 _LOG = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
 
 
@@ -162,7 +162,7 @@ class JobRun:
     def _forward_signal(self, head: Head, number: int) -> None:
         """URG is `infini-job cancel` on PBS (jobs/schedulers/pbs.py): its mark in the directory may not be seen here
         yet."""
-        if number == signal.SIGURG and self._job.request.scheduler == "pbs":
+        if self._is_pbs_cancel(number):
             self._is_cancelled = True
             head.on_stop_signal(signal.SIGTERM)
         else:
@@ -242,7 +242,8 @@ class JobRun:
             alarm.end_reason() if report.received_signal or head.is_node_failure or is_termed else EndReason()
         )
         is_cancelled = self._is_cancelled or self._folder.is_cancelled
-        if is_cancelled and not report.exit_code and self._comes_a_stop_signal():
+        ended_well = not report.exit_code and not report.received_signal
+        if is_cancelled and ended_well and self._stop_signal_follows():
             report = replace(report, received_signal=signal.SIGTERM)
         return classify(
             report,
@@ -254,12 +255,15 @@ class JobRun:
             attempt=self._number,
         )
 
-    def _comes_a_stop_signal(self) -> bool:
+    def _is_pbs_cancel(self, number: int) -> bool:
+        return number == signal.SIGURG and self._job.request.scheduler == "pbs"
+
+    def _stop_signal_follows(self) -> bool:
         """Whether one comes soon. A scheduler signals every process of a job: ranks may have ended well by it before
-        we get ours. None comes where the scheduler did not take the cancellation."""
+        the launcher gets its own. None comes where the scheduler did not take the cancellation."""
         end_s = time.monotonic() + _SIGNAL_WAIT_S
         while select.select([self._signals.fd], [], [], max(0.0, end_s - time.monotonic()))[0]:
-            if any(number in STOP_SIGNALS or number == signal.SIGURG for number in self._signals.read()):
+            if any(number in STOP_SIGNALS or self._is_pbs_cancel(number) for number in self._signals.read()):
                 return True
         return False
 

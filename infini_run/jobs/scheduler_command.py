@@ -70,7 +70,7 @@ def run_command(
         environ: Its environment, in which it is looked for on PATH.
         limit_s: Seconds after which it is killed, with its process group.
         given: Its stdin.
-        ignores_term: SIGTERM does not end it: what ends a job signals every process of that.
+        ignores_term: SIGTERM does not end it: a scheduler that ends a job signals every process of the job.
 
     Returns:
         How it ended; a command that is not there, or was too slow, is an answer too.
@@ -114,8 +114,8 @@ def start(argv: Sequence[str], environ: Mapping[str, str], stdio: Sequence[int],
         environ: Its environment, in which it is looked for on PATH.
         stdio: The descriptors that become 0, 1, 2 and on; it gets no others. Each is its own number, or above all of
             these.
-        blocks_term: SIGTERM waits until it ignores that, as a shell does that begins with `IGNORE_TERM`. Others do so
-            only until they wait for a child: dash unblocks it then.
+        blocks_term: SIGTERM is blocked in it from its first moment. It is for a shell that begins with `IGNORE_TERM`,
+            which drops one that has come: dash unblocks signals when it waits for a child.
 
     Returns:
         Its pid.

@@ -75,9 +75,10 @@ class JobWatcher:
             self._missing_s = _NEVER  # since when the scheduler does not know it
             self.status = read_status(folder)
             self._ended_runs = _runs_ended_by_scheduler(self.status)
+            self._watch_attempts()
             if not self.status.is_final:
                 self.status = self._query()
-            self._follow_attempts()
+                self._follow_attempts()
         except BaseException:
             self.close()
             raise
@@ -167,7 +168,7 @@ class JobWatcher:
                 return
 
     def _follow_attempts(self) -> None:
-        """What was written in a directory before it was watched is read."""
+        """Watch the directories of runs, and read what was written in one before it was watched."""
         while self._watch_attempts():
             self._read()
 

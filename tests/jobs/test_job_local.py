@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from infini_run.jobs.job_run import _SIGNAL_WAIT_S
 from tests.support.build_c import build
 from tests.support.command import play
 from tests.support.job_case import JOB
@@ -82,8 +83,11 @@ def test_cancel_gives_ranks_their_grace(local, bell):
     script = f'trap "echo saved; exit 0" TERM; echo up > {bell.path}; sleep 1000 & wait'
     name = local.submit("--", "sh", "-c", script)
     bell.hear(1)
+    called_s = time.time()
     assert local.call("cancel", name).returncode == 0
     assert local.wait(name)["state"] == "CANCELLED"
+    written_s = (local.path / name / "exit").stat().st_mtime
+    assert written_s < called_s + _SIGNAL_WAIT_S  # it has its signal, and waits for no other
     assert "[rank 0] saved" in local.lines(name)
     assert local.call("cancel", name).returncode == 0  # it has ended: nothing to do
 

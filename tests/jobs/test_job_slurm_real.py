@@ -123,7 +123,8 @@ def test_a_job_that_slurm_has_suspended_says_so(queue, bell):
         subprocess.run(["scontrol", word, number], env=queue.env, check=True)
         assert queue.status(name)["headline"] == wanted
     assert queue.call("cancel", name).returncode == 0
-    assert queue.wait(name)["headline"] == "CANCELLED"
+    status = queue.wait(name)
+    assert (status["headline"], status["reason"]) == ("CANCELLED", "it was cancelled")
 
 
 def test_scancel_is_a_cancel_too(queue, bell):

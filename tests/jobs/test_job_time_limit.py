@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import select
+import signal
 import time
 
 import pytest
 
 from infini_run.jobs.request import JobRequest
+from infini_run.jobs.scheduler_command import IGNORE_TERM, start
 from infini_run.jobs.time_limit import NEVER, EndReason, TimeLimitTimer
 from tests.support.waiting import LIMIT_S
 
@@ -123,6 +126,17 @@ def test_why_a_job_is_ended_is_asked_when_it_is(squeue, arm, said, is_late, is_p
     squeue(f"'{said}'")
     alarm = arm(request(warn_s=0, time_s=60))
     assert alarm.end_reason() == EndReason(is_late=is_late, is_preempted=is_preempted)
+
+
+def test_a_shell_that_ignores_sigterm_is_not_ended_by_one_that_comes_before_its_first_line():
+    read_fd, write_fd = os.pipe()
+    for _ in range(20):
+        pid = start(("/bin/sh", "-c", IGNORE_TERM + "echo yes"), {}, (0, write_fd), blocks_term=True)
+        os.kill(pid, signal.SIGTERM)
+        assert os.waitpid(pid, 0)[1] == 0
+        assert os.read(read_fd, 16) == b"yes\n"
+    os.close(read_fd)
+    os.close(write_fd)
 
 
 def test_the_signal_that_ends_the_job_ends_no_question_about_it(squeue, arm):

@@ -130,7 +130,7 @@ class JobCache:
         """In a thread. What has ended is not looked at again."""
         problems: list[str] = []
         try:
-            watch.add_home()  # before it is listed, so no job comes in between
+            watch.add_home()  # before it is listed: of a job that comes in between it is heard then
             watch.add(name for name in self._names() if not self._has_ended(name))
             folders = list(all_folders(self._above))
             live = list(readable((f for f in folders if not self._has_ended(f.name)), problems.append))
@@ -199,7 +199,8 @@ class _DirectoryWatch:
         self._changed.set()
 
     def add_home(self) -> None:
-        """In a thread."""
+        """Watch the directory of all jobs. In a thread. Raises OSError: it is not there."""
+        os.stat(self._above)
         self.is_remote = is_remote(self._above)
         self._changes.add(self._above, names_only=True)
 
