@@ -212,8 +212,11 @@ class Job:
         live = [task for task in status.tasks if not task.is_final]
         if self._scheduler.name != "local":  # the array's own id would be that of all tasks
             return [task.id for task in live if task.id]
-        # a process starts them; ids anew: what has begun since `status` may not have seen that they are cancelled
-        folders = (self._folder, *(task_of(self._folder, task.task) for task in live))
+        # a process starts them, and signals those that it has started: a second signal would end their grace
+        if starts_tasks := self._scheduler.find(self.name):
+            return [starts_tasks]
+        # ids anew: what has begun since `status` may not have seen that it is cancelled
+        folders = [task_of(self._folder, task.task) for task in live]
         return [folder.id for folder in folders if folder.id]
 
     def forget(self) -> None:

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from tests.jobs.test_job_status import made
 from tests.support.command import Command
 from tests.support.job_case import JOB
 from tests.support.nvml import FOUR
+from tests.support.processes import state_of
 from tests.support.waiting import LIMIT_S, until
 
 HEAD = "echo $INFINI_JOB_TASK >{bell}; read _ <{gate}"
@@ -42,6 +44,28 @@ def test_term_ends_the_whole_array_with_the_grace_of_its_ranks(local, bell):
     os.kill(pid_of(local.path / name), signal.SIGTERM)
     assert local.wait(name)["headline"] == "CANCELLED"
     assert local.status(f"{name}.2")["reason"] == "SIGTERM ended its array"
+    assert local.lines(name, "--rank=0") == ["[task 0] [rank 0] saved", "[task 1] [rank 0] saved"]
+
+
+def test_cancel_signals_each_task_of_an_array_once(local, tmp_path, bell):
+    """A second signal would end its ranks without their grace."""
+    gates = [tmp_path / str(task) for task in range(2)]
+    for gate in gates:
+        os.mkfifo(gate)
+    script = f"""trap 'echo told >{bell.path}; read _ <{tmp_path}/$INFINI_JOB_TASK; echo saved; exit 0' TERM
+    echo up >{bell.path}; sleep 1000 & wait"""
+    name = local.submit("--array=0-1", "--", "sh", "-c", script)
+    bell.hear(2)
+    starts_tasks = pid_of(local.path / name)
+    os.kill(starts_tasks, signal.SIGSTOP)
+    local.call("cancel", name)
+    time.sleep(0.5)  # longer than two signals are taken for one
+    os.kill(starts_tasks, signal.SIGCONT)
+    assert bell.hear(2) == ["told"] * 2
+    until(lambda: state_of(starts_tasks) == "S")
+    for gate in gates:
+        gate.write_text("\n")
+    assert local.wait(name)["headline"] == "CANCELLED"
     assert local.lines(name, "--rank=0") == ["[task 0] [rank 0] saved", "[task 1] [rank 0] saved"]
 
 
