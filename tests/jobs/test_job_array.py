@@ -177,7 +177,7 @@ def test_so_many_tasks_run_at_a_time_and_have_one_line_each(local, bell, turnsti
 
 
 def test_cancel_ends_those_that_run_with_their_grace_and_those_that_wait(local, bell):
-    script = f'trap "echo saved; exit 0" TERM; echo up >{bell.path}; sleep 1000 & wait'
+    script = f'trap "echo saved; exit 0" TERM; (echo up >{bell.path}; exec sleep 1000) & wait'
     name = local.submit("--array=1-9:2%2", "--", "sh", "-c", script)
     following = local.start("logs", "-f", name)
     bell.hear(2)
@@ -193,7 +193,7 @@ def test_cancel_ends_those_that_run_with_their_grace_and_those_that_wait(local, 
 
 def test_cancel_ends_a_task_that_began_while_it_looked(local, bell, turnstile):
     begin = HEAD.format(bell=bell.path, gate=turnstile.path)
-    stay = f'trap "echo told >{bell.path}; exit 0" TERM; echo 1 >{bell.path}; sleep 1000 & wait'
+    stay = f'trap "echo told >{bell.path}; exit 0" TERM; (echo 1 >{bell.path}; exec sleep 1000) & wait'
     script = f"if [ $INFINI_JOB_TASK = 0 ]; then {begin}; else {stay}; fi"
     name = local.submit("--array=0-1%1", "--", "sh", "-c", script)
     assert bell.hear(1) == ["0"]
@@ -369,7 +369,7 @@ def test_an_array_on_pbs(pbs, pbs_queue, bell, turnstile):
 
 
 def test_cancel_of_an_array_on_pbs_gives_its_tasks_their_grace(pbs, pbs_queue, bell):
-    script = f'trap "echo saved; exit 0" TERM; echo up >{bell.path}; sleep 1000 & wait'
+    script = f'trap "echo saved; exit 0" TERM; (echo up >{bell.path}; exec sleep 1000) & wait'
     name = pbs.submit(*ONE, "--array=0-4%2", "--", "sh", "-c", script)
     bell.hear(2)
     assert pbs.call("cancel", name).returncode == 0

@@ -38,7 +38,7 @@ def states(jobs, name):
 
 
 def test_term_ends_the_whole_array_with_the_grace_of_its_ranks(local, bell):
-    script = f'trap "sleep 0.2; echo saved; exit 0" TERM; echo up >{bell.path}; sleep 1000 & wait'
+    script = f'trap "sleep 0.2; echo saved; exit 0" TERM; (echo up >{bell.path}; exec sleep 1000) & wait'
     name = local.submit("--array=0-2%2", "--", "sh", "-c", script)
     bell.hear(2)
     os.kill(pid_of(local.path / name), signal.SIGTERM)
@@ -53,7 +53,7 @@ def test_cancel_signals_each_task_of_an_array_once(local, tmp_path, bell):
     for gate in gates:
         os.mkfifo(gate)
     script = f"""trap 'echo told >{bell.path}; read _ <{tmp_path}/$INFINI_JOB_TASK; echo saved; exit 0' TERM
-    echo up >{bell.path}; sleep 1000 & wait"""
+    (echo up >{bell.path}; exec sleep 1000) & wait"""
     name = local.submit("--array=0-1", "--", "sh", "-c", script)
     bell.hear(2)
     starts_tasks = pid_of(local.path / name)

@@ -61,7 +61,7 @@ def test_a_rank_that_fails_inside_is_the_jobs_end(queue):
 
 
 def test_cancel_gives_ranks_inside_their_grace(queue, bell, tmp_path):
-    script = f'trap "echo saved $RANK; exit 0" TERM; echo up > {bell.path}; sleep 1000 & wait'
+    script = f'trap "echo saved $RANK; exit 0" TERM; (echo up > {bell.path}; exec sleep 1000) & wait'
     where = os.path.dirname(bell.path)
     name = queue.submit(*TWO, f"--bind={shlex.join([*binds(), where])}", "--", "sh", "-c", script)
     bell.hear(4)

@@ -80,7 +80,7 @@ def test_it_holds_nothing_of_who_submitted_it(local, bell):
 
 
 def test_cancel_gives_ranks_their_grace(local, bell):
-    script = f'trap "echo saved; exit 0" TERM; echo up > {bell.path}; sleep 1000 & wait'
+    script = f'trap "echo saved; exit 0" TERM; (echo up > {bell.path}; exec sleep 1000) & wait'
     name = local.submit("--", "sh", "-c", script)
     bell.hear(1)
     called_s = time.time()

@@ -107,7 +107,7 @@ def test_the_first_failure_of_all_nodes_is_told_and_is_our_exit_code(queue):
 
 
 def test_cancel_of_a_job_that_runs(queue, bell):
-    script = f'trap "echo saved $RANK; exit 0" TERM; echo up > {bell.path}; sleep 1000 & wait'
+    script = f'trap "echo saved $RANK; exit 0" TERM; (echo up > {bell.path}; exec sleep 1000) & wait'
     name = queue.submit(*TWO, "--", "sh", "-c", script)
     bell.hear(8)
     assert queue.wait(name, "RUNNING")["nodes"] == ["node1", "node2"]
@@ -429,8 +429,8 @@ def test_a_directory_that_the_nodes_do_not_have_is_told(queue):
 
 # ---- arrays
 ALONE = ("--slots=1", "--slot_type=cpu")
-COUNTED = """echo "+$INFINI_JOB_TASK" >{bell}
-trap 'echo "-$INFINI_JOB_TASK" >{bell}; exit 0' TERM
+COUNTED = """trap 'echo "-$INFINI_JOB_TASK" >{bell}; exit 0' TERM
+echo "+$INFINI_JOB_TASK" >{bell}
 read _ <{gate}
 echo "-$INFINI_JOB_TASK" >{bell}
 echo is $INFINI_JOB_TASK of $INFINI_JOB_TASKS

@@ -287,7 +287,7 @@ def test_an_answer_that_does_not_come_changes_nothing(queue, jobs, bell, fault):
 
 def test_a_cancelled_job_is_no_success(queue, jobs, bell):
     """PBS has Exit_status 0 for it; a rank that ends well on TERM does not change that."""
-    script = f'trap "exit 0" TERM; echo up > {bell.path}; sleep 1000 & wait'
+    script = f'trap "exit 0" TERM; (echo up > {bell.path}; exec sleep 1000) & wait'
     name = jobs.submit(*TWO, "--", "sh", "-c", script)
     bell.hear(8)
     assert jobs.call("cancel", name).returncode == 0

@@ -124,7 +124,7 @@ def test_tasks_of_an_array_are_jobs_of_their_own(service, local, bell):
 
 
 def test_a_job_is_cancelled_with_its_grace(service, bell):
-    script = f'trap "echo saved; exit 0" TERM; echo up > {bell.path}; sleep 1000 & wait'
+    script = f'trap "echo saved; exit 0" TERM; (echo up > {bell.path}; exec sleep 1000) & wait'
     name = service.submit("sh", "-c", script)
     bell.hear(1)
     answer = service.client.post(f"/v1/jobs/{name}/cancel")

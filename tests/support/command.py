@@ -34,7 +34,11 @@ PATHS = ("", "fork", "nopidfd", "fork,nopidfd")  # both ways to spawn, both ways
 
 
 class Bell:
-    """A FIFO that ranks ring: `echo word > path`. How a test hears that a rank is there."""
+    """A FIFO that ranks ring: `echo word > path`. How a test hears that a rank is there.
+
+    A shell with a trap that waits for a program rings in the fork for it: `(echo up > path; exec sleep 1000) & wait`.
+    Before the fork runs, it has the shell's handler, which may take the signal from the program.
+    """
 
     def __init__(self, path: Path) -> None:
         os.mkfifo(path)
