@@ -16,7 +16,7 @@ from tests.multinode.test_many_slurm import Slurm
 from tests.support.cluster import give_up, missing, need
 from tests.support.command import play
 from tests.support.job_case import Jobs
-from tests.support.processes import processes
+from tests.support.processes import processes, state_of
 from tests.support.waiting import LIMIT_S, until
 
 pytestmark = pytest.mark.xdist_group(__name__)  # one bed for all of them
@@ -65,6 +65,12 @@ def ids(queue, name):
     """Slurm's ids of all jobs of that name that it knows."""
     words = ["squeue", "-h", "-t", "all", "-o", "%i", "-n", name]
     return subprocess.run(words, env=queue.env, capture_output=True, text=True, check=True).stdout.split()
+
+
+def launcher_of(folder):
+    """The process that the script of a job becomes."""
+    words = ["pgrep", "-f", f"/infini_run/jobs/start.py {folder}$"]
+    return int(subprocess.run(words, capture_output=True, check=True).stdout)
 
 
 def step_on(slurmd):
@@ -117,11 +123,14 @@ def test_cancel_of_a_job_that_runs(queue, bell):
 
 def test_a_job_that_slurm_has_suspended_says_so(queue, bell):
     name = queue.submit(*TWO, "--", *hold(bell))
-    bell.hear(8)
+    pids = [int(line.split()[1]) for line in bell.hear(8)]
+    pids.append(launcher_of(queue.path / name))
     number = queue.wait(name, "RUNNING")["id"]
-    for word, wanted in (("suspend", "SUSPENDED"), ("resume", "RUNNING")):
+    for word, wanted, states in (("suspend", "SUSPENDED", "T"), ("resume", "RUNNING", "SR")):
         subprocess.run(["scontrol", word, number], env=queue.env, check=True)
         assert queue.status(name)["headline"] == wanted
+        # on its nodes, too: Slurm kills at once what is still suspended there
+        until(lambda: all(state_of(pid) in states for pid in pids))  # noqa: B023
     assert queue.call("cancel", name).returncode == 0
     status = queue.wait(name)
     assert (status["headline"], status["reason"]) == ("CANCELLED", "it was cancelled")
