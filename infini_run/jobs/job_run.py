@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 ENGINES = {"slurm": "slurm", "pbs": "pbs"}  # all others: here
 HEAD_NODE = "INFINI_JOB_HEAD_NODE"  # in an agent's environment: Slurm's name of the node that has the script
 _OF_A_TASK = ("INFINI_JOB_TASK", "INFINI_JOB_TASKS")  # its index; how many there are
-_SIGNAL_WAIT_S = 5.0  # between the signal to a job's ranks and that to its launcher
+_SIGNAL_WAIT_S = 5.0  # for the launcher's stop signal, after ranks have ended by theirs
 _LOG = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
 
 
@@ -259,8 +259,8 @@ class JobRun:
         return number == signal.SIGURG and self._job.request.scheduler == "pbs"
 
     def _stop_signal_follows(self) -> bool:
-        """Whether one comes soon. A scheduler signals every process of a job: ranks may have ended well by it before
-        the launcher gets its own. None comes where the scheduler did not take the cancellation."""
+        """Whether a stop signal comes soon. A scheduler signals every process of a job: ranks may have ended well by
+        theirs before the launcher gets its own. None comes where the scheduler did not take the cancellation."""
         end_s = time.monotonic() + _SIGNAL_WAIT_S
         while select.select([self._signals.fd], [], [], max(0.0, end_s - time.monotonic()))[0]:
             if any(number in STOP_SIGNALS or self._is_pbs_cancel(number) for number in self._signals.read()):

@@ -26,7 +26,7 @@ LIMIT_S = 60.0  # sbatch and qsub give up by themselves before that
 MISSING = 127
 _LIMIT = 1 << 26  # bytes of an answer
 _SHELL = 'exec 4>&2 2>/dev/null; (exec "$@" 2>&4 3>&- 4>&-); echo $? >&3'  # itself it says nothing, such as "Killed"
-IGNORE_TERM = "trap '' TERM; "  # what such a shell starts ignores it, too
+IGNORE_TERM = "trap '' TERM; "  # the beginning of a shell's script; what the shell starts ignores it, too
 
 
 @record

@@ -168,12 +168,12 @@ class JobWatcher:
                 return
 
     def _follow_attempts(self) -> None:
-        """Watch the directories of runs, and read what was written in one before it was watched."""
+        """As `_watch_attempts`; what was written in a directory before it was watched is read."""
         while self._watch_attempts():
             self._read()
 
     def _watch_attempts(self) -> bool:
-        """Whether one of the directories is new."""
+        """Watch the directories of the job and its latest run, or of each task. Whether one of them is new."""
         count = len(self._watched)
         for one in self.status.tasks or (self.status,):
             if not (one.is_final and self.status.tasks):

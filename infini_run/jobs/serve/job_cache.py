@@ -130,7 +130,7 @@ class JobCache:
         """In a thread. What has ended is not looked at again."""
         problems: list[str] = []
         try:
-            watch.add_home()  # before it is listed: of a job that comes in between it is heard then
+            watch.add_home()  # before it is listed, so a job that comes in between is an event
             watch.add(name for name in self._names() if not self._has_ended(name))
             folders = list(all_folders(self._above))
             live = list(readable((f for f in folders if not self._has_ended(f.name)), problems.append))
