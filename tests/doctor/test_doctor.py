@@ -116,7 +116,7 @@ def test_so_many_ranks_as_it_says_are_launched_with_that_limit(infini_run):
 
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="root lets itself be another user")
 def test_few_processes_are_a_problem_where_not_one_rank_starts(doctor, infini_run):
-    uid = 64321  # nobody's, so that only ours count
+    uid = 300_000 + os.getpid()  # of no other run of these tests on this machine, so that only ours count
     may_read = ("--inh-caps=+dac_override", "--ambient-caps=+dac_override")  # this Python may be in a closed folder
     ids = ("setpriv", f"--reuid={uid}", "--clear-groups", *may_read)
     answer = doctor(under=("prlimit", "--nproc=2:2", *ids))
