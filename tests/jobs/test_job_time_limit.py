@@ -141,7 +141,7 @@ def test_a_shell_that_ignores_sigterm_is_not_ended_by_one_that_comes_before_its_
 
 def test_the_signal_that_ends_the_job_ends_no_question_about_it(squeue, arm):
     squeue("$(kill -TERM 0) 2026-11-22T12:05:48 UNLIMITED")
-    assert arm(request()).end_reason() == EndReason(is_preempted=True)
+    assert arm(request(warn_s=0)).end_reason() == EndReason(is_preempted=True)
     squeue(f"$(kill -TERM 0) {clock(START_S + 600)}")
     alarm = arm(request())
     answered(alarm, START_S)
