@@ -117,7 +117,8 @@ bool wait_has_children(struct ir_group *g) {
     if (g->guard.pid != 0) {
         char path[48], list[64];
         (void)snprintf(path, sizeof path, "/proc/self/task/%d/children", (int)g->self);
-        ssize_t n = process_file(path, list, sizeof list);
+        ssize_t n =
+            g->config.flags & IR_NO_CHILDREN ? -ENOENT : process_file(path, list, sizeof list);
         if (n > 0) return atoi(list) != g->guard.pid || strchr(list, ' ') != list + n - 1;
         guard_stop(g);
     }

@@ -87,8 +87,10 @@ static enum state kill_now(struct ir_group *g) {
 }
 
 static enum state purge(struct ir_group *g) {
+    const uint32_t n = signal_strays(g, SIGKILL, true);
+    if (n == 0) return finish_output(g);
     timer_set(g, GIVE_UP_MS);
-    return signal_strays(g, SIGKILL, true) == 0 ? finish_output(g) : PURGING;
+    return PURGING;
 }
 
 static enum state purge_now(struct ir_group *g) {
@@ -145,8 +147,10 @@ static enum state abandon_workers(struct ir_group *g) {
     return sweep(g);
 }
 
+/* The last may have died since we looked, on a machine that gave us no turn. */
 static enum state abandon_strays(struct ir_group *g) {
-    stray_name_stuck(g);
+    (void)signal_strays(g, SIGKILL, false);
+    if (!is_clear(g)) stray_name_stuck(g);
     return finish_output(g);
 }
 

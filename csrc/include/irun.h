@@ -30,6 +30,7 @@ enum { /* ir_config.flags */
     IR_GIVEN_MASK = 16, /* workers get `blocked` as their signal mask; an own process always does that */
     IR_LAST = 32,       /* the own process ends with this group: as process 1 it may end all others with kill(-1) */
     IR_REPORT_TSTP = 128, /* Ctrl-Z: IR_SUSPEND; the caller calls ir_group_suspend. Without it the core does */
+    IR_NO_CHILDREN = 256, /* no list of a process's children in /proc, as without CONFIG_PROC_CHILDREN */
     IR_OLD_PIDFD = 64,  /* pidfds as in Linux 5.3: no waiting by them (5.4), no signal to a process group (6.9) */
 };
 

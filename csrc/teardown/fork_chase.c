@@ -10,7 +10,8 @@
 
 #define CHASE_NS                                                                                   \
     (50 * NS_PER_MS) /* that it goes on and finds nobody, where others fork and exit, too */
-#define AT_ONCE 4096 /* numbers: of more the newest */
+#define AT_ONCE                                                                                    \
+    64 /* numbers, the newest: while more were read, what has them would go on to the next */
 
 /* The number that was given last, to a process or a thread of our PID namespace; 0: not known. Taken before
  * the look that the chase is to follow. */
@@ -25,7 +26,8 @@ pid_t chase_begin(void) {
  * none is ours; one that has gone may have left a child. Whether any was ours. */
 bool chase(pid_t last, enum chased (*kill_ours)(pid_t, void *), void *with) {
     bool killed = false;
-    for (int64_t end_ns = clock_ns() + CHASE_NS; clock_ns() <= end_ns;) {
+    const int64_t give_up_ns = clock_ns() + GIVE_UP_MS * NS_PER_MS;
+    for (int64_t end_ns = clock_ns() + CHASE_NS; clock_ns() <= end_ns && end_ns <= give_up_ns;) {
         const pid_t newest = chase_begin();
         unsigned seen[CHASED_KILLED + 1] = {0};
         if (newest < last) last = 0; /* the numbers began anew */

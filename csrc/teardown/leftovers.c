@@ -7,6 +7,8 @@
 #include "group/group.h"
 
 #include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -15,6 +17,13 @@
 #include <unistd.h>
 
 #define GENERATIONS 64 /* between a stray and us, that have not exited */
+#define CHILDREN_LOOKS                                                                             \
+    64 /* in a row; then the group's loop has its turn, and a death wakes us again */
+
+struct pids {
+    pid_t *at;
+    size_t n, capacity;
+};
 
 static bool is_foreign(const struct ir_group *g, pid_t pid) {
     for (uint32_t i = 0; i < g->foreign_count; i++)
@@ -179,12 +188,12 @@ static void stray_report(struct ir_group *g, const struct process *stray, int ki
 }
 
 /* The first few by name, all of them by number; not the guard of a launch within this one, which has an
- * end of its own to see to, and not what is ending by the signal that its worker's group was sent. */
+ * end of its own to see to, and not what is ending by the signal that its worker's group was sent (0: none of it is). */
 static void strays_note(struct ir_group *g, const struct processes *all, int sig) {
     uint32_t known = g->strays_known;
     for (size_t i = 0; i < all->n; i++) {
         if (!all->at[i].ours || strcmp(all->at[i].name, GUARD_NAME) == 0) continue;
-        if (process_is_ending(all->at[i].pid, sig)) continue;
+        if (sig != 0 && process_is_ending(all->at[i].pid, sig)) continue;
         if (!stray_is_new(g, all->at[i].pid, known)) continue;
         if (g->strays_seen++ < STRAYS_NAMED) stray_report(g, &all->at[i], IR_LEFTOVER);
     }
@@ -226,10 +235,78 @@ static enum chased stray_kill_young(pid_t pid, void *with) {
     return CHASED_KILLED;
 }
 
+/* Whether it lives, is none to be spared, and is killed. Its number is its own until we reap it. */
+static bool child_kill(const struct ir_group *g, pid_t pid, struct processes *noted) {
+    siginfo_t info = {0};
+    struct process p;
+    if (is_worker(g, pid) || is_foreign(g, pid)) return false;
+    if (child_wait(P_PID, pid, &info, WEXITED | WNOHANG | WNOWAIT | __WALL, NULL) < 0) return false;
+    if (info.si_pid != 0 || !process_read(pid, &p) || p.start_ticks < g->spawn_ticks) return false;
+    p.ours = true;
+    if (noted != NULL && !process_is_ending(pid, SIGKILL)) (void)processes_add(noted, &p);
+    return kill(pid, SIGKILL) == 0;
+}
+
+static int pids_add(struct pids *all, pid_t pid) {
+    if (all->n == all->capacity) {
+        size_t capacity = all->capacity == 0 ? 256 : all->capacity * 2;
+        pid_t *grown = realloc(all->at, capacity * sizeof *grown);
+        if (grown == NULL) return -ENOMEM;
+        all->at = grown;
+        all->capacity = capacity;
+    }
+    all->at[all->n++] = pid;
+    return 0;
+}
+
+/* proc_pid_tid_children(5). -errno: there is no such list (CONFIG_PROC_CHILDREN), or no memory for it. */
+static int children_list(const struct ir_group *g, struct pids *ret) {
+    char path[48], piece[4096];
+    (void)snprintf(path, sizeof path, "/proc/self/task/%d/children", (int)g->self);
+    int fd = g->config.flags & IR_NO_CHILDREN ? -ENOENT : fd_new(open(path, O_RDONLY | O_CLOEXEC));
+    if (fd < 0) return fd;
+    int r = 0;
+    pid_t pid = 0;
+    for (ssize_t size; r == 0 && (size = read(fd, piece, sizeof piece)) > 0;)
+        for (ssize_t i = 0; r == 0 && i < size; i++) {
+            if (piece[i] != ' ') {
+                pid = pid * 10 + (piece[i] - '0');
+                continue;
+            }
+            r = pids_add(ret, pid);
+            pid = 0;
+        }
+    (void)fd_close(fd);
+    return r;
+}
+
+/* What forks and exits without end is a child of ours for nearly all its life, and hardly anything lies between this
+ * look and its signal, however many others of the machine fork and however seldom we have a turn: by autogroups
+ * (sched(7)) each session has as large a share of the processors as ours. The last of the list have come last: dead
+ * ones that we had no time to reap stand before them. What a child has just forked comes to us by its death. False:
+ * there is no list. */
+static bool children_kill(struct ir_group *g, bool report) {
+    struct processes noted = {0};
+    bool any = true;
+    int r = 0;
+    for (int look = 0; r == 0 && any && look < CHILDREN_LOOKS; look++) {
+        struct pids pids = {0};
+        any = false;
+        if ((r = children_list(g, &pids)) == 0)
+            while (pids.n > 0) any |= child_kill(g, pids.at[--pids.n], report ? &noted : NULL);
+        free(pids.at);
+    }
+    if (noted.n > 0) qsort(noted.at, noted.n, sizeof *noted.at, by_number);
+    strays_note(g, &noted, 0);
+    free(noted.at);
+    return r == 0;
+}
+
 /* Sends to every stray there is now; returns how many there are, as stray_count does. report: name the
  * first ones in events. hunts: SIGKILL goes on to those that are forked meanwhile. */
 uint32_t stray_signal(struct ir_group *g, int sig, bool report, bool hunts) {
     struct processes all;
+    const bool chases = sig == SIGKILL && hunts && g->adopts && !children_kill(g, report);
     const pid_t last = sig == SIGKILL ? chase_begin() : 0;
     bool whole = strays_find(g, &all);
     if (report) strays_note(g, &all, sig);
@@ -241,7 +318,7 @@ uint32_t stray_signal(struct ir_group *g, int sig, bool report, bool hunts) {
         n++;
         stray_send(g, stray, sig);
     }
-    if (sig == SIGKILL && n > 0 && hunts && g->adopts) (void)chase(last, stray_kill_young, g);
+    if (n > 0 && chases) (void)chase(last, stray_kill_young, g);
     free(all.at);
     return n > 0 || whole ? n : 1;
 }

@@ -58,6 +58,7 @@ _DEBUG = {
     "nopidfd": lib.IR_NO_PIDFD,
     "oldpidfd": lib.IR_OLD_PIDFD,
     "nocgroup": lib.IR_NO_CGROUP,
+    "nochildren": lib.IR_NO_CHILDREN,
 }
 
 STEPS = {
@@ -215,7 +216,7 @@ def release_caller_descriptors() -> None:
 
 
 def debug_flags(environ: Any) -> int:
-    """INFINI_RUN_DEBUG=fork,nopidfd,oldpidfd,nocgroup: what the core would do on an older kernel."""
+    """INFINI_RUN_DEBUG=fork,nopidfd,oldpidfd,nocgroup,nochildren: what the core would do on an older kernel."""
     asked = environ.get("INFINI_RUN_DEBUG", "").split(",")
     return sum(flag for name, flag in _DEBUG.items() if name in asked)
 

@@ -156,6 +156,25 @@ def test_tree_that_forks_as_fast_as_it_is_killed_is_ended(infini_run, ignoring, 
     assert not marked()
 
 
+@FORK_STORM
+@pytest.mark.parametrize("path", ["nochildren", "nochildren,nopidfd"])
+def test_a_tree_that_forks_without_end_is_ended_where_no_list_of_children_is(infini_run, monkeypatch, path):
+    monkeypatch.setenv("INFINI_RUN_DEBUG", path)  # as without CONFIG_PROC_CHILDREN
+    hopper = ["daemon", "say=stray", "hop", "done"]
+    command = infini_run("--grace=0.1", "--nproc_per_node=2", *play(*hopper, *hopper, "exit=0"))
+    strays_of(command, 4)
+    assert command.wait() == 0
+    assert not marked()
+
+
+def test_strays_that_are_killed_at_once_are_named_in_the_order_of_their_numbers(infini_run, every_path):
+    command = infini_run("--grace=0", *play(*(STUBBORN * 5), "exit=0"))
+    strays = strays_of(command, 5)
+    assert command.wait() == 0
+    names = ", ".join(f"left-behind ({pid})" for pid in sorted(strays)[:4])
+    assert f"stopped 5 processes left behind: {names}, ...".encode() in command.err
+
+
 def test_many_strays_are_counted_and_few_are_named(infini_run):
     command = infini_run(*play(*(STRAY * 40), "exit=0"))
     strays_of(command, 40)

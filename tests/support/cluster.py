@@ -68,13 +68,13 @@ class Bed:
         self.folder = tempfile.mkdtemp(prefix="bed-")
         self._script = str(BEDS / script)
         self._env = {**os.environ, **settings}
-        made = self.call("start", *words)
-        self._keeper = subprocess.Popen(
+        self._keeper = subprocess.Popen(  # before the start: that may be interrupted
             ["sh", "-c", 'trap "" INT TERM HUP; read _; "$0" stop "$1" >/dev/null 2>&1', self._script, self.folder],
             stdin=subprocess.PIPE,
             env=self._env,
             start_new_session=True,
         )
+        made = self.call("start", *words)
         atexit.register(self.close)  # before all temporary folders go (conftest.py): without its own none is stopped
         if made.returncode:
             self.close()
