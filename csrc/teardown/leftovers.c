@@ -263,7 +263,8 @@ static int pids_add(struct pids *all, pid_t pid) {
 static int children_list(const struct ir_group *g, struct pids *ret) {
     char path[48], piece[4096];
     (void)snprintf(path, sizeof path, "/proc/self/task/%d/children", (int)g->self);
-    int fd = g->config.flags & IR_NO_CHILDREN ? -ENOENT : fd_new(open(path, O_RDONLY | O_CLOEXEC));
+    if (!g->has_proc || (g->config.flags & IR_NO_CHILDREN)) return -ENOENT;
+    int fd = fd_new(open(path, O_RDONLY | O_CLOEXEC));
     if (fd < 0) return fd;
     int r = 0;
     pid_t pid = 0;

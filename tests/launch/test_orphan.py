@@ -152,7 +152,7 @@ def test_tree_that_forks_as_fast_as_it_is_killed_is_ended(infini_run, ignoring, 
     hopper = ["daemon", *ignoring, "say=stray", "hop", "done"]
     command = infini_run("--grace=0.1", "--nproc_per_node=2", *play(*hopper, *hopper, "exit=0"))
     strays_of(command, 4)
-    assert command.wait() == 0
+    assert command.wait() == 0, command.err
     assert not marked()
 
 
@@ -163,7 +163,7 @@ def test_a_tree_that_forks_without_end_is_ended_where_no_list_of_children_is(inf
     hopper = ["daemon", "say=stray", "hop", "done"]
     command = infini_run("--grace=0.1", "--nproc_per_node=2", *play(*hopper, *hopper, "exit=0"))
     strays_of(command, 4)
-    assert command.wait() == 0
+    assert command.wait() == 0, command.err
     assert not marked()
 
 
