@@ -150,6 +150,7 @@ static enum state abandon_workers(struct ir_group *g) {
 /* The last may have died since we looked, on a machine that gave us no turn. */
 static enum state abandon_strays(struct ir_group *g) {
     (void)signal_strays(g, SIGKILL, false);
+    if (g->adopts) wait_any(g);
     if (!is_clear(g)) stray_name_stuck(g);
     return finish_output(g);
 }

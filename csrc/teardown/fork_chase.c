@@ -22,8 +22,9 @@ pid_t chase_begin(void) {
     return last == NULL ? 0 : atoi(last + 1);
 }
 
-/* `kill_ours` is called for the numbers given since `last`, the newest first, until all of them are there and
- * none is ours; one that has gone may have left a child. Whether any was ours. */
+/* `kill_ours` is called for the numbers given since `last`, the newest first and of many only these, until all of
+ * them are there and none is ours, for GIVE_UP_MS at most; one that has gone may have left a child. Whether any was
+ * ours. */
 bool chase(pid_t last, enum chased (*kill_ours)(pid_t, void *), void *with) {
     bool killed = false;
     const int64_t give_up_ns = clock_ns() + GIVE_UP_MS * NS_PER_MS;
@@ -31,13 +32,14 @@ bool chase(pid_t last, enum chased (*kill_ours)(pid_t, void *), void *with) {
         const pid_t newest = chase_begin();
         unsigned seen[CHASED_KILLED + 1] = {0};
         if (newest < last) last = 0; /* the numbers began anew */
+        const bool is_whole = newest - last <= AT_ONCE;
         for (pid_t pid = newest; pid > last && newest - pid < AT_ONCE; pid--)
             seen[kill_ours(pid, with)]++;
         last = newest;
         if (seen[CHASED_KILLED] > 0) {
             killed = true;
             end_ns = clock_ns() + CHASE_NS;
-        } else if (seen[CHASED_GONE] == 0) {
+        } else if (is_whole && seen[CHASED_GONE] == 0) {
             break;
         }
     }

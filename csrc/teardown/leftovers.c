@@ -242,9 +242,10 @@ static bool child_kill(const struct ir_group *g, pid_t pid, struct processes *no
     if (is_worker(g, pid) || is_foreign(g, pid)) return false;
     if (child_wait(P_PID, pid, &info, WEXITED | WNOHANG | WNOWAIT | __WALL, NULL) < 0) return false;
     if (info.si_pid != 0 || !process_read(pid, &p) || p.start_ticks < g->spawn_ticks) return false;
-    p.ours = true;
-    if (noted != NULL && !process_is_ending(pid, SIGKILL)) (void)processes_add(noted, &p);
-    return kill(pid, SIGKILL) == 0;
+    p.ours = noted != NULL && !process_is_ending(pid, SIGKILL);
+    if (kill(pid, SIGKILL) < 0) return false;
+    if (p.ours) (void)processes_add(noted, &p);
+    return true;
 }
 
 static int pids_add(struct pids *all, pid_t pid) {
@@ -259,7 +260,7 @@ static int pids_add(struct pids *all, pid_t pid) {
     return 0;
 }
 
-/* proc_pid_tid_children(5). -errno: there is no such list (CONFIG_PROC_CHILDREN), or no memory for it. */
+/* proc_pid_tid_children(5). -errno: there is no such list (CONFIG_PROC_CHILDREN), or it cannot be read. */
 static int children_list(const struct ir_group *g, struct pids *ret) {
     char path[48], piece[4096];
     (void)snprintf(path, sizeof path, "/proc/self/task/%d/children", (int)g->self);
@@ -268,7 +269,8 @@ static int children_list(const struct ir_group *g, struct pids *ret) {
     if (fd < 0) return fd;
     int r = 0;
     pid_t pid = 0;
-    for (ssize_t size; r == 0 && (size = read(fd, piece, sizeof piece)) > 0;)
+    ssize_t size = 0;
+    while (r == 0 && (size = read(fd, piece, sizeof piece)) > 0)
         for (ssize_t i = 0; r == 0 && i < size; i++) {
             if (piece[i] != ' ') {
                 pid = pid * 10 + (piece[i] - '0');
@@ -277,15 +279,26 @@ static int children_list(const struct ir_group *g, struct pids *ret) {
             r = pids_add(ret, pid);
             pid = 0;
         }
+    if (size < 0) r = -errno;
     (void)fd_close(fd);
     return r;
+}
+
+/* One that was slow to die may have been killed, and noted, at several looks. */
+static void noted_sort(struct processes *noted) {
+    size_t n = 0;
+    if (noted->n == 0) return;
+    qsort(noted->at, noted->n, sizeof *noted->at, by_number);
+    for (size_t i = 1; i < noted->n; i++)
+        if (noted->at[i].pid != noted->at[n].pid) noted->at[++n] = noted->at[i];
+    noted->n = n + 1;
 }
 
 /* What forks and exits without end is a child of ours for nearly all its life, and hardly anything lies between this
  * look and its signal, however many others of the machine fork and however seldom we have a turn: by autogroups
  * (sched(7)) each session has as large a share of the processors as ours. The last of the list have come last: dead
  * ones that we had no time to reap stand before them. What a child has just forked comes to us by its death. False:
- * there is no list. */
+ * there is no list that can be read. */
 static bool children_kill(struct ir_group *g, bool report) {
     struct processes noted = {0};
     bool any = true;
@@ -297,7 +310,7 @@ static bool children_kill(struct ir_group *g, bool report) {
             while (pids.n > 0) any |= child_kill(g, pids.at[--pids.n], report ? &noted : NULL);
         free(pids.at);
     }
-    if (noted.n > 0) qsort(noted.at, noted.n, sizeof *noted.at, by_number);
+    noted_sort(&noted);
     strays_note(g, &noted, 0);
     free(noted.at);
     return r == 0;
