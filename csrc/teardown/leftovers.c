@@ -20,11 +20,6 @@
 #define CHILDREN_LOOKS                                                                             \
     64 /* in a row; then the group's loop has its turn, and a death wakes us again */
 
-struct pids {
-    pid_t *at;
-    size_t n, capacity;
-};
-
 static bool is_foreign(const struct ir_group *g, pid_t pid) {
     for (uint32_t i = 0; i < g->foreign_count; i++)
         if (g->foreign[i] == pid) return true;
@@ -248,20 +243,8 @@ static bool child_kill(const struct ir_group *g, pid_t pid, struct processes *no
     return true;
 }
 
-static int pids_add(struct pids *all, pid_t pid) {
-    if (all->n == all->capacity) {
-        size_t capacity = all->capacity == 0 ? 256 : all->capacity * 2;
-        pid_t *grown = realloc(all->at, capacity * sizeof *grown);
-        if (grown == NULL) return -ENOMEM;
-        all->at = grown;
-        all->capacity = capacity;
-    }
-    all->at[all->n++] = pid;
-    return 0;
-}
-
-/* proc_pid_tid_children(5). -errno: there is no such list (CONFIG_PROC_CHILDREN), or it cannot be read. */
-static int children_list(const struct ir_group *g, struct pids *ret) {
+/* Their numbers (proc_pid_tid_children(5)). -errno: there is no such list (CONFIG_PROC_CHILDREN), or it cannot be read. */
+static int children_list(const struct ir_group *g, struct processes *ret) {
     char path[48], piece[4096];
     (void)snprintf(path, sizeof path, "/proc/self/task/%d/children", (int)g->self);
     if (!g->has_proc || (g->config.flags & IR_NO_CHILDREN)) return -ENOENT;
@@ -276,7 +259,7 @@ static int children_list(const struct ir_group *g, struct pids *ret) {
                 pid = pid * 10 + (piece[i] - '0');
                 continue;
             }
-            r = pids_add(ret, pid);
+            if (!processes_add(ret, &(struct process){.pid = pid})) r = -ENOMEM;
             pid = 0;
         }
     if (size < 0) r = -errno;
@@ -304,11 +287,11 @@ static bool children_kill(struct ir_group *g, bool report) {
     bool any = true;
     int r = 0;
     for (int look = 0; r == 0 && any && look < CHILDREN_LOOKS; look++) {
-        struct pids pids = {0};
+        struct processes all = {0};
         any = false;
-        if ((r = children_list(g, &pids)) == 0)
-            while (pids.n > 0) any |= child_kill(g, pids.at[--pids.n], report ? &noted : NULL);
-        free(pids.at);
+        if ((r = children_list(g, &all)) == 0)
+            while (all.n > 0) any |= child_kill(g, all.at[--all.n].pid, report ? &noted : NULL);
+        free(all.at);
     }
     noted_sort(&noted);
     strays_note(g, &noted, 0);
