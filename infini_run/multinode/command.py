@@ -117,47 +117,58 @@ def run_as_peer(options: Options, environ: Mapping[str, str], *, print_line: Cal
         raise UsageError(f"--isolate with {TOKEN}: it is for one node; drop one of them")
     token = environ.get(TOKEN) or _token_in(options.token_file, _name_of_token_file(options, environ))
     port = options.link_port or options.master_port + 1
+    options = replace(options, link_port=port)
     from infini_run.multinode.tcp import is_own_host, listen_if_free, retry_unheard
 
     listening = None
     is_head_host = options.node_rank == HANDED_OUT and is_own_host(options.master_addr)
     if is_head_host:
         listening = listen_if_free(port, options.link_address)
-    if options.node_rank == 0 or listening is not None:
-        if len(token) < _SHORT_TOKEN:
-            print_line(
-                f"infini-run: {TOKEN} has fewer than {_SHORT_TOKEN} characters: whoever guesses it can join the job"
-            )
-        hosts = (Host(name=os.uname().nodename), *(Host(name="") for _ in range(1, options.nnodes + options.spares)))
-        environ = {**environ, TOKEN: token}
-        node_list = NodeList(engine=MANUAL, hosts=hosts)
-        options = replace(options, link_port=port)
-        return run_on_hosts(options, node_list, environ, print_line=print_line, listening=listening)
-    peer = _Peer(options, environ, f"{options.master_addr}:{port}", os.fsencode(token), print_line)
-    try:
-        return peer.serve_until_over() if options.is_elastic else retry_unheard(peer.serve)
-    except LinkError as error:
-        if is_head_host and not peer.has_ever_joined:  # another program may have the port
-            raise LinkError(f"{error}; port {port} is in use on this machine: by another program?") from None
-        raise
+    if options.node_rank != 0 and listening is None:
+        peer = _Peer(options, environ, os.fsencode(token), print_line, may_be_head=is_head_host)
+        try:
+            return peer.serve_until_over() if options.is_elastic else retry_unheard(peer.serve)
+        except LinkError as error:
+            listening = peer.listening
+            if listening is None:
+                if is_head_host and not peer.has_ever_joined:  # another program may have the port
+                    raise LinkError(f"{error}; port {port} is in use on this machine: by another program?") from None
+                raise
+    if len(token) < _SHORT_TOKEN:
+        print_line(
+            f"infini-run: {TOKEN} has fewer than {_SHORT_TOKEN} characters: whoever guesses it can join the job"
+        )
+    hosts = (Host(name=os.uname().nodename), *(Host(name="") for _ in range(1, options.nnodes + options.spares)))
+    node_list = NodeList(engine=MANUAL, hosts=hosts)
+    return run_on_hosts(options, node_list, {**environ, TOKEN: token}, print_line=print_line, listening=listening)
 
 
 class _Peer:
-    """The launcher of one node, which joins the head on another one."""
+    """The launcher of one node, which joins the head on another one.
+
+    Args:
+        options: of the launch, with the port of the link.
+        token: the secret.
+        may_be_head: the head's address is this machine's, and the port was taken: if nobody answers there this
+            launcher listens itself, which ends `serve` with a LinkError; `listening` then is the socket.
+    """
 
     def __init__(
         self,
         options: Options,
         environ: Mapping[str, str],
-        target: str,
         token: bytes,
         print_line: Callable[[str], None],
+        *,
+        may_be_head: bool,
     ) -> None:
         self._options = options
         self._environ = environ
-        self._target = target
+        self._target = f"{options.master_addr}:{options.link_port}"
         self._token = token
         self._print_line = print_line
+        self._may_be_head = may_be_head
+        self.listening: socket | None = None
         self._host = os.uname().nodename if options.node_rank == HANDED_OUT else ""
         self._entry: ProcessAtEntry | None = None
         self.has_ever_joined = False
@@ -177,6 +188,7 @@ class _Peer:
             LinkError: the head has gone, or does not take us.
         """
         from infini_run.multinode.agent import Agent
+        from infini_run.multinode.handshake import Unheard
         from infini_run.multinode.tcp import connect_with_retry
 
         self.has_joined = False
@@ -186,15 +198,27 @@ class _Peer:
         except OSError as error:
             raise UsageError(f"{self._cwd}: {error.strerror}") from None
         limit_s = options.join_timeout_s if limit_s is None else limit_s
-        connection = connect_with_retry(self._target, limit_s, self._print)
+        connection = connect_with_retry(self._target, limit_s, self._print, self._take_port)
         agent = Agent(
             connection, options.node_rank, own=options, environ=self._environ, host=self._host, entry=self._entry
         )
         try:
             return agent.serve(self._token)
+        except LinkError as error:
+            if not isinstance(error, Unheard):
+                self._may_be_head = False  # there was a head: its job is not begun a second time
+            raise
         finally:
             self._entry, self.has_joined = agent.entry, agent.has_joined
             self.has_ever_joined = self.has_ever_joined or agent.has_joined
+
+    def _take_port(self) -> bool:
+        """Whether we listen in the head's place now: nobody does, and there was none so far."""
+        from infini_run.multinode.tcp import listen_if_free
+
+        if self._may_be_head:
+            self.listening = listen_if_free(self._options.link_port, self._options.link_address)
+        return self.listening is not None
 
     def serve_until_over(self) -> int:
         """Join, and again if the head is lost, or has no free place for us yet: the job goes on. Raises LinkError:
@@ -207,6 +231,8 @@ class _Peer:
             try:
                 return self.serve(max(0.0, end_s - time.monotonic()))
             except LinkError as error:
+                if self.listening is not None:
+                    raise
                 if self.has_joined:
                     end_s, pause_s = time.monotonic() + self._options.join_timeout_s, _FIRST_PAUSE_S
                 elif time.monotonic() + _LONGEST_PAUSE_S > end_s:

@@ -63,10 +63,11 @@ class EndPhase:
     def begin(self, now_s: float, exit_code: int) -> None:
         """Nothing of the job is left on any node: let the agents go."""
         state = self._state
-        self.has_begun = state.is_over = True
+        self.has_begun = True
+        state.goodbye = pack_json(protocol.GOODBYE, {"exit_code": exit_code})
         state.stop_end_s = _NEVER
         self._commands_end_s, self._notice_s = now_s + _COMMANDS_END_S, now_s + _NOTICE_S
-        state.agents.send_all(pack_json(protocol.GOODBYE, {"exit_code": exit_code}))
+        state.agents.send_all(state.goodbye)
         self._processes.give_up()
         if not state.engine.USES_STDIO:
             return

@@ -110,7 +110,7 @@ class HeadLink:
             node = "this node" if identity["node"] == -1 else f"node {identity['node']}"
             error_class = TurnedAway if answer["may_return"] else LinkError
             raise error_class(f"the head has turned {node} away: {answer['error']}")
-        self._frames.append((kind, payload))
+        self._frames.insert(0, (kind, payload))  # a GOODBYE may have come with it
 
     # ---- waiting
 

@@ -103,7 +103,7 @@ class HeadState:
         self.stop_signal = 0  # the signal from outside that asked for the end
         self.forwarded_signals: set[int] = set()  # that were passed on to the ranks of this attempt
         self.is_handing_out = False  # a node has joined that leaves its rank to us
-        self.is_over = False  # the agents are let go: whoever goes is not missed
+        self.goodbye = b""  # the frame that lets agents go; b"": it was not sent yet
         self.is_stopping = False
         self.is_unwanted = False  # by the program that owns this launch: no other attempt follows
         self.stop_end_s = float("inf")  # a node that has not stopped by then is lost
@@ -120,6 +120,11 @@ class HeadState:
         if self.options.is_elastic:  # world_changes.py waits for them
             return False
         return not self.is_stopping and self.agents.counts.count(*NOT_READY) > 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the agents are let go: whoever goes is not missed."""
+        return bool(self.goodbye)
 
     def show(self, kind: bytes, lines: bytes) -> None:
         """Write lines of ranks to stdout or stderr; above the table, if there is one."""

@@ -190,6 +190,8 @@ class JoinPhase:
         if nproc not in self._specs:
             self._specs[nproc] = self._make_spec(nproc)
         self._state.agents.send(agent, self._specs[nproc])
+        if self._state.is_over:  # it has come too late for the GOODBYE to all
+            self._state.agents.send(agent, self._state.goodbye)
 
     def _make_spec(self, nproc: int | str) -> bytes:
         own = self._state.options
@@ -231,7 +233,7 @@ class JoinPhase:
             agent.name = hello["host"]
         agents.set_state(agent, "ready")
         agents.send(agent, clock_question())
-        if self._state.changes is not None:
+        if self._state.changes is not None and not self._state.is_over:
             if self._state.changes.has_started:
                 self.end()
             self._state.changes.on_ready(agent)

@@ -69,8 +69,8 @@ def listen(port: int = 0, address: str = "") -> socket.socket:
 
 
 def listen_if_free(port: int, asked: str = "") -> socket.socket | None:
-    """Return a listening socket, as `listen` does; None: somebody listens on the port already. asked: the value of
-    --link_address. Raises UsageError."""
+    """Return a listening socket, as `listen` does; None: somebody listens on the port already, or is about to: of two
+    that begin at once, listen(2) may refuse both. asked: the value of --link_address. Raises UsageError."""
     address = find_address(asked) if asked else ""
     try:
         return listen(port, address)
@@ -236,12 +236,15 @@ def retry_unheard(attempt: Callable[[], int]) -> int:
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 
-def connect_with_retry(target: str, limit_s: float, print_line: Callable[[str], None]) -> Connection:
+def connect_with_retry(
+    target: str, limit_s: float, print_line: Callable[[str], None], is_in_vain: Callable[[], bool] = lambda: False
+) -> Connection:
     """Connect as `connect` does, again and again: nothing tells us when a port of another machine opens.
 
     Args:
         limit_s: for how long.
         print_line: called with a line every few seconds.
+        is_in_vain: called before each pause. True: try no longer.
 
     Raises:
         LinkError: the head did not answer within that time.
@@ -255,7 +258,7 @@ def connect_with_retry(target: str, limit_s: float, print_line: Callable[[str], 
             return connect(target)
         except LinkError as error:
             now_s = time.monotonic()
-            if now_s + pause_s > end_s:
+            if is_in_vain() or now_s + pause_s > end_s:
                 raise
             if now_s >= notice_s:
                 notice_s = now_s + _NOTICE_S

@@ -6,6 +6,7 @@ import json
 import os
 import resource
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from infini_run.errors import LinkError
 from infini_run.multinode import message_schema, protocol
 from infini_run.multinode.agent import Agent
 from infini_run.multinode.agent_options import options_of_agents
-from infini_run.multinode.connection import Connection
+from infini_run.multinode.connection import Connection, from_socket
 from infini_run.multinode.handshake import Handshake
 from infini_run.multinode.protocol import pack, pack_json
 from infini_run.multinode.record_codec import to_jsonable
@@ -27,6 +28,7 @@ from infini_run.options.options import resolve
 from infini_run.version import VERSION
 from tests.multinode.test_by_hand import TOKEN, no_agent_left, node, port, told  # noqa: F401
 from tests.multinode.test_record_codec import JUNK
+from tests.support.processes import state_of
 from tests.support.waiting import until
 
 HELLO = {
@@ -261,6 +263,25 @@ def test_an_agent_refuses_a_spec_that_is_none(field, junk):
 @given(st.binary(max_size=50))
 def test_an_agent_refuses_a_spec_of_any_bytes(payload):
     assert agent_that_hears(payload) == 1
+
+
+def test_a_launcher_that_joins_as_the_job_ends_hears_the_end(node, port):  # noqa: F811
+    """SPEC and GOODBYE come with one read."""
+    with socket.create_server(("127.0.0.1", port + 1)) as server:
+        joiner = node(1, "true")
+        head = from_socket(server.accept()[0])
+    hand, heard = Handshake(head, TOKEN.encode(), is_head=True), []
+    while protocol.IDENTITY not in [kind for kind, _ in heard]:
+        heard += hear(head, hand)
+    joiner.signal(signal.SIGSTOP)
+    until(lambda: state_of(joiner.pid) == "T")
+    options = options_of_agents(resolve(["--nnodes=2", f"--master_port={port}", "true"], {}).options)
+    head.send(pack_json(protocol.SPEC, {**SPEC, "options": to_jsonable(options)}))
+    head.send(pack_json(protocol.GOODBYE, {"exit_code": 7}))
+    head.close()
+    joiner.signal(signal.SIGCONT)
+    assert joiner.wait() == 7, joiner.err
+    assert told(joiner) == []
 
 
 # ---- a count that nobody can have

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import stat
 import time
 
@@ -73,7 +74,7 @@ def test_variables_of_an_elastic_pytorchjob_are_enough(infini_run, port, tmp_pat
         **os.environ, "PET_NNODES": "1:2", "PET_RDZV_BACKEND": "c10d", "PET_RDZV_ENDPOINT": f"127.0.0.1:{port}",
         "PET_RDZV_ID": "job", "PET_NPROC_PER_NODE": "1", "PET_MAX_RESTARTS": "3",
     }  # fmt: skip
-    words = (f"--token_file={secret}", "sh", "-c", "echo is $RANK/$WORLD_SIZE")
+    words = (f"--token_file={secret}", "--join_window=60", "sh", "-c", "echo is $RANK/$WORLD_SIZE")
     commands = [infini_run(*words, env=env) for _ in range(2)]
     assert [command.wait() for command in commands] == [0, 0]
     assert said(commands) == ["0/2", "1/2"]
@@ -266,6 +267,27 @@ def test_ctrl_z_of_a_node_is_its_loss_and_fg_brings_it_back(start, bell):
     head.signal(signal.SIGTERM)
     assert [command.wait() for command in commands] == [143] * 3
     assert b": suspended; after 1.5 s (--node_timeout) the job goes on without it" in head.err
+
+
+def test_launchers_that_find_the_port_taken_and_nobody_there_try_again_to_open_it(start, port):
+    """Of two that call listen(2) at the same moment the kernel may refuse both."""
+    with socket.socket(socket.AF_INET6) as holder:
+        holder.bind(("::", port + 1))  # and does not listen
+        commands = [start("sh", "-c", "echo is $RANK/$WORLD_SIZE") for _ in range(2)]
+        for command in commands:
+            command.read_error_until(b"waiting for node 0")
+    assert [command.wait() for command in commands] == [0, 0]
+    assert said(commands) == ["0/2", "1/2"]
+
+
+def test_a_launcher_that_comes_when_the_job_is_over_ends_as_the_job_does(start):
+    """The head still waits for the reader of its output."""
+    head = start("--join_window=0", "sh", "-c", "head -c 200000 /dev/zero; exit 7", nnodes="1:2")
+    head.read_error_until(b"waiting for the reader of our output")
+    late = start("--join_window=0", "true", nnodes="1:2")
+    assert late.wait() == 7
+    assert late.err == b""
+    assert head.wait() == 7
 
 
 def test_launchers_of_another_job_at_the_same_port_are_turned_away(start, bell):
