@@ -100,6 +100,13 @@ def test_gpus_without_permission_are_passed_over_and_have_no_index(driver: Drive
         ("GPU-7d,GPU-ee,GPU-c", ["GPU-7d"]),
         ("GPU-7d,GPU-7d1a", []),
         ("GPU-7d,3", ["GPU-7d"]),
+        (UUIDS[2].upper(), [UUIDS[2].upper()]),
+        ("GPU-" + UUIDS[2][4:].replace("-", ""), ["GPU-" + UUIDS[2][4:].replace("-", "")]),
+        (f"{UUIDS[2]} ,{UUIDS[0]};x", [f"{UUIDS[2]} ", f"{UUIDS[0]};x"]),
+        (f"{UUIDS[2]},{UUIDS[2]}0", []),
+        ("GPU-7dx", []),
+        ("GPU-", []),
+        (UUIDS[2].lower(), []),
         ("3,GPU-7d", ["3"]),
         ("MIG-aaaa", []),
         ("-0,1", ["0", "1"]),
@@ -109,6 +116,32 @@ def test_gpus_without_permission_are_passed_over_and_have_no_index(driver: Drive
 def test_inherited_list_is_read_as_cuda_reads_it(driver: Driver, inherited: str | None, names: list[str]) -> None:
     environ = {} if inherited is None else {"CUDA_VISIBLE_DEVICES": inherited}
     assert driver.names(FOUR, **environ) == names
+
+
+SEEN = "GPU-0d993d15-aede-a29e-ba1e-9b6bcd1f4e88"
+
+
+@pytest.mark.parametrize(
+    ("inherited", "count"),
+    [
+        (SEEN + "0", 1), (SEEN + " ,0", 1), (SEEN + ";x", 1), (SEEN + "-x", 1), (SEEN + SEEN, 1), (" " + SEEN, 0),
+        (SEEN.upper(), 1), (SEEN.lower(), 0), (SEEN[:-1], 1), (SEEN[:-1] + "x", 0), (SEEN[:5], 1),
+        ("GPU-0d993d15aedea29eba1e9b6bcd1f4e88", 1), ("GPU-0-d9", 1), ("GPU-0d99--", 1), ("GPU-0d99-x", 0),
+        ("GPU-", 0), ("GPU--", 1), ("GPU---", 1), ("GPU--x", 0), ("GPU-x", 0), ("GPU- " + SEEN[4:], 0),
+        (f"{SEEN},{SEEN}0", 0), (f"GPU-0d99,{SEEN}", 0), (f"{SEEN},,{SEEN}", 1), (f"{SEEN}, {SEEN}", 1),
+        ("GPU-,0", 0), ("GPU-0d99 ", 0), ("MIG-" + SEEN[4:], 1), ("MIG-0", 1), ("MIG-0x", 0), ("MIG-f", 0),
+        ("MIG-", 0), ("MIG--", 1), (f"MIG-{SEEN}", 0), (f"MIG-{SEEN}/0/0", 0), (f"MIG-{SEEN[4:]}/0/0", 1),
+        ("MIG-0/0/0", 0),
+        (f"{SEEN},MIG-0", 0), (f"{SEEN},MIG-f", 1), ("0,MIG-0", 1), (f"MIG-0d,{SEEN}", 0),
+        ("00", 1), ("0;0", 1), ("0.5", 1), ("- 0", 0), ("+ 0", 0), ("--0", 0), ("1e0", 0), ("0,-0", 0),
+        ("NoDevFiles", 0),
+    ],
+)  # fmt: skip
+def test_a_list_shows_what_a_real_driver_showed(inherited: str, count: int) -> None:
+    """Driver 580.159 with one H200, asked with cuInit and cuDeviceGetCount."""
+    gpu = Accelerator(name=SEEN, uuid=SEEN, product="H200", memory_mib=143771)
+    cards = (Card(itself=gpu, is_mig=False, gpus=(gpu,)),)
+    assert len(visible(cards, {"CUDA_VISIBLE_DEVICES": inherited})) == count
 
 
 def test_no_beginning_at_all_names_no_gpu_even_where_there_is_only_one(driver: Driver) -> None:
@@ -354,7 +387,9 @@ index_entries = st.one_of(
 )
 uuid_entries = st.one_of(
     st.tuples(numbers, st.integers(9, len(UUIDS[0]))).map(lambda pair: (UUIDS[pair[0]][: pair[1]], pair[0])),
-    st.sampled_from(["GPU-", "GPU-5a88", "GPU-ffff", "0", " " + UUIDS[0], UUIDS[0] + "0", "gpu-7d", ""]).map(
+    st.tuples(numbers, st.sampled_from(["0", " ", "-x"])).map(lambda pair: (UUIDS[pair[0]] + pair[1], pair[0])),
+    numbers.map(lambda number: ("GPU-" + UUIDS[number][4:].replace("-", "").upper(), number)),
+    st.sampled_from(["GPU-", "GPU-5a88", "GPU-ffff", "0", " " + UUIDS[0], UUIDS[0][:-1] + "x", "gpu-7d", ""]).map(
         lambda text: (text, None)
     ),
 )
@@ -575,6 +610,30 @@ def test_real_cuda_shows_as_many_gpus_as_we_say_for_every_kind_of_list() -> None
     uuid = lines[0].partition("UUID: ")[2].rstrip(")")
     lists = ["", "-1", "0", "0,-1", "0,99", "99,0", "0,0", "x", " 0", "0x", "+0", "0,,0", uuid, uuid[:12]]
     lists += [f"{uuid},{uuid}", f"{uuid},0", f"0,{uuid}", f"{uuid}0", f"{uuid},MIG-0"]
+    bare = uuid[4:].replace("-", "")
+    lists += [
+        uuid.upper(),
+        f"GPU-{bare}",
+        f"GPU-{bare[:5]}",
+        f"{uuid} ,x",
+        f"{uuid},{uuid} ",
+        f"{uuid[:12]}x",
+        "GPU-,0",
+    ]
+    lists += [
+        f"MIG-{bare[:1]}",
+        f"{uuid},MIG-{bare[:2]}",
+        f"MIG-{uuid}",
+        "MIG-",
+        "GPU--",
+        "GPU--x",
+        uuid.lower(),
+        f"{uuid[:-1]}x",
+        f"GPU-{bare[:1]}",
+        f" {uuid}",
+        f"GPU--{bare}",
+        f"GPU-{bare[:3]}-{bare[3:]}",
+    ]
     questions = [{"call": "find_gpus", "args": [{"CUDA_VISIBLE_DEVICES": value}]} for value in lists]
     ours = [len(answer["is"]) for answer in ask_all(None, questions)]
     for value, count in zip(lists, ours, strict=True):
