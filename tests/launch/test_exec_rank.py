@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 
-from tests.support.command import COMMAND, play
+from tests.support.command import COMMAND, play, run_mpi
 from tests.support.processes import is_alive
 from tests.unit.environments.test_environments import HYDRA, SRUN
 
@@ -152,7 +152,7 @@ def test_a_rank_has_the_descriptor_on_which_mpiexec_listens():
     words = ["mpiexec.hydra", "-n", "2", *COMMAND, "--engine=auto", "sh", "-c", 'readlink "/proc/self/fd/$PMI_FD"']
     if shutil.which(words[0]) is None:
         pytest.skip(f"needs {words[0]}")
-    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    done = run_mpi(words)
     assert [line[:7] for line in done.stdout.splitlines()] == ["socket:", "socket:"]
 
 
@@ -162,7 +162,7 @@ def under(*launcher):
     words = [*launcher, *COMMAND, "--engine=auto"]
 
     def launch(*more):
-        done = subprocess.run([*words, *more, "sh", "-c", SCRIPT], capture_output=True, text=True, check=True)
+        done = run_mpi([*words, *more, "sh", "-c", SCRIPT])
         return sorted(done.stdout.splitlines())
 
     return launch

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.support.processes import state_of
@@ -170,6 +171,17 @@ class Command:
             if stream is not None:
                 stream.close()
         self.process.wait()
+
+
+def run_mpi(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """Run mpiexec or mpirun to its end, with a stdin that stays open: Hydra passes the end of its own on, and dies of
+    SIGPIPE if its processes have been faster."""
+    reader, writer = os.pipe()
+    try:
+        return subprocess.run(words, stdin=reader, capture_output=True, text=True, check=True)
+    finally:
+        os.close(reader)
+        os.close(writer)
 
 
 def ask_modules(*argv: str) -> set[str]:

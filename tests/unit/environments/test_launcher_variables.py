@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 
 import pytest
 
 from infini_run.environments.launcher_variables import close_inherited_on_exec, strip_launcher_environment
-from tests.support.command import COMMAND
+from tests.support.command import COMMAND, run_mpi
 
 
 @pytest.fixture
@@ -61,7 +60,7 @@ def test_ranks_under_a_real_mpiexec_have_no_connection_to_it():
         ([*words, "sh", "-c", show], True),
         ([*words, *COMMAND, "--engine=auto", "sh", "-c", show], False),
     ):
-        done = subprocess.run(launcher, capture_output=True, text=True, check=True)
+        done = run_mpi(launcher)
         fds = {line.split()[8] for line in done.stdout.splitlines() if " -> socket:" in line}
         assert (len(fds) > 1) == expected, done.stdout  # one is a leak of Hydra's own, that no variable names
     assert done.stdout.splitlines()[-1] == "none"
