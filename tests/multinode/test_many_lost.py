@@ -161,13 +161,13 @@ def test_a_network_that_dies_while_the_head_is_stopped_by_ctrl_z_ends_the_ranks_
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_head_that_is_ended_while_ctrl_z_has_stopped_it_leaves_nothing(node, bell, number):  # noqa: F811
     """By hand: the links are sealed, and go on where the stand-in has left them."""
-    commands = [node(rank, *ring(bell), flags=("--node_timeout=1",), preexec_fn=lead_group) for rank in range(2)]
+    commands = [node(rank, *ring(bell), flags=("--node_timeout=2",), preexec_fn=lead_group) for rank in range(2)]
     bell.hear(4)
     until(lambda: len(sleepers()) == 4)
     for _ in range(2):
         commands[0].signal(signal.SIGTSTP)
         until(lambda: all(state_of(pid) == "T" for pid in (commands[0].pid, *sleepers())))
-        subprocess.run(["sleep", "1.2"], check=True)
+        subprocess.run(["sleep", "2.5"], check=True)
         if number == signal.SIGKILL:
             break
         commands[0].signal(signal.SIGCONT)
@@ -180,13 +180,13 @@ def test_a_head_that_is_ended_while_ctrl_z_has_stopped_it_leaves_nothing(node, b
 
 
 def test_a_node_that_ctrl_z_has_stopped_before_all_have_come_is_not_given_up(node):  # noqa: F811
-    flags = ("--node_timeout=1",)
+    flags = ("--node_timeout=2",)
     commands = [node(rank, "true", nnodes=3, flags=flags, preexec_fn=lead_group) for rank in range(2)]
     until(lambda: takes_ctrl_z(commands[1].pid))
     for _ in range(2):
         commands[1].signal(signal.SIGTSTP)
         until(lambda: state_of(commands[1].pid) == "T")
-        subprocess.run(["sleep", "1.5"], check=True)
+        subprocess.run(["sleep", "2.5"], check=True)
         commands[1].signal(signal.SIGCONT)
         until(lambda: state_of(commands[1].pid) == "S")
     commands.append(node(2, "true", nnodes=3, flags=flags))

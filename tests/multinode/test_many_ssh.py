@@ -492,14 +492,14 @@ def test_a_head_that_is_told_while_it_reaches_the_hosts_leaves_nothing(many, bed
 
 
 def test_ctrl_z_stops_every_rank_and_fg_goes_on(many, bell):
-    command = many("--node_timeout=1", *ring(bell), hosts="host1,host2", preexec_fn=lead_group)
+    command = many("--node_timeout=2", *ring(bell), hosts="host1,host2", preexec_fn=lead_group)
     bell.hear(4)
     until(lambda: list(marked().values()).count("sleep") == 4)
     ranks = [pid for pid, name in marked().items() if name == "sleep"]
     command.signal(signal.SIGTSTP)
     until(lambda: state_of(command.pid) == "T")
     until(lambda: all(state_of(pid) == "T" for pid in ranks))
-    subprocess.run(["sleep", "2.5"], check=True)  # longer than --node_timeout: that silence is our own
+    subprocess.run(["sleep", "3"], check=True)  # longer than --node_timeout: that silence is our own
     assert all(state_of(pid) == "T" for pid in ranks)
     command.signal(signal.SIGCONT)
     until(lambda: all(state_of(pid) == "S" for pid in ranks))

@@ -111,7 +111,7 @@ def test_a_terminal_that_stops_writers_of_the_background_does_not_stop_the_head(
 
 def test_a_node_by_hand_that_ctrl_z_stops_keeps_its_place(port, infini_run, terminal):  # noqa: F811
     """Node 1 is in the shell, and stopped for longer than --node_timeout, twice: node 0 hears of it all the while."""
-    flags = ["--nnodes=2", "--node_timeout=0.5", f"--rdzv_endpoint=127.0.0.1:{port}", "sleep", "1000"]
+    flags = ["--nnodes=2", "--node_timeout=2", f"--rdzv_endpoint=127.0.0.1:{port}", "sleep", "1000"]
     head = infini_run("--node_rank=0", *flags, env={**os.environ, "INFINI_RUN_TOKEN": TOKEN})
     terminal.type(f"INFINI_RUN_TOKEN={TOKEN} {shlex.join([*COMMAND, '--node_rank=1', *flags])}\n")
     until(lambda: len(sleepers()) == 2)
@@ -120,7 +120,7 @@ def test_a_node_by_hand_that_ctrl_z_stops_keeps_its_place(port, infini_run, term
         terminal.type("\x1a")
         until(lambda: state_of(launcher) == "T")
         assert sorted(state_of(pid) for pid in sleepers()) == ["S", "T"]
-        subprocess.run(["sleep", "0.8"], check=True)
+        subprocess.run(["sleep", "2.5"], check=True)
         assert head.process.poll() is None
         terminal.type("fg\n")
         until(lambda: [state_of(pid) for pid in (launcher, *sleepers())] == ["S"] * 3)
