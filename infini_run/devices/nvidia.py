@@ -113,9 +113,9 @@ def _nth(by_index: tuple[Accelerator | None, ...], entry: str) -> Accelerator | 
 
 
 def _by_uuid(cards: tuple[Card, ...], entry: str) -> Accelerator | None:
-    """Whole names of MIG instances. A board also by as many first digits of its UUID as no other has; hyphens, the
-    case of digits and what follows a whole UUID are of no account, and MIG- is as good as GPU- where it is not in MIG
-    mode. Source: what driver 580 showed of an H100 and an H200."""
+    """Whole names of MIG instances. A board also by its UUID, or by so many of its first digits that no other board
+    has them. Hyphens, the case of digits and what follows a whole UUID are of no account; MIG- is as good as GPU- for
+    a board that is not in MIG mode. Source: what driver 580 showed of an H100 and an H200, neither in MIG mode."""
     matches = tuple(gpu for card in cards for gpu in card.gpus if entry in (gpu.uuid, gpu.old_name))
     if not matches and entry.startswith(("GPU-", "MIG-")) and len(entry) > len("GPU-"):
         boards = [card for card in cards if entry.startswith("GPU-") or not card.is_mig]

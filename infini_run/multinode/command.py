@@ -185,7 +185,7 @@ class _Peer:
             The exit code.
 
         Raises:
-            LinkError: the head has gone, or does not take us.
+            LinkError: the head has gone, or does not take us; or there is none, and we listen in its place.
         """
         from infini_run.multinode.agent import Agent
         from infini_run.multinode.handshake import Unheard
@@ -206,9 +206,10 @@ class _Peer:
             return agent.serve(self._token)
         except LinkError as error:
             if not isinstance(error, Unheard):
-                self._may_be_head = False  # there was a head: its job is not begun a second time
+                self._may_be_head = False  # a head has spoken: its job is not begun a second time
             raise
         finally:
+            connection.close()
             self._entry, self.has_joined = agent.entry, agent.has_joined
             self.has_ever_joined = self.has_ever_joined or agent.has_joined
 

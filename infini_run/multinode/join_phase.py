@@ -149,6 +149,11 @@ class JoinPhase:
             agents[node].address = address
             self._attach(agents[node], connection)
             return
+        if self._state.is_over and self._state.options.is_elastic and not is_other_job:  # it would ask again
+            connection.send(self._spec(self._state.options.nproc_per_node))
+            connection.send(self._state.goodbye)
+            connection.close()
+            return
         why = f"there are nodes 0 to {len(agents) - 1}"
         if node == HANDED_OUT:
             why += ", and all of them are here"
@@ -187,11 +192,14 @@ class JoinPhase:
         self._state.agents.attach(agent, connection)
         counts = self._state.node_list.counts
         nproc = counts[agent.index] if counts else self._state.options.nproc_per_node
-        if nproc not in self._specs:
-            self._specs[nproc] = self._make_spec(nproc)
-        self._state.agents.send(agent, self._specs[nproc])
+        self._state.agents.send(agent, self._spec(nproc))
         if self._state.is_over:  # it has come too late for the GOODBYE to all
             self._state.agents.send(agent, self._state.goodbye)
+
+    def _spec(self, nproc: int | str) -> bytes:
+        if nproc not in self._specs:
+            self._specs[nproc] = self._make_spec(nproc)
+        return self._specs[nproc]
 
     def _make_spec(self, nproc: int | str) -> bytes:
         own = self._state.options

@@ -237,17 +237,17 @@ def retry_unheard(attempt: Callable[[], int]) -> int:
 
 
 def connect_with_retry(
-    target: str, limit_s: float, print_line: Callable[[str], None], is_in_vain: Callable[[], bool] = lambda: False
+    target: str, limit_s: float, print_line: Callable[[str], None], must_give_up: Callable[[], bool] = lambda: False
 ) -> Connection:
     """Connect as `connect` does, again and again: nothing tells us when a port of another machine opens.
 
     Args:
         limit_s: for how long.
         print_line: called with a line every few seconds.
-        is_in_vain: called before each pause. True: try no longer.
+        must_give_up: called after each failure. True: try no longer.
 
     Raises:
-        LinkError: the head did not answer within that time.
+        LinkError: the head did not answer within that time, or `must_give_up`.
     """
     import time
 
@@ -258,7 +258,7 @@ def connect_with_retry(
             return connect(target)
         except LinkError as error:
             now_s = time.monotonic()
-            if is_in_vain() or now_s + pause_s > end_s:
+            if must_give_up() or now_s + pause_s > end_s:
                 raise
             if now_s >= notice_s:
                 notice_s = now_s + _NOTICE_S

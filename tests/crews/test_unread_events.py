@@ -46,7 +46,7 @@ def test_the_latest_events_are_kept_and_what_was_dropped_is_counted(crew):
     assert emitted(events) == list(range(1000 - MOST, 1000))
     assert [worker.dropped for worker in crew.status().workers] == [0, 1000 - MOST]
     crew.worker(1).ask(("emit", MOST + 3)).result()
-    again = crew.events()
+    again = [event for event in crew.events() if event.rank == 1]
     assert [event.kind for event in again] == ["dropped", *["emitted"] * MOST]
     assert again[0].count == 3
     assert crew.status().workers[1].dropped == 1000 - MOST + 3

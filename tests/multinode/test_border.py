@@ -197,6 +197,15 @@ def hear(wire, hand=None):
     return found
 
 
+def meet(server):
+    """Be a head that a launcher has told which node it is."""
+    head = from_socket(server.accept()[0])
+    hand, heard = Handshake(head, TOKEN.encode(), is_head=True), []
+    while protocol.IDENTITY not in [kind for kind, _ in heard]:
+        heard += hear(head, hand)
+    return head
+
+
 def listens(to):
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", to)) == 0
@@ -269,10 +278,7 @@ def test_a_launcher_that_joins_as_the_job_ends_hears_the_end(node, port):  # noq
     """SPEC and GOODBYE come with one read."""
     with socket.create_server(("127.0.0.1", port + 1)) as server:
         joiner = node(1, "true")
-        head = from_socket(server.accept()[0])
-    hand, heard = Handshake(head, TOKEN.encode(), is_head=True), []
-    while protocol.IDENTITY not in [kind for kind, _ in heard]:
-        heard += hear(head, hand)
+        head = meet(server)
     joiner.signal(signal.SIGSTOP)
     until(lambda: state_of(joiner.pid) == "T")
     options = options_of_agents(resolve(["--nnodes=2", f"--master_port={port}", "true"], {}).options)

@@ -13,7 +13,8 @@ import time
 
 import pytest
 
-from tests.multinode.test_border import join
+from infini_run.multinode.protocol import GOODBYE, pack_json
+from tests.multinode.test_border import join, meet
 from tests.multinode.test_by_hand import TOKEN, no_agent_left, port, told  # noqa: F401
 from tests.multinode.test_elastic_ssh import finish, hear_world, in_world, launcher_of, ring
 from tests.support.processes import lead_group, marked, processes
@@ -269,10 +270,25 @@ def test_ctrl_z_of_a_node_is_its_loss_and_fg_brings_it_back(start, bell):
     assert b": suspended; after 1.5 s (--node_timeout) the job goes on without it" in head.err
 
 
+def test_a_launcher_that_asks_again_and_again_has_one_connection(start, port):
+    with socket.create_server(("127.0.0.1", port + 1)) as server:
+        server.settimeout(60)
+        joiner = start("true", nnodes="1:2")
+        counts = []
+        for may_return in (True, True, False):
+            head = meet(server)
+            fds = [f"/proc/{joiner.pid}/fd/{fd}" for fd in os.listdir(f"/proc/{joiner.pid}/fd")]
+            counts.append(sum(os.readlink(fd).startswith("socket:") for fd in fds))
+            head.send(pack_json(GOODBYE, {"error": "no place", "may_return": may_return}))
+            head.close()
+    assert joiner.wait() == 1
+    assert counts == [1, 1, 1]
+
+
 def test_launchers_that_find_the_port_taken_and_nobody_there_try_again_to_open_it(start, port):
     """Of two that call listen(2) at the same moment the kernel may refuse both."""
-    with socket.socket(socket.AF_INET6) as holder:
-        holder.bind(("::", port + 1))  # and does not listen
+    with socket.socket() as holder:
+        holder.bind(("", port + 1))  # and does not listen
         commands = [start("sh", "-c", "echo is $RANK/$WORLD_SIZE") for _ in range(2)]
         for command in commands:
             command.read_error_until(b"waiting for node 0")
@@ -285,8 +301,9 @@ def test_a_launcher_that_comes_when_the_job_is_over_ends_as_the_job_does(start):
     head = start("--join_window=0", "sh", "-c", "head -c 200000 /dev/zero; exit 7", nnodes="1:2")
     head.read_error_until(b"waiting for the reader of our output")
     late = start("--join_window=0", "true", nnodes="1:2")
-    assert late.wait() == 7
-    assert late.err == b""
+    surplus = start("--join_window=0", "true", nnodes="1:2")
+    assert late.wait() == surplus.wait() == 7
+    assert late.err == surplus.err == b""
     assert head.wait() == 7
 
 

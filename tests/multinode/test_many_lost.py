@@ -167,7 +167,7 @@ def test_a_head_that_is_ended_while_ctrl_z_has_stopped_it_leaves_nothing(node, b
     for _ in range(2):
         commands[0].signal(signal.SIGTSTP)
         until(lambda: all(state_of(pid) == "T" for pid in (commands[0].pid, *sleepers())))
-        subprocess.run(["sleep", "2.5"], check=True)
+        subprocess.run(["sleep", "3"], check=True)
         if number == signal.SIGKILL:
             break
         commands[0].signal(signal.SIGCONT)
@@ -186,7 +186,7 @@ def test_a_node_that_ctrl_z_has_stopped_before_all_have_come_is_not_given_up(nod
     for _ in range(2):
         commands[1].signal(signal.SIGTSTP)
         until(lambda: state_of(commands[1].pid) == "T")
-        subprocess.run(["sleep", "2.5"], check=True)
+        subprocess.run(["sleep", "3"], check=True)
         commands[1].signal(signal.SIGCONT)
         until(lambda: state_of(commands[1].pid) == "S")
     commands.append(node(2, "true", nnodes=3, flags=flags))

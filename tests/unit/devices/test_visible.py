@@ -189,6 +189,7 @@ def test_mig_instances_and_whole_boards_are_the_units_where_nothing_is_inherited
         (f"MIG-{UUIDS[1]}/1/1,MIG-bbbb", []),
         (f"MIG-{UUIDS[1]}/7/0", []),
         ("MIG-aa", []),
+        (f"MIG-{UUIDS[1][4:]}", []),
         (f"MIG-cccc,{UUIDS[0]}", ["MIG-cccc", UUIDS[0]]),
         ("0,1", [UUIDS[0], "MIG-aaaa"]),
         ("0,2,1", [UUIDS[0]]),
