@@ -11,8 +11,6 @@
 
 struct ir_group;
 
-#define GUARD_NAME "irun-guard"
-
 /* ---- a worker */
 struct worker {
     pid_t pid;       /* 0: never started */

@@ -4,6 +4,7 @@
  * a worker's process group, in the launcher's session; and the descendants of these; and nothing that is
  * older than the launch. Whole looks at /proc find what stays; the chase finds what forks and exits. */
 #include "guard/find_leftovers.h"
+#include "guard/arguments.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -62,6 +63,13 @@ static bool is_guard(pid_t pid) {
            memcmp(ours, theirs, (size_t)n) == 0;
 }
 
+/* Started and not executed yet: it is known by its name alone, so it is only waited for. */
+static bool may_become_guard(struct launch *launch, const struct process *p) {
+    if (launch->is_last || strcmp(p->name, GUARD_NAME) != 0) return false;
+    launch->awaits = true;
+    return true;
+}
+
 static bool is_killed(const struct launch *launch, const struct process *p) {
     for (size_t i = 0; i < launch->killed.n; i++)
         if (launch->killed.at[i].pid == p->pid &&
@@ -73,6 +81,7 @@ static bool is_killed(const struct launch *launch, const struct process *p) {
 /* Once each: what was killed cannot fork any more, and may take a while to go. */
 static void kill_one(struct launch *launch, const struct process *p) {
     if (p->state == 'X' || is_killed(launch, p) || is_guard(p->pid)) return;
+    if (may_become_guard(launch, p)) return;
     int pidfd = process_open(p->pid);
     (void)process_signal(p, pidfd, SIGKILL);
     if (pidfd >= 0) (void)close(pidfd);
@@ -133,7 +142,7 @@ static enum chased classify_young(pid_t pid, void *with) {
 static bool scan_and_kill(struct launch *launch) {
     struct processes all;
     const pid_t last = chase_begin();
-    launch->found = false;
+    launch->found = launch->awaits = false;
     read_workers(launch);
     find_adopters(launch);
     if (processes_scan(&all, classify, launch) < 0) launch->found = true;
@@ -142,16 +151,20 @@ static bool scan_and_kill(struct launch *launch) {
         if (all.at[i].ours) kill_one(launch, &all.at[i]);
     free(all.at);
     const bool found = launch->found;
-    return (!launch->groups_only && chase(last, classify_young, launch)) || found;
+    return (!launch->groups_only && chase(last, classify_young, launch)) || found || launch->awaits;
 }
 
 /* First those that are known without reading what may hang; then all, until several looks in a row find
  * nobody: one alone may have missed who was forking just then. */
 void end_launch(struct launch *launch) {
     const int64_t end_ns = clock_ns() + GIVE_UP_MS * NS_PER_MS;
+    int empty = 0;
+    launch->is_last = false;
     launch->groups_only = true;
     (void)scan_and_kill(launch);
     launch->groups_only = false;
-    for (int empty = 0; empty < EMPTY_SCANS && clock_ns() <= end_ns;)
-        empty = scan_and_kill(launch) ? 0 : empty + 1;
+    do empty = scan_and_kill(launch) ? 0 : empty + 1;
+    while (empty < EMPTY_SCANS && clock_ns() <= end_ns);
+    launch->is_last = true;
+    if (launch->awaits) (void)scan_and_kill(launch);
 }

@@ -14,13 +14,15 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
 import infini_run as ir
 from infini_run.channel.decoder import BYTES, HEAD, PICKLE
 from infini_run.crews import worker_main
-from tests.support.processes import is_alive, marked
+from tests.support.command import CHILDREN
+from tests.support.processes import is_alive, marked, processes
 from tests.support.waiting import LIMIT_S, until
 
 WAYS = {"exec": (), "fork": ["fractions"]}
@@ -427,5 +429,21 @@ def test_when_the_caller_is_ended_nothing_is_left(preload, number, bell):
     assert caller.returncode == -number
     if number == signal.SIGINT:
         assert b"KeyboardInterrupt" in err
+    until(lambda: not any(map(is_alive, pids)))
+    until(lambda: marked() == {})
+
+
+def test_when_the_caller_is_killed_before_the_inner_guard_is_executed_nothing_is_left(bell):
+    """The guard of the processes that are forked is executed late, as on a busy machine; that of the process that
+    forks them is there, and could take it for a leftover."""
+    guard = Path(ir.__file__).parent / "irun-guard"
+    slow = ["strace", "-f", "-qq", "-o", "/dev/null", "-P", str(guard), "-e", "trace=execve"]
+    slow += ["-e", "inject=execve:delay_enter=2000000"]
+    words = [sys.executable, "-c", CALLER.replace("PRELOAD", "['after_guard']"), bell.path]
+    tracer = subprocess.Popen([*slow, *words], env={**os.environ, "PYTHONPATH": str(CHILDREN)})
+    pids = [int(word) for word in bell.hear(4)]
+    (caller,) = [pid for pid, (parent, _, _) in processes().items() if parent == tracer.pid]
+    os.kill(caller, signal.SIGKILL)
+    assert tracer.wait() == -signal.SIGKILL
     until(lambda: not any(map(is_alive, pids)))
     until(lambda: marked() == {})

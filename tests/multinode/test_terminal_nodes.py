@@ -119,7 +119,7 @@ def test_a_node_by_hand_that_ctrl_z_stops_keeps_its_place(port, infini_run, term
     for _ in range(2):
         terminal.type("\x1a")
         until(lambda: state_of(launcher) == "T")
-        assert sorted(state_of(pid) for pid in sleepers()) == ["S", "T"]
+        until(lambda: sorted(state_of(pid) for pid in sleepers()) == ["S", "T"])
         subprocess.run(["sleep", "3"], check=True)
         assert head.process.poll() is None
         terminal.type("fg\n")

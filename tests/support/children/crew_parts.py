@@ -160,9 +160,14 @@ def ender(where, how, bell=""):
     while it is ready."""
 
     class Ender:
+        is_told = False
+
         def start(self, ctx):
-            for number in (signal.SIGUSR1, signal.SIGALRM):
-                signal.signal(number, lambda number, frame: self.end_idle(frame, ctx))
+            signal.signal(signal.SIGUSR1, lambda number, frame: setattr(self, "is_told", True))
+            if where == "ready":
+                # again and again: Python may have looked for signals just before it waits for the next task
+                signal.signal(signal.SIGALRM, lambda number, frame: self.end_idle(frame, ctx))
+                signal.setitimer(signal.ITIMER_REAL, 0.01, 0.01)
             self.end("starting", ctx)
 
         def task(self, ctx, task):
@@ -173,11 +178,11 @@ def ender(where, how, bell=""):
 
         def end_idle(self, frame, ctx):
             """Not while it is still sending: a handler that sends as well would wait for itself."""
-            while frame is not None:
-                if frame.f_code.co_name == "_do":
-                    return signal.setitimer(signal.ITIMER_REAL, 0.01)
+            while frame is not None and frame.f_code.co_name != "_do":
                 frame = frame.f_back
-            return self.end("ready", ctx)
+            if self.is_told and frame is None:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+                self.end("ready", ctx)
 
         def end(self, now, ctx):
             if now != where:
