@@ -253,8 +253,9 @@ def test_nothing_is_left_when_the_caller_is_told_to_end(where, how, number, call
     pids = list(marked())
     program.signal(number)
     code = program.wait()
-    assert code != 0
-    if number != signal.SIGINT:
-        assert code == -number
+    if code != 0:
+        assert number == signal.SIGINT or code == -number
+    else:  # its worker was gone at once, so that it may have come to its end before the signal
+        assert (where, how) == ("stopping", "closes")
     until(lambda: not any(is_alive(pid) for pid in pids))
     until(lambda: marked() == {})
