@@ -65,7 +65,7 @@ static bool is_guard(pid_t pid) {
 
 /* Started and not executed yet: it is known by its name alone, so it is only waited for. */
 static bool may_become_guard(struct launch *launch, const struct process *p) {
-    if (launch->is_last || strcmp(p->name, GUARD_NAME) != 0) return false;
+    if (launch->is_last || p->state == 'Z' || strcmp(p->name, GUARD_NAME) != 0) return false;
     launch->awaits = true;
     return true;
 }
