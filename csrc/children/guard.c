@@ -87,17 +87,22 @@ int guard_failure(struct ir_group *g) {
     return r == 0 && info.si_code == CLD_EXITED && info.si_status != 0 ? -info.si_status : -ESRCH;
 }
 
-/* A launch without a guard is worth more than none, unless it has a lease: it goes on, and is told. Until its exec the
- * guard is in our memory and looks as we do. It inherits our thread's name: so it has its own from the first, by which
- * the guard of a launch around ours spares it. */
+/* Until its exec the guard has our environment and our executable. Only by its name, which it inherits from our thread,
+ * can the guard of a launch around ours tell it from what we have left. */
+static pid_t guard_create(struct ir_group *g) {
+    char name[16]; /* PR_GET_NAME(2const) */
+    const bool named = prctl(PR_GET_NAME, name, 0, 0, 0) == 0;
+    if (named) (void)prctl(PR_SET_NAME, GUARD_NAME, 0, 0, 0);
+    pid_t pid = child_create(g, &g->slots[g->n], g->n, &g->guard.pidfd);
+    if (named) (void)prctl(PR_SET_NAME, name, 0, 0, 0);
+    return pid;
+}
+
+/* A launch without a guard is worth more than none, unless it has a lease: it goes on, and is told. */
 void guard_start(struct ir_group *g) {
     struct guard *guard = &g->guard;
-    char name[sizeof(((struct process *)0)->name)] = "";
     if (guard->program == NULL) return;
-    (void)prctl(PR_GET_NAME, name, 0, 0, 0);
-    (void)prctl(PR_SET_NAME, GUARD_NAME, 0, 0, 0);
-    pid_t pid = child_create(g, &g->slots[g->n], g->n, &guard->pidfd);
-    (void)prctl(PR_SET_NAME, name, 0, 0, 0);
+    pid_t pid = guard_create(g);
     if (pid < 0) {
         guard_lost(g, IR_STEP_CLONE, -pid);
         return;

@@ -63,9 +63,10 @@ static bool is_guard(pid_t pid) {
            memcmp(ours, theirs, (size_t)n) == 0;
 }
 
-/* Started and not executed yet: it is known by its name alone, so it is only waited for. */
+/* A guard has this name before its exec, too; but anybody may call himself so. It is waited for until it is executed, or
+ * our time is up. */
 static bool may_become_guard(struct launch *launch, const struct process *p) {
-    if (launch->is_last || p->state == 'Z' || strcmp(p->name, GUARD_NAME) != 0) return false;
+    if (launch->time_is_up || p->state == 'Z' || strcmp(p->name, GUARD_NAME) != 0) return false;
     launch->awaits = true;
     return true;
 }
@@ -159,12 +160,12 @@ static bool scan_and_kill(struct launch *launch) {
 void end_launch(struct launch *launch) {
     const int64_t end_ns = clock_ns() + GIVE_UP_MS * NS_PER_MS;
     int empty = 0;
-    launch->is_last = false;
+    launch->time_is_up = false;
     launch->groups_only = true;
     (void)scan_and_kill(launch);
     launch->groups_only = false;
     do empty = scan_and_kill(launch) ? 0 : empty + 1;
     while (empty < EMPTY_SCANS && clock_ns() <= end_ns);
-    launch->is_last = true;
+    launch->time_is_up = true;
     if (launch->awaits) (void)scan_and_kill(launch);
 }

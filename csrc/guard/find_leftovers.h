@@ -19,8 +19,8 @@ struct launch {
     size_t adopters_n;
     struct processes killed;
     bool groups_only, found;
-    bool awaits; /* a guard that is not executed yet */
-    bool is_last; /* nobody is awaited any more */
+    bool awaits; /* something that may become a guard */
+    bool time_is_up;
 };
 
 void end_launch(struct launch *launch);

@@ -267,6 +267,15 @@ def test_what_a_killed_nested_launcher_left_is_swept_by_the_outer_one(infini_run
 # ---- our own end
 
 
+def test_a_stray_that_is_called_as_a_guard_is_killed_when_the_launcher_was(infini_run):
+    command = infini_run(*play("daemon", f"name={GUARD}", *STRAY[2:], "say=ready", "wait"))
+    (stray,) = strays_of(command)
+    command.pids_of(b"ready", 1)
+    command.signal(signal.SIGKILL)
+    assert command.wait() == -signal.SIGKILL
+    until(lambda: not is_alive(stray))
+
+
 # ---- a rank that somebody traces
 
 
