@@ -252,6 +252,7 @@ int ir_group_spawn(struct ir_group *g, const struct ir_worker *workers, uint32_t
     sigset_t all, before;
     (void)sigfillset(&all);
     (void)pthread_sigmask(SIG_SETMASK, &all, &before);
+    forks_hold();
     g->n = n;
     g->spawn_ticks = clock_ticks();
     g->state = RUNNING;
@@ -273,6 +274,7 @@ int ir_group_spawn(struct ir_group *g, const struct ir_worker *workers, uint32_t
     }
     (void)fd_close(execs_end);
     for (uint32_t i = g->started; i < n; i++) worker_close_child_ends(&g->workers[i]);
+    forks_release();
     (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (step == IR_STEP_LEASE) worker = (int32_t)n; /* the failure is no worker's */
     if (r < 0) *ret_failure = (struct ir_failure){.worker = worker, .step = step, .error = -r};

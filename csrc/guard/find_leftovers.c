@@ -9,6 +9,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -47,11 +48,14 @@ static bool is_adopter(const struct launch *launch, pid_t pid) {
     return false;
 }
 
-static bool is_in_worker_group(const struct launch *launch, const struct process *p) {
-    if (p->session != launch->session) return false;
+static bool is_worker(const struct launch *launch, pid_t pid) {
     for (size_t i = 0; i < launch->n; i++)
-        if (launch->workers[i] == p->group) return true;
+        if (launch->workers[i] == pid) return true;
     return false;
+}
+
+static bool is_in_worker_group(const struct launch *launch, const struct process *p) {
+    return p->session == launch->session && is_worker(launch, p->group);
 }
 
 /* The guard of a launch inside this one: it has its own to end, and then ends itself. */
@@ -64,9 +68,12 @@ static bool is_guard(pid_t pid) {
 }
 
 /* A guard has this name before its exec, too; but anybody may call himself so. It is waited for until it is executed, or
- * our time is up. */
+ * for GIVE_UP_MS after the first such process was seen. */
 static bool may_become_guard(struct launch *launch, const struct process *p) {
-    if (launch->time_is_up || p->state == 'Z' || strcmp(p->name, GUARD_NAME) != 0) return false;
+    if (p->state == 'Z' || strcmp(p->name, GUARD_NAME) != 0) return false;
+    if (is_worker(launch, p->pid)) return false;
+    if (launch->awaits_until_ns == 0) launch->awaits_until_ns = clock_ns() + GIVE_UP_MS * NS_PER_MS;
+    if (clock_ns() > launch->awaits_until_ns) return false;
     launch->awaits = true;
     return true;
 }
@@ -139,7 +146,7 @@ static enum chased classify_young(pid_t pid, void *with) {
     return launch->found ? CHASED_KILLED : CHASED_OTHER;
 }
 
-/* Whether there was anything that is new to us, or that we could not see. */
+/* Whether there was anything that is new to us, that we could not see, or that may become a guard. */
 static bool scan_and_kill(struct launch *launch) {
     struct processes all;
     const pid_t last = chase_begin();
@@ -156,16 +163,20 @@ static bool scan_and_kill(struct launch *launch) {
 }
 
 /* First those that are known without reading what may hang; then all, until several looks in a row find
- * nobody: one alone may have missed who was forking just then. */
+ * nobody: one alone may have missed who was forking just then. What may become a guard needs the processor that we
+ * have, and the time that it takes is not that of the others. */
 void end_launch(struct launch *launch) {
-    const int64_t end_ns = clock_ns() + GIVE_UP_MS * NS_PER_MS;
+    int64_t end_ns = clock_ns() + GIVE_UP_MS * NS_PER_MS;
     int empty = 0;
-    launch->time_is_up = false;
+    launch->awaits_until_ns = 0;
     launch->groups_only = true;
     (void)scan_and_kill(launch);
     launch->groups_only = false;
-    do empty = scan_and_kill(launch) ? 0 : empty + 1;
-    while (empty < EMPTY_SCANS && clock_ns() <= end_ns);
-    launch->time_is_up = true;
-    if (launch->awaits) (void)scan_and_kill(launch);
+    do {
+        empty = scan_and_kill(launch) ? 0 : empty + 1;
+        if (launch->awaits) {
+            end_ns = clock_ns() + GIVE_UP_MS * NS_PER_MS;
+            (void)sched_yield();
+        }
+    } while (empty < EMPTY_SCANS && clock_ns() <= end_ns);
 }

@@ -19,8 +19,8 @@ struct launch {
     size_t adopters_n;
     struct processes killed;
     bool groups_only, found;
-    bool awaits; /* something that may become a guard */
-    bool time_is_up;
+    bool awaits;             /* something that may become a guard */
+    int64_t awaits_until_ns; /* 0: nothing of the kind was seen */
 };
 
 void end_launch(struct launch *launch);

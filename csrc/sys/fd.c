@@ -32,7 +32,24 @@ static bool fd_is_link(int fd, struct stat *ret_status) {
            (S_ISFIFO(ret_status->st_mode) || S_ISSOCK(ret_status->st_mode));
 }
 
+/* Held while pipes are made and given to workers: a child that another thread forks just then would hold them open.
+ * Python's hooks (core/group.py) make its forks wait, but not one that had begun before the hooks were there, and none of
+ * another library's threads. No one who waits here has a lock of the allocator: the handler that was registered last
+ * runs first (pthread_atfork(3)). A signal handler that forks in the middle of a fork does not wait for itself. */
+static pthread_mutex_t forks = PTHREAD_MUTEX_INITIALIZER;
+static _Thread_local int forks_depth;
+
+void forks_hold(void) {
+    if (forks_depth++ == 0) (void)pthread_mutex_lock(&forks);
+}
+
+void forks_release(void) {
+    if (forks_depth == 1) (void)pthread_mutex_unlock(&forks);
+    forks_depth--;
+}
+
 static void fork_prepare(void) {
+    forks_hold();
     const uint32_t last = last_closing;
     last_before_fork = last;
     for (uint32_t back = 0; back < last && back < CLOSINGS_KEPT; back++)
@@ -41,6 +58,7 @@ static void fork_prepare(void) {
 }
 
 static void fork_child(void) {
+    forks_release();
     const uint32_t last = last_closing;
     for (uint32_t back = 0; back < last - last_before_fork && back < CLOSINGS_KEPT; back++) {
         struct closing *was = &closings[(last - back) % CLOSINGS_KEPT];
@@ -53,7 +71,7 @@ static void fork_child(void) {
 }
 
 __attribute__((constructor)) static void fork_watch(void) {
-    (void)pthread_atfork(fork_prepare, NULL, fork_child);
+    (void)pthread_atfork(fork_prepare, forks_release, fork_child);
 }
 
 int fd_close(int fd) {

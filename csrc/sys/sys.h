@@ -30,6 +30,8 @@ enum watch {
 int fd_close(int fd);
 int fd_above_stdio(int fd);
 int fd_new(int fd);
+void forks_hold(void);
+void forks_release(void);
 int fd_duplicate(int fd);
 int fd_reopen(int fd, int mode);
 int fd_pipe(int ret_fds[2], int nonblocking_end);

@@ -148,9 +148,15 @@ void stray_close(struct ir_group *g) {
     g->strays_by_pid = NULL;
 }
 
+/* The guard of a launch inside ours, until its exec: it has that launch to end, and then ends. Where we adopt orphans
+ * that launch has nothing that we do not find. */
+static bool stray_may_become_guard(const struct ir_group *g, const struct process *stray) {
+    return !g->adopts && strcmp(stray->name, GUARD_NAME) == 0;
+}
+
 static void stray_send(struct ir_group *g, const struct process *stray, int sig) {
     int fd = stray_open(g, stray->pid);
-    (void)process_signal(stray, fd, sig);
+    if (sig != 0) (void)process_signal(stray, fd, sig);
     if (fd < 0) return;
     if (g->adopts) (void)close(fd);
     else stray_keep(g, stray->pid, fd);
@@ -313,7 +319,7 @@ uint32_t stray_signal(struct ir_group *g, int sig, bool report, bool hunts) {
         const struct process *stray = &all.at[i];
         if (!stray->ours) continue;
         n++;
-        stray_send(g, stray, sig);
+        stray_send(g, stray, stray_may_become_guard(g, stray) ? 0 : sig);
     }
     if (n > 0 && chases) (void)chase(last, stray_kill_young, g);
     free(all.at);
@@ -335,7 +341,7 @@ void stray_signal_groups(struct ir_group *g, int sig) {
     free(all.at);
 }
 
-/* Killed once more: they may have been out of sight until now. */
+/* Killed once more: they may have been out of sight until now, or spared for a guard's name. */
 void stray_name_stuck(struct ir_group *g) {
     struct processes all;
     (void)strays_find(g, &all);
@@ -343,6 +349,7 @@ void stray_name_stuck(struct ir_group *g) {
     for (size_t i = 0; i < all.n; i++) {
         if (!all.at[i].ours) continue;
         stray_send(g, &all.at[i], SIGKILL);
+        if (stray_may_become_guard(g, &all.at[i])) continue;
         if (named++ < STRAYS_NAMED) stray_report(g, &all.at[i], IR_STUCK);
     }
     free(all.at);

@@ -256,7 +256,9 @@ class Quietly:
 # Held while the core makes pipes: a child that another thread forks just then (os.fork, multiprocessing) would have
 # copies of their ends that nobody knows of, and hold them open. Nothing that could wait for a fork is done meanwhile.
 forking = RLock()
-_forkers: list[int] = []  # threads that fork, and hold it: one that had begun before this module was there does not
+# Threads that fork, and hold it. One that had begun before this module was there does not; in a spawn the core makes
+# it wait (csrc/sys/fd.c).
+_forkers: list[int] = []
 
 
 def _begin_fork() -> None:

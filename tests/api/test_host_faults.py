@@ -294,6 +294,44 @@ FORKS = """
 """
 
 
+# Its first hook has run before ours is there; it goes on when some of the ranks have been started.
+HAS_BEGUN_TO_FORK = """
+    import os, sys, threading, time
+    import infini_run as ir
+
+    begun, main, pids = threading.Event(), threading.main_thread(), []
+    def wait():
+        if threading.current_thread() is main:
+            return
+        begun.set()
+        children = f"/proc/self/task/{main.native_id}/children"
+        while len(open(children).read().split()) < 3:
+            pass
+    def fork():
+        pids.append(os.fork())
+        if pids == [0]:
+            time.sleep(600)
+    os.register_at_fork(before=wait)
+    thread = threading.Thread(target=fork)
+    thread.start()
+    begun.wait()
+    assert "infini_run.core.group" not in sys.modules
+    with ir.ProcessLauncher(["cat"], nproc_per_node=64, stdin="all", log_dir=sys.argv[1], grace=0) as launcher:
+        launcher.launch()
+        thread.join()
+        print("ended" if launcher.wait(20) else "hangs")
+        launcher.kill()
+    os.kill(pids[0], 9)
+    os.waitpid(pids[0], 0)
+"""
+
+
+@pytest.mark.parametrize("path", ["", "fork,nopidfd"])
+def test_a_fork_that_has_begun_before_our_hook_waits_for_the_end_of_the_start(path, host, tmp_path, monkeypatch):
+    monkeypatch.setenv("INFINI_RUN_DEBUG", path)
+    assert run_host(host, HAS_BEGUN_TO_FORK, tmp_path) == "ended\n"
+
+
 @pytest.mark.parametrize("path", ["", "fork,nopidfd"])
 def test_a_child_that_is_forked_while_ranks_are_started_holds_no_pipe_of_theirs(path, host, tmp_path, monkeypatch):
     monkeypatch.setenv("INFINI_RUN_DEBUG", path)

@@ -30,7 +30,7 @@ def guards_of(launcher):
 
 
 def guard_of(launcher):
-    """It has its name once it is executed, which ranks do not wait for."""
+    """Ranks do not wait for it; it may not be executed yet."""
     until(lambda: guards_of(launcher))
     (guard,) = guards_of(launcher)
     return guard

@@ -8,15 +8,17 @@ import shlex
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import infini_run as ir
 from tests.support.build_c import build
 from tests.support.command import COMMAND, play
+from tests.support.launch_shapes import with_strace
 from tests.support.processes import GUARD, children, is_alive, marked, processes, state_of
 from tests.support.rows import FORK_STORM
-from tests.support.waiting import until
+from tests.support.waiting import LIMIT_S, until
 
 STRAY = ["daemon", "name=left-behind", "say=stray", "wait", "done"]
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
@@ -267,7 +269,8 @@ def test_what_a_killed_nested_launcher_left_is_swept_by_the_outer_one(infini_run
 # ---- our own end
 
 
-def test_a_stray_that_is_called_as_a_guard_is_killed_when_the_launcher_was(infini_run):
+def test_a_stray_that_has_the_name_of_a_guard_is_killed_when_the_launcher_was(infini_run):
+    """Not at once: it might be one that is still to be executed."""
     command = infini_run(*play("daemon", f"name={GUARD}", *STRAY[2:], "say=ready", "wait"))
     (stray,) = strays_of(command)
     command.pids_of(b"ready", 1)
@@ -316,6 +319,53 @@ def test_library_ends_strays_after_a_failure(host_children, tmp_path, every_path
         ir.run(play(*STUBBORN, "@1", "exit=3", "@*", "wait"), nproc_per_node=2, grace=0.2)
     assert (caught.value.rank, caught.value.exit_code) == (1, 3)
     assert children().keys() == before
+
+
+HOST = """
+import sys
+import infini_run as ir
+with ir.ProcessLauncher(sys.argv[1:], nproc_per_node=1, grace=0) as launcher:
+    launcher.launch()
+    sys.stdin.read()
+    launcher.kill()
+print("closed", flush=True)
+"""
+
+
+@with_strace
+def test_a_library_leaves_the_inner_guard_to_its_work_before_that_is_executed(tmp_path):
+    """Guards are executed late, as on a busy machine. Only the inner one knows the strays of inner ranks."""
+    guard = Path(ir.__file__).parent / GUARD
+    slow = ["strace", "-f", "-qq", "-o", "/dev/null", "-P", str(guard), "-e", "trace=execve"]
+    slow += ["-e", "inject=execve:delay_enter=2000000"]
+    inner = [*COMMAND, f"--log_dir={tmp_path}", "--console=none", *play(*STUBBORN, "say=ready", "wait")]
+    host = subprocess.Popen(
+        [*slow, sys.executable, "-c", HOST, *inner], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    try:
+        log = tmp_path / "rank_0.log"
+        until(lambda: log.exists() and b"ready" in log.read_bytes() and b"stray" in log.read_bytes())
+        is_early = GUARD in marked().values()  # one that is executed has no environment
+        host.stdin.close()
+        assert host.stdout.readline() == b"closed\n"
+        until(lambda: not any(name == "left-behind" for name in marked().values()))
+        assert host.wait(LIMIT_S) == 0
+    finally:
+        host.kill()
+        host.wait()
+        host.stdout.close()
+    if not is_early:
+        pytest.skip("the ranks needed longer than the inner guard")
+
+
+def test_a_library_kills_a_stray_that_has_the_name_of_a_guard(tmp_path):
+    words = play("daemon", f"name={GUARD}", *STRAY[2:], "say=ready", "wait")
+    log = tmp_path / "rank_0.log"
+    with ir.ProcessLauncher(words, nproc_per_node=1, grace=0, console="none", log_dir=tmp_path) as launcher:
+        launcher.launch()
+        until(lambda: not launcher.wait(0.01) and b"stray" in log.read_bytes())
+        launcher.kill()
+    until(lambda: not marked())
 
 
 def test_children_of_a_foreign_child_are_not_touched(tmp_path):

@@ -18,7 +18,7 @@ import pytest
 
 from tests.launch.faults.test_faults_core import SHORT, Shim, shim  # noqa: F401
 from tests.support.build_c import build_guard
-from tests.support.processes import is_alive, marked
+from tests.support.processes import OURS, is_alive, marked
 from tests.support.rows import SEED, sample
 from tests.support.waiting import until
 
@@ -42,7 +42,7 @@ ERRORS = {
     "syscall434": (*SHORT, "ENOSYS"),
 }
 RUNS, AT_MOST_EACH = 20, 12
-MARK = "INFINI_RUN_ID=guarded"
+MARK = f"INFINI_RUN_ID=guarded-{OURS[1]}"  # another test run may be at the same test: its guard is not to end ours
 LAUNCHER = """
 import os, signal, subprocess, sys
 guard, folder, preload = sys.argv[1], sys.argv[2], sys.argv[3:]
