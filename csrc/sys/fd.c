@@ -34,8 +34,8 @@ static bool fd_is_link(int fd, struct stat *ret_status) {
 
 /* Held while pipes are made and given to workers: a child that another thread forks just then would hold them open.
  * Python's hooks (core/group.py) make its forks wait, but not one that had begun before the hooks were there, and none of
- * another library's threads. No one who waits here has a lock of the allocator: the handler that was registered last
- * runs first (pthread_atfork(3)). A signal handler that forks in the middle of a fork does not wait for itself. */
+ * another library's threads. An allocator's handler is older than this one, and so runs after it (pthread_atfork(3)):
+ * no one waits here with a lock of the allocator. A signal handler that forks in the middle of a fork does not wait. */
 static pthread_mutex_t forks = PTHREAD_MUTEX_INITIALIZER;
 static _Thread_local int forks_depth;
 

@@ -256,8 +256,8 @@ class Quietly:
 # Held while the core makes pipes: a child that another thread forks just then (os.fork, multiprocessing) would have
 # copies of their ends that nobody knows of, and hold them open. Nothing that could wait for a fork is done meanwhile.
 forking = RLock()
-# Threads that fork, and hold it. One that had begun before this module was there does not; in a spawn the core makes
-# it wait (csrc/sys/fd.c).
+# Threads that fork, and hold the lock. A fork that had begun before this module was there does not hold it; only
+# while ranks are started the core makes it wait (csrc/sys/fd.c).
 _forkers: list[int] = []
 
 
@@ -275,6 +275,13 @@ def _end_fork() -> None:
 def _end_fork_in_child() -> None:
     _end_fork()
     _forkers.clear()  # threads of our parent
+    _release_in_child()
+
+
+def _release_in_child() -> None:
+    """In the child of a fork that did not hold the lock: the thread that may have had it is not there."""
+    if not forking._is_owned():  # type: ignore[attr-defined]
+        forking._at_fork_reinit()  # type: ignore[attr-defined]
 
 
 os.register_at_fork(before=_begin_fork, after_in_parent=_end_fork, after_in_child=_end_fork_in_child)
@@ -562,6 +569,7 @@ class Group:
 
     def after_fork_in_child(self) -> None:
         """In a forked child: the workers are our parent's. Nothing is signalled; our copies are closed."""
+        _release_in_child()  # the hook that does so may come after this one
         self._lock, self._waiting, self._closed, self.ended = RLock(), 0, True, True
         self._free_if_last()
 

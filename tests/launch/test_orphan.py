@@ -351,6 +351,7 @@ def test_a_library_leaves_the_inner_guard_to_its_work_before_that_is_executed(tm
         until(lambda: not any(name == "left-behind" for name in marked().values()))
         assert host.wait(LIMIT_S) == 0
     finally:
+        host.stdin.close()
         host.kill()
         host.wait()
         host.stdout.close()

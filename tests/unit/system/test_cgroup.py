@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from infini_run.system.cgroup import oom_kills, own_folders
+from tests.support.waiting import until
 
 V1 = "4:memory:/job\n0::/\n"
 V2 = "0::/user.slice/job\n"
@@ -104,10 +105,26 @@ def limited():
     folder.rmdir()
 
 
+# The third argument by which the launcher waits without a limit: of poll(2), or of ppoll(2) where there is no poll.
+NO_LIMIT = "0xffffffff" if os.uname().machine == "x86_64" else "0x0"
+
+
+def waits_without_limit(pid):
+    words = Path(f"/proc/{pid}/syscall").read_text().split()
+    return len(words) > 3 and words[3] == NO_LIMIT
+
+
 @pytest.mark.skipif("TEST_PYTHON" in os.environ, reason="the sanitizer's own memory makes the launcher the victim")
-def test_a_rank_that_the_kernel_killed_for_memory_is_told_so(limited, infini_run):
-    script = f"import os; os.environ['RANK'] == '1' or __import__('signal').pause(); {EATER}"
+def test_a_rank_that_the_kernel_killed_for_memory_is_told_so(limited, infini_run, tmp_path):
+    """The launcher counts what the kernel killed before it waits; on a busy machine a rank could be dead by then."""
+    go = tmp_path / "go"
+    os.mkfifo(go)
+    script = (
+        f"import os; os.environ['RANK'] == '1' or __import__('signal').pause(); open({str(go)!r}).read(); {EATER}"
+    )
     command = infini_run("--nproc_per_node=2", sys.executable, "-SE", "-c", script, under=limited)
+    with go.open("w"):
+        until(lambda: waits_without_limit(command.pid))
     assert command.wait() == 128 + signal.SIGKILL, command.err
     assert b"rank 1 " in command.err
     assert b"killed by SIGKILL (by the kernel, for memory)" in command.err
