@@ -163,8 +163,8 @@ static bool scan_and_kill(struct launch *launch) {
 }
 
 /* First those that are known without reading what may hang; then all, until several looks in a row find
- * nobody: one alone may have missed who was forking just then. What may become a guard needs the processor that we
- * have, and the time that it takes is not that of the others. */
+ * nobody: one alone may have missed who was forking just then. While we wait for what may become a guard, the time for
+ * all others begins anew. */
 void end_launch(struct launch *launch) {
     int64_t end_ns = clock_ns() + GIVE_UP_MS * NS_PER_MS;
     int empty = 0;
@@ -176,7 +176,7 @@ void end_launch(struct launch *launch) {
         empty = scan_and_kill(launch) ? 0 : empty + 1;
         if (launch->awaits) {
             end_ns = clock_ns() + GIVE_UP_MS * NS_PER_MS;
-            (void)sched_yield();
+            (void)sched_yield(); /* it may need this processor */
         }
     } while (empty < EMPTY_SCANS && clock_ns() <= end_ns);
 }

@@ -25,7 +25,7 @@ from tests.support.waiting import LIMIT_S
 
 # what each function can really fail with; man pages, section ERRORS
 SHORT = ("EMFILE", "ENFILE", "ENOMEM")
-# Left out: prctl(2), by which we become a subreaper, and name the guard. Without the first no strays are found.
+# Left out: prctl(2), by which we become a subreaper (tests/launch/test_orphan.py refuses it), and name the guard.
 ERRORS = {
     "epoll_create1": SHORT,
     "epoll_ctl": ("ENOMEM", "ENOSPC"),
