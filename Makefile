@@ -17,7 +17,6 @@ WHEELS := .venv/wheels-$(VERSION)
 DOCS := .venv/docs-$(VERSION)
 WHEEL_BEDS := qemu-user-static mmdebstrap
 TORCH := .venv/torch-$(VERSION)
-TORCH_JOBS ?= $(shell nproc)
 TORCH_TESTS := tests/crews/test_function_torch.py tests/crews/test_torch.py tests/multinode/test_many_ssh.py tests/multinode/test_many_slurm.py \
     tests/multinode/test_ddp_ssh.py tests/multinode/test_ddp_slurm.py
 
@@ -71,7 +70,7 @@ torch-env: $(TORCH)/made
 
 torch: torch-env
 	tests/support/beds/install.sh openssh-server openssh-client iproute2 slurm-wlm munge || true
-	TEST_TORCH=required $(TORCH)/bin/python -m pytest -n $(TORCH_JOBS) --dist loadgroup --no-loadscope-reorder -m torch $(TORCH_TESTS) $(PYTEST_ARGS)
+	TEST_TORCH=required $(TORCH)/bin/python -m pytest -n $(shell nproc) --dist loadgroup --no-loadscope-reorder -m torch $(TORCH_TESTS) $(PYTEST_ARGS)
 
 # Debian has no package of OpenPBS, and it takes minutes to build, so these tests are not among the others.
 pbs: $(VENV)/made
