@@ -237,6 +237,9 @@ class LaunchSupervisor(Supervisor):
     def fail(self, error: BaseException | Failed, rank: int, time_s: float = 0.0, host: str = "") -> None:
         """Note a failure. time_s: when it happened, since the epoch; 0: now. A lost node is one failure, with all its
         ranks."""
+        if not self.failures:
+            for group in self._watches:
+                group.ask_alive()
         if not any(failure.error is error for failure in self.failures):
             self.failures.append(Failure(time_s=time_s or time.time(), rank=rank, error=error, host=host))
 

@@ -120,6 +120,9 @@ class RemoteWorkerProcess:
     def next_deadline_s(self) -> float | None:
         return None
 
+    def ask_alive(self) -> None:
+        self._link.call(lambda: self._link.head.ask(self.node.peer))
+
     def poll(self) -> None:
         if self.ended or self._wakeup_fd < 0:
             return
@@ -140,7 +143,7 @@ class RemoteWorkerProcess:
 
     def _unknown(self) -> Exit:
         """The Exit of a process whose node was lost: how it ended is not known, nor when. It is dated from when its
-        node was last heard of, since a rank elsewhere may fail because of the loss before that is noticed."""
+        node was alive for certain, since a rank elsewhere may fail because of the loss before that is noticed."""
         return Exit(
             rank=self.rank,
             local_rank=self.local_rank,
@@ -148,7 +151,7 @@ class RemoteWorkerProcess:
             pid=self.pid or None,
             status_lost=True,
             start_s=self._start_s,
-            end_s=max(self._start_s, self.node.peer.last_received_wall_s),
+            end_s=max(self._start_s, self.node.peer.alive_wall_s),
         )
 
     # ---- as a WorkerProcess
@@ -166,9 +169,6 @@ class RemoteWorkerProcess:
         return 1
 
     def stop(self, number: int = 0) -> None:
-        """As WorkerProcess.stop. If a rank elsewhere has failed, the node's answer shows that it was alive after
-        that."""
-        self._link.call(lambda: self._link.head.ask(self.node.peer))
         self._request("stop", number=number)
 
     def kill(self) -> None:

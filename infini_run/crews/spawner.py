@@ -44,6 +44,10 @@ if TYPE_CHECKING:
         def poll(self) -> None:
             """Take in what happened to all of them; never blocks."""
 
+        def ask_alive(self) -> None:
+            """A worker elsewhere has failed: have the host show that it was alive after that. Nothing to do for the
+            host that we are on."""
+
         def stop(self, number: int = 0) -> None:
             """Begin to stop all of them: this signal (0: the stop signal), SIGKILL after the grace, then the same for
             what they leave behind."""

@@ -64,7 +64,8 @@ class AgentSet:
 
     def attach(self, agent: RemoteAgent, connection: Connection) -> None:
         """The connection is that agent's from now on."""
-        agent.connection, agent.last_received_s = connection, time.monotonic()
+        agent.connection = connection
+        agent.last_received_s = agent.alive_s = time.monotonic()
         agent.time = AgentTime()  # another machine may answer to the name now
         self._watch(agent, connection)
         self.set_state(agent, "connected")

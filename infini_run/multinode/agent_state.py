@@ -51,7 +51,8 @@ class RemoteAgent:
         self.connection: Connection | None = None
         self.address = ""  # it has connected from there
         self.has_command = False  # a command of the engine starts it; else it connects by itself
-        self.last_received_s = time.monotonic()
+        self.last_received_s = time.monotonic()  # when its last frame was read here
+        self.alive_s = self.last_received_s  # it was alive then, or later
         self.clock = ClockOffset()
         self.time = AgentTime()
         self.hello: dict[str, Any] = {}
@@ -69,10 +70,20 @@ class RemoteAgent:
         self.is_leaving = False  # it was told to stop, and the others go on
         self.fence_s = float("-inf")  # until then what it ran may live (monotonic), for independent_nodes.py
 
+    def on_answer(self, payload: bytes) -> None:
+        """It has answered a clock_question. When that was asked it was alive, however late the answer is read: an
+        answer, or any frame, that a busy or suspended head reads now may have been sent long ago."""
+        self.alive_s = max(self.alive_s, self.clock.add_answer(payload))
+
     @property
     def last_received_wall_s(self) -> float:
-        """When its last frame came, since the epoch."""
-        return self.last_received_s + time.time() - time.monotonic()
+        """When its last frame was read, since the epoch."""
+        return _wall_s(self.last_received_s)
+
+    @property
+    def alive_wall_s(self) -> float:
+        """When it was alive for certain, since the epoch."""
+        return _wall_s(self.alive_s)
 
     @property
     def is_not_ready(self) -> bool:
@@ -94,3 +105,7 @@ class RemoteAgent:
         if self.node_rank < 0 and self.name:
             return self.name
         return f"node {self.index if self.node_rank < 0 else self.node_rank}{f' ({self.name})' if self.name else ''}"
+
+
+def _wall_s(monotonic_s: float) -> float:
+    return monotonic_s + time.time() - time.monotonic()

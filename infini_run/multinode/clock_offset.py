@@ -58,17 +58,27 @@ class ClockOffset:
     def is_known(self) -> bool:
         return self.bound_s != float("inf")
 
-    def add_answer(self, payload: bytes) -> None:
-        """Use an answer that has just come. Raises LinkError: it is none."""
+    def add_answer(self, payload: bytes) -> float:
+        """Use an answer that has just come.
+
+        Returns:
+            When its question was asked, by our CLOCK_MONOTONIC; -inf: in the future.
+
+        Raises:
+            LinkError: it is no answer.
+        """
         if len(payload) != _ANSWER.size:
             raise LinkError("what came over the link is not what infini-run sends: a heartbeat of another length")
         now_ns, our_wall_ns = time.monotonic_ns(), time.time_ns()
         asked_ns, wall_ns, monotonic_ns = _ANSWER.unpack(payload)
         half_ns = (now_ns - asked_ns) // 2
-        if half_ns >= 0:
-            offset_s = (wall_ns - (our_wall_ns - half_ns)) / 1e9
-            monotonic_s = (monotonic_ns - (now_ns - half_ns)) / 1e9
-            self.add(offset_s, monotonic_s, half_ns / 1e9, now_ns / 1e9)
+        if half_ns < 0:
+            return -float("inf")
+        offset_s = (wall_ns - (our_wall_ns - half_ns)) / 1e9
+        monotonic_s = (monotonic_ns - (now_ns - half_ns)) / 1e9
+        self.add(offset_s, monotonic_s, half_ns / 1e9, now_ns / 1e9)
+        asked_s: float = asked_ns / 1e9
+        return asked_s
 
     def add(self, offset_s: float, monotonic_s: float, bound_s: float, now_s: float) -> None:
         """Use one estimate, if it is as sure as the last one is by now, or shows that a clock was set.

@@ -314,7 +314,7 @@ class Head:
         elif kind == protocol.EVENT:
             self._on_event(agent, payload)
         elif kind == protocol.HEARTBEAT and payload:
-            agent.clock.add_answer(payload)
+            agent.on_answer(payload)
             if agent.clock.needs_more():
                 self._agents.send(agent, clock_question())
         elif kind == protocol.LEASE:

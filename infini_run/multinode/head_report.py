@@ -17,10 +17,12 @@ if TYPE_CHECKING:
 def is_node_failure(state: HeadState) -> bool:
     """Whether the job ended because a node was lost or would not start; not because of a rank or a signal.
 
-    A node is lost from its last frame on: a rank elsewhere may fail for that reason long before the loss is noticed.
+    A node is lost from when it was alive for certain: a rank elsewhere may fail for that reason long before the loss
+    is noticed. Each first failure asks all nodes for a sign of life (liveness.py), so one that is lost after it was
+    alive after it.
     """
     agents = state.world
-    lost_s = min((agent.last_received_s for agent in agents if agent.state == "lost"), default=float("inf"))
+    lost_s = min((agent.alive_s for agent in agents if agent.state == "lost"), default=float("inf"))
     failed_s = min((agent.first_failure_s for agent in agents if agent.state != "lost"), default=float("inf"))
     return state.error is not None and (not isinstance(state.error, NodeLost) or lost_s <= failed_s)
 
@@ -39,7 +41,7 @@ def attempt_report(state: HeadState) -> Report:
                 last_received_s=agent.last_received_wall_s,
                 is_first_failure=is_first,
             )
-            reports.append((report, agent.last_received_s))
+            reports.append((report, agent.alive_s))
         elif agent.report is not None:
             reports.append((agent.report, agent.first_failure_s))
     return merge_reports(

@@ -13,10 +13,11 @@ import time
 import pytest
 
 import infini_run as ir
+from tests.multinode.test_elastic_ssh import launcher_of, process_of
 from tests.support.command import Command
 from tests.support.hosts import Bed, agents
 from tests.support.paths import ROOT
-from tests.support.processes import children, marked
+from tests.support.processes import GUARD, children, marked, processes, state_of, written
 from tests.support.waiting import LIMIT_S, until
 
 pytestmark = pytest.mark.xdist_group(__name__)  # one bed for all of them
@@ -158,13 +159,8 @@ def test_arguments_cross_the_link_once_for_each_node(bed):
     size = 16 << 20
     with ir.Pool(["host1", "host2"], 4, engine="ssh", ssh_config=str(bed.config)) as pool:
         assert list(pool.run(len, os.urandom(size))) == [size] * 8
-        crossed = sum(_written(pid) for pid, name in children().items() if name.split()[0] == "ssh")
+        crossed = sum(written(pid) for pid, name in children().items() if name.split()[0] == "ssh")
     assert 2 * size <= crossed < 3 * size
-
-
-def _written(pid):
-    with open(f"/proc/{pid}/io") as file:
-        return int(next(line.split()[1] for line in file if line.startswith("wchar:")))
 
 
 def test_output_is_labelled_with_host_and_rank(launcher, capfd):
@@ -337,11 +333,9 @@ def test_what_makes_no_sense_is_refused(launcher, given, words):
 
 
 def _ring(path):
-    """On a rank: say that it is there, with its pid as this machine has it, and stay."""
-    with open("/proc/self/status") as file:
-        pids = next(line.split()[1:] for line in file if line.startswith("NSpid:"))
+    """On a rank: say that it is there, and stay."""
     with open(path, "w") as file:
-        file.write(f"{os.environ['RANK']} {pids[0]}\n")
+        file.write("here\n")
     time.sleep(1000)
 
 
@@ -367,6 +361,83 @@ def test_what_holds_a_node_and_is_killed_is_a_lost_node(launcher, bell, who):
             handle.result(LIMIT_S)
     finally:
         handle.close()
+
+
+LATE = """
+import sys
+sys.path.insert(0, {tests!r})
+import infini_run as ir
+from tests.crews.test_function_nodes import _speak
+try:
+    ir.Launcher(["host1", "host2"], 1, engine="ssh", ssh_config={config!r}).run(_speak, {path!r}, {gate!r})
+except ir.NodeLost as error:
+    print(error, *error.__notes__, sep="\\n")
+"""
+
+
+def _speak(path, gate):
+    """On a rank: say that it is there, and stay; rank 0 writes a line when the gate is opened."""
+    with open(path, "w") as file:
+        file.write("here\n")
+    if os.environ["RANK"] == "0":
+        with open(gate) as file:
+            print(file.read(), flush=True)
+    time.sleep(1000)
+
+
+def test_a_node_is_lost_before_a_rank_that_its_loss_ends_though_the_caller_reads_both_late(bed, bell, tmp_path):
+    """The last that a node has sent is no younger because a busy caller reads it late."""
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    words = LATE.format(tests=str(ROOT), config=str(bed.config), path=bell.path, gate=str(gate))
+    caller = Command([sys.executable, "-c", words])
+    try:
+        bell.hear(2)
+        agent, spawn_server = launcher_of(0), process_of(1)
+        started = {pid: name for pid, (parent, _, name) in processes().items() if parent == spawn_server}
+        (rank_1,) = (pid for pid, name in started.items() if name != GUARD)
+        caller.suspend()
+        before = written(agent)
+        gate.write_text("the last of rank 0")
+        until(lambda: written(agent) > before)
+        os.kill(agent, signal.SIGKILL)
+        os.kill(rank_1, signal.SIGTERM)
+        until(lambda: state_of(rank_1) in ("", "Z"))
+        caller.signal(signal.SIGCONT)
+        assert caller.wait() == 0, caller.err
+    finally:
+        caller.close()
+    lost, later = (line for line in caller.out.decode().splitlines() if "the last of rank 0" not in line)
+    assert lost.startswith("node 0 (host1) was lost")
+    assert later.startswith("later: rank 1 on host2 ended without a result: killed by SIGTERM")
+
+
+def test_a_node_that_is_lost_after_a_failure_with_which_all_went_on_is_not_the_cause(launcher, bell, tmp_path):
+    """Its last heartbeat may be from long before the failure; it is asked for another one then."""
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+
+    def run(path):
+        with open(path, "w") as file:
+            file.write("here\n")
+        if os.environ["RANK"] == "0":
+            time.sleep(1000)
+        with open(gate):
+            raise ValueError("the first failure")
+
+    handle = launcher(nproc=1, keep_going=True, node_timeout=3600).start(run, bell.path)
+    try:
+        bell.hear(2)
+        gate.write_text("")
+        launch = handle._launch
+        until(lambda: launch.failures)
+        until(lambda: launch.workers[0].process.node.peer.alive_wall_s > launch.failures[0].time_s)
+        os.kill(launcher_of(0), signal.SIGKILL)
+        with pytest.raises(ValueError, match="the first failure") as caught:
+            handle.result(LIMIT_S)
+    finally:
+        handle.close()
+    assert [note for note in caught.value.__notes__ if "node 0 (host1) was lost" in note]
 
 
 CALLER = """

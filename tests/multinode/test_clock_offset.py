@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import struct
 import subprocess
 import sys
 import time
@@ -69,10 +71,21 @@ def test_what_is_surer_is_kept():
 
 def test_between_clocks_that_are_the_same_there_is_nothing():
     gap = ClockOffset()
-    (frame,) = Decoder().feed(clock_answer(clock_question()[5:]))
-    gap.add_answer(frame[1])
+    before_s = time.monotonic()
+    question = clock_question()
+    after_s = time.monotonic()
+    (frame,) = Decoder().feed(clock_answer(question[5:]))
+    assert before_s <= gap.add_answer(frame[1]) <= after_s
     assert abs(gap.offset_s) <= gap.bound_s + 1e-6
     assert abs(gap.monotonic_s) <= gap.bound_s + 1e-6
+
+
+def test_an_answer_to_what_is_still_to_be_asked_says_nothing():
+    gap = ClockOffset()
+    later_ns = time.monotonic_ns() + 3600 * 10**9
+    (frame,) = Decoder().feed(clock_answer(struct.pack(">q", later_ns)))
+    assert gap.add_answer(frame[1]) == -math.inf
+    assert not gap.is_known
 
 
 @pytest.mark.parametrize("size", [1, 7, 9, 23, 25])

@@ -7,14 +7,14 @@ import os
 import shlex
 import signal
 import subprocess
-import time
 
 import pytest
 
 from tests.multinode.test_by_hand import node, port, ring, takes_ctrl_z, told  # noqa: F401
+from tests.multinode.test_elastic_ssh import process_of
 from tests.multinode.test_many_ssh import bed, cabled_bed, many, no_agent_left, own_lines  # noqa: F401
 from tests.support.hosts import agents
-from tests.support.processes import lead_group, marked, processes, state_of
+from tests.support.processes import lead_group, marked, processes, state_of, written
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.xdist_group(__name__)  # one bed for all of them
@@ -29,7 +29,6 @@ def test_a_node_is_lost_from_when_it_was_last_heard(node, bell, tmp_path):  # no
     commands = [node(rank, *ring(bell, fail), flags=flags) for rank in range(2)]
     bell.hear(4)
     commands[1].suspend()
-    time.sleep(1)  # what it had sent before was read by then, on a busy machine too
     gate.write_text("\n")
     assert commands[0].wait() == 1
     lines = told(commands[0])
@@ -47,6 +46,36 @@ def test_a_node_is_lost_from_when_it_was_last_heard(node, bell, tmp_path):  # no
     ]  # fmt: skip
     commands[1].signal(signal.SIGCONT)
     commands[1].wait()
+
+
+def test_a_node_is_lost_before_a_rank_that_its_loss_ends_though_the_head_reads_both_late(many, bell, tmp_path):  # noqa: F811
+    """The last that a node has sent is no younger because a busy head reads it late. srun ends the other ranks so."""
+    gates = [tmp_path / f"gate{rank}" for rank in range(2)]
+    for gate in gates:
+        os.mkfifo(gate)
+    speak = f"read line < {shlex.quote(str(tmp_path))}/gate$RANK; echo $line; exec sleep 1000"
+    head = many(f"--report={tmp_path}/r", "--grace=1", *ring(bell, speak), hosts="host[1-2]", nproc=1)
+    bell.hear(2)
+    ranks = [process_of(rank) for rank in range(2)]
+    theirs = [processes()[pid][0] for pid in ranks]
+    head.suspend()
+    for rank in (1, 0):  # the head will read first what came first
+        before = written(theirs[rank])
+        gates[rank].write_text("the last\n")
+        until(lambda agent=theirs[rank], before=before: written(agent) > before)
+    os.kill(theirs[0], signal.SIGKILL)
+    before = written(theirs[1])
+    os.kill(ranks[1], signal.SIGTERM)
+    until(lambda: written(theirs[1]) > before)
+    head.signal(signal.SIGCONT)
+    assert head.wait() == 1
+    lines = own_lines(head)
+    assert lines[0].startswith("infini-run: node 0 (host1) was lost")
+    assert "rank 1 on host2" in lines[1]
+    assert "SIGTERM" in lines[1]
+    report = json.loads((tmp_path / "r").read_text())
+    assert (report["exit_code"], report["first_failure"], report["error"]) == (1, 0, report["lost"][0])
+    assert [(rank["lost"], rank["failed"]) for rank in report["ranks"]] == [(True, True), (False, True)]
 
 
 def test_a_rank_that_failed_while_all_nodes_were_there_is_to_blame(node, bell, tmp_path):  # noqa: F811

@@ -29,6 +29,11 @@ def state_of(pid: int) -> str:
     return _parts(stat)[1] if stat else ""
 
 
+def written(pid: int) -> int:
+    """Bytes that it has written, to whatever."""
+    return int(next(line for line in _read(pid, "io").splitlines() if line.startswith(b"wchar:")).split()[1])
+
+
 def _parts(stat: bytes) -> tuple[int, str, str]:
     text = stat.decode(errors="replace")
     state, parent = text[text.rindex(")") + 2 :].split()[:2]
