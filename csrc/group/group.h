@@ -56,7 +56,7 @@ struct ir_group {
     int64_t grace_ms;           /* of this stop, and of the strays after it */
     int64_t grace_began_ns;     /* when a signal from outside began it; 0: none did */
     pid_t self;
-    uint32_t capacity, n, started, alive, abandoned, strays_alive;
+    uint32_t capacity, n, started, alive, abandoned;
     struct worker *workers;
     char *labels;               /* copies */
     char *buffers;              /* of all streams that are piped */
@@ -67,7 +67,8 @@ struct ir_group {
     uint32_t event_head, event_count, event_capacity;
     uint32_t strays_seen, strays_known; /* how many in all; how many of them by number */
     pid_t *strays_by_pid;
-    struct stray *strays;       /* strays_alive of them, in a library */
+    struct stray *strays;       /* signalled where we do not adopt, and not known to be gone */
+    uint32_t strays_n, strays_watched; /* how many of these; how many of them by pidfd */
     struct sink sinks[2];       /* the second without buffer and err_sink 0 where both are one file */
     int err_sink;
     struct input input;

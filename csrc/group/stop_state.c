@@ -99,7 +99,7 @@ static enum state purge_now(struct ir_group *g) {
 }
 
 static bool is_clear(struct ir_group *g) {
-    if (!g->adopts) return g->strays_alive == 0 && stray_count(g) == 0;
+    if (!g->adopts) return g->strays_watched == 0 && stray_count(g) == 0;
     if (!wait_has_children(g)) return true;
     return (g->foreign_count > 0 || g->abandoned > 0) && stray_count(g) == 0;
 }

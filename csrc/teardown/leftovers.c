@@ -14,9 +14,12 @@
 #include <sys/epoll.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
-#define GENERATIONS 64 /* between a stray and us, that have not exited */
+#define GENERATIONS 64      /* between a stray and us, that have not exited */
+#define END_LOOKS 500       /* at strays that are ending, */
+#define END_PAUSE_NS 200000 /* this long apart */
 #define CHILDREN_LOOKS                                                                             \
     64 /* in a row; then the group's loop has its turn, and a death wakes us again */
 
@@ -61,6 +64,27 @@ static bool is_orphan(const struct ir_group *g, const struct processes *all,
     return ancestor != NULL || process_find(all, p->parent) == NULL;
 }
 
+static const struct stray *stray_find(const struct ir_group *g, const struct process *p) {
+    for (uint32_t i = 0; i < g->strays_n; i++)
+        if (g->strays[i].pid == p->pid && g->strays[i].start_ticks == p->start_ticks)
+            return &g->strays[i];
+    return NULL;
+}
+
+static bool is_led_by_worker(const struct ir_group *g, const struct process *p) {
+    for (uint32_t i = 0; i < g->started; i++)
+        if (g->workers[i].pid == p->group) return true;
+    return false;
+}
+
+/* One that exits has given its memory back, and the mark with it, before it closes its files: a GPU is held the longer.
+ * It is known from before, or by its group, whose number may be a stranger's by now: that one exits, too, and is not
+ * harmed. */
+static bool is_ours_without_mark(const struct ir_group *g, const struct process *p) {
+    return stray_find(g, p) != NULL ||
+           (is_led_by_worker(g, p) && process_is_ending(p->pid, SIGKILL));
+}
+
 /* The mark alone is not enough: whoever looks at a launch with its variables has it, too, but he has
  * parents of his own. */
 static bool mark_marked(const struct ir_group *g, struct processes *all) {
@@ -71,7 +95,7 @@ static bool mark_marked(const struct ir_group *g, struct processes *all) {
         p->ours = !never && is_worker(g, p->pid);
         if (!never && !p->ours && p->state != 'Z' && is_orphan(g, all, p)) {
             const enum mark found = process_mark_after_exec(p->pid, g->mark);
-            p->ours = found == MARK_FOUND;
+            p->ours = found == MARK_FOUND || is_ours_without_mark(g, p);
             whole = whole && found != MARK_UNKNOWN;
         }
         p->decided = never || p->ours;
@@ -97,29 +121,18 @@ static bool strays_find(struct ir_group *g, struct processes *all) {
     return r == 0;
 }
 
-/* How many there are; never 0 where we could not look: then the timetable goes on, and looks again. */
-uint32_t stray_count(struct ir_group *g) {
-    struct processes all;
-    uint32_t n = 0, unseen = strays_find(g, &all) ? 0 : 1;
-    for (size_t i = 0; i < all.n; i++) n += all.at[i].ours;
-    free(all.at);
-    return n > 0 ? n : unseen;
-}
-
 /* A library hears of a stray's end by its pidfd, which is kept for the next signal, too. */
-static int stray_open(struct ir_group *g, pid_t pid) {
-    for (uint32_t i = 0; i < g->strays_alive; i++)
-        if (g->strays[i].pid == pid) return g->strays[i].fd;
-    return pidfd_open_of(g, pid);
-}
-
-static void stray_keep(struct ir_group *g, pid_t pid, int fd) {
-    for (uint32_t i = 0; i < g->strays_alive; i++)
-        if (g->strays[i].fd == fd) return;
-    struct stray *grown = realloc(g->strays, (g->strays_alive + 1) * sizeof *grown);
+static void stray_keep(struct ir_group *g, const struct process *p, int fd) {
+    struct stray *grown = realloc(g->strays, (g->strays_n + 1) * sizeof *grown);
     if (grown != NULL) g->strays = grown;
-    if (grown == NULL || fd_watch(g, fd, EPOLLIN, WATCH_STRAY, (uint32_t)fd) < 0) (void)close(fd);
-    else g->strays[g->strays_alive++] = (struct stray){.pid = pid, .fd = fd};
+    if (fd >= 0 && (grown == NULL || fd_watch(g, fd, EPOLLIN, WATCH_STRAY, (uint32_t)fd) < 0)) {
+        (void)close(fd);
+        fd = -1;
+    }
+    if (grown == NULL) return;
+    g->strays_watched += fd >= 0;
+    g->strays[g->strays_n++] =
+        (struct stray){.pid = p->pid, .start_ticks = p->start_ticks, .fd = fd >= 0 ? fd : -1};
 }
 
 /* Where the host program adopts orphans (it is process 1, or a subreaper) a stray of ours has become its
@@ -131,17 +144,19 @@ static void stray_reap(const struct ir_group *g, const struct stray *stray) {
 }
 
 void stray_gone(struct ir_group *g, int fd) {
-    for (uint32_t i = 0; i < g->strays_alive; i++)
+    for (uint32_t i = 0; i < g->strays_n; i++)
         if (g->strays[i].fd == fd) {
             stray_reap(g, &g->strays[i]);
             (void)fd_release(g, fd);
-            g->strays[i] = g->strays[--g->strays_alive];
+            g->strays[i] = g->strays[--g->strays_n];
+            g->strays_watched--;
             return;
         }
 }
 
 void stray_close(struct ir_group *g) {
-    while (g->strays_alive > 0) (void)fd_close(g->strays[--g->strays_alive].fd);
+    while (g->strays_n > 0) (void)fd_close(g->strays[--g->strays_n].fd);
+    g->strays_watched = 0;
     free(g->strays);
     g->strays = NULL;
     free(g->strays_by_pid);
@@ -155,11 +170,40 @@ static bool stray_may_become_guard(const struct ir_group *g, const struct proces
 }
 
 static void stray_send(struct ir_group *g, const struct process *stray, int sig) {
-    int fd = stray_open(g, stray->pid);
+    const struct stray *known = stray_find(g, stray);
+    int fd = known != NULL ? known->fd : pidfd_open_of(g, stray->pid);
     if (sig != 0) (void)process_signal(stray, fd, sig);
-    if (fd < 0) return;
-    if (g->adopts) (void)close(fd);
-    else stray_keep(g, stray->pid, fd);
+    if (g->adopts && fd >= 0) (void)close(fd);
+    if (!g->adopts && known == NULL && fd != -ESRCH) stray_keep(g, stray, fd);
+}
+
+/* Nothing tells of the end of what has no pidfd and is not our child: it is waited for here, `looks` times. One that is
+ * seen only when it is on its way out gets its pidfd now. */
+static bool has_ended(struct ir_group *g, const struct process *p, int *looks) {
+    const struct timespec pause = {.tv_nsec = END_PAUSE_NS};
+    struct process now;
+    const struct stray *stray = stray_find(g, p);
+    if (g->adopts || (stray != NULL && stray->fd >= 0)) return false;
+    if (!process_is_ending(p->pid, SIGKILL)) return false;
+    if (stray == NULL) stray_send(g, p, 0);
+    stray = stray_find(g, p);
+    if (stray != NULL && stray->fd >= 0) return false;
+    while (process_read(p->pid, &now) && now.start_ticks == p->start_ticks && now.state != 'Z') {
+        if ((*looks)-- <= 0) return false;
+        (void)nanosleep(&pause, NULL);
+    }
+    return true;
+}
+
+/* How many there are; never 0 where we could not look: then the timetable goes on, and looks again. */
+uint32_t stray_count(struct ir_group *g) {
+    struct processes all;
+    int looks = END_LOOKS;
+    uint32_t n = 0, unseen = strays_find(g, &all) ? 0 : 1;
+    for (size_t i = 0; i < all.n; i++)
+        if (all.at[i].ours && !has_ended(g, &all.at[i], &looks)) n++;
+    free(all.at);
+    return n > 0 ? n : unseen;
 }
 
 static int by_number(const void *a, const void *b) {
@@ -324,12 +368,6 @@ uint32_t stray_signal(struct ir_group *g, int sig, bool report, bool hunts) {
     if (n > 0 && chases) (void)chase(last, stray_kill_young, g);
     free(all.at);
     return n > 0 || whole ? n : 1;
-}
-
-static bool is_led_by_worker(const struct ir_group *g, const struct process *p) {
-    for (uint32_t i = 0; i < g->started; i++)
-        if (g->workers[i].pid == p->group) return true;
-    return false;
 }
 
 /* To what is left of process groups that have lost their leaders, where the kernel cannot signal those as such. */

@@ -14,7 +14,8 @@ struct ir_group;
 /* ---- leftovers.c: one of them */
 struct stray {
     pid_t pid;
-    int fd; /* its pidfd */
+    uint64_t start_ticks;
+    int fd; /* its pidfd; -1: there is none */
 };
 
 /* fork_chase.c */

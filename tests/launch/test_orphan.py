@@ -22,6 +22,7 @@ from tests.support.waiting import LIMIT_S, until
 
 STRAY = ["daemon", "name=left-behind", "say=stray", "wait", "done"]
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+SLOW = "slow=512"  # some 60 ms
 STUBBORN = ["daemon", "ignore=TERM", *STRAY[1:]]
 
 
@@ -42,20 +43,48 @@ def test_daemons_are_gone_after_success(infini_run, stray, every_path):
     assert all(f"left-behind ({pid})".encode() in command.err for pid in strays)
 
 
+@pytest.fixture
+def not_adopting(infini_run):
+    """Start the command where PR_SET_CHILD_SUBREAPER is refused, as by qemu's user-mode emulation; it, and the strays
+    that have told of themselves."""
+
+    def start(*words, n):
+        deny = (build("deny.c", instead_of="*"), "prctl", "0", str(PR_SET_CHILD_SUBREAPER))
+        command = infini_run(f"--nproc_per_node={n}", "--grace=0.2", *play(*words), under=deny)
+        try:
+            return command, strays_of(command, n)
+        except AssertionError:
+            if command.wait() == 77:
+                pytest.skip("no filter is permitted here")
+            raise
+
+    return start
+
+
 @pytest.mark.parametrize("stray", [STRAY, STUBBORN], ids=["meek", "stubborn"])
-def test_daemons_are_gone_where_we_may_not_adopt_orphans(infini_run, stray, every_path):
-    """PR_SET_CHILD_SUBREAPER is refused, as by qemu's user-mode emulation."""
-    deny = (build("deny.c", instead_of="*"), "prctl", "0", str(PR_SET_CHILD_SUBREAPER))
-    command = infini_run("--nproc_per_node=3", "--grace=0.2", *play(*stray, "exit=0"), under=deny)
-    try:
-        strays = strays_of(command, 3)
-    except AssertionError:
-        if command.wait() == 77:
-            pytest.skip("no filter is permitted here")
-        raise
+def test_daemons_are_gone_where_we_may_not_adopt_orphans(not_adopting, stray, every_path):
+    command, strays = not_adopting(*stray, "exit=0", n=3)
     assert command.wait() == 0
     assert not any(map(is_alive, strays))
     assert b"stopped 3 processes left behind: left-behind (" in command.err
+
+
+@pytest.mark.parametrize("stray", [STRAY, STUBBORN], ids=["meek", "stubborn"])
+def test_a_daemon_whose_exit_takes_long_is_waited_for_where_we_may_not_adopt_it(not_adopting, stray, every_path):
+    """It has no environment any more, by which it is known, and still holds what it had open: a GPU, say."""
+    command, strays = not_adopting("daemon", SLOW, *stray[1:], "exit=0", n=1)
+    assert command.wait() == 0
+    assert not any(map(is_alive, strays))
+
+
+def test_what_was_killed_with_its_rank_and_takes_long_to_exit_is_waited_for_where_we_may_not_adopt_it(
+    not_adopting, every_path
+):
+    """Nobody has looked at it before: it is known by its group."""
+    command, strays = not_adopting("ignore=TERM", "group", SLOW, "say=stray", "wait", "done", "wait", n=1)
+    command.signal(signal.SIGTERM)
+    assert command.wait() == 143
+    assert not any(map(is_alive, strays))
 
 
 @pytest.mark.parametrize("stray", [STRAY, STUBBORN], ids=["meek", "stubborn"])

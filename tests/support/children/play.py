@@ -18,6 +18,7 @@ notify=A;B        tell NOTIFY_SOCKET A and B in one message
 pings=N           tell it WATCHDOG=1 N times
 flood             tell it something as fast as it takes it, without end
 spin              compute without end
+slow=MIB          hold a file in memory of that size: our exit takes long after it has closed stdout
 orphans=N         N double forks that end at once
 reaped            wait until nothing in /proc is a zombie
 wait              until a signal ends us
@@ -179,6 +180,11 @@ def spin():
         pass
 
 
+def slow(mib):
+    """The kernel takes the file's pages back after it has closed all descriptors, and before we are a zombie."""
+    os.posix_fallocate(os.memfd_create("slow"), 0, mib << 20)
+
+
 def states():
     found = []
     for entry in os.listdir("/proc"):
@@ -223,6 +229,7 @@ STEPS = {
     "pings": lambda n: notify(*["WATCHDOG=1"] * int(n)),
     "flood": lambda _: flood(),
     "spin": lambda _: spin(),
+    "slow": lambda mib: slow(int(mib)),
     "orphans": lambda n: orphans(int(n)),
     "reaped": lambda _: reaped(),
     "wait": lambda _: wait(),
