@@ -343,11 +343,13 @@ class Agent:
             self._link.connection.send(pack_json(protocol.EVENT, {event.kind: event.rank, "pid": event.pid}))
 
     def _send_failure(self, rank: int, time_ns: int) -> None:
-        """Report the first failure here, with its age, because no two nodes' clocks agree."""
+        """Report the first failure here, with its time by our CLOCK_MONOTONIC and with its age: no two nodes' clocks
+        agree."""
         if not self._has_reported_failure:
             self._has_reported_failure = True
             age_ns = max(0, time.monotonic_ns() - time_ns)
-            self._link.connection.send(pack_json(protocol.EVENT, {"failed": rank, "age_ns": age_ns}))
+            event = {"failed": rank, "age_ns": age_ns, "time_ns": time_ns}
+            self._link.connection.send(pack_json(protocol.EVENT, event))
 
     def _send_progress(self, progress: int) -> None:
         """Report the highest PROGRESS= here while it can be: a job that goes on without this node counts it, too."""

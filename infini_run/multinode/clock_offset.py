@@ -92,6 +92,16 @@ class ClockOffset:
             self.offset_s, self.monotonic_s = offset_s, monotonic_s
             self.bound_s, self._known_s = bound_s, now_s
 
+    def latest_s(self, time_ns: int, age_ns: int) -> float:
+        """When something has happened on the node at the latest, by our CLOCK_MONOTONIC: so that of two failures the
+        first is known though both are read late.
+
+        Args:
+            time_ns: when it happened, by the node's CLOCK_MONOTONIC.
+            age_ns: how long ago that was when the node told of it, in words that have just been read here.
+        """
+        return min(time.monotonic() - age_ns / 1e9, time_ns / 1e9 - self.monotonic_s + self.bound_s)
+
     def needs_more(self) -> bool:
         """Whether the next question is due at once, as the first few are."""
         self._questions += 1

@@ -336,7 +336,7 @@ class Head:
             agent.rank_pids[event["started"]] = event["pid"]
         elif "failed" in event:
             is_first = all(each.first_failure_s == float("inf") for each in self.agents)
-            failed_s = time.monotonic() - event["age_ns"] / 1e9
+            failed_s = agent.clock.latest_s(event["time_ns"], event["age_ns"])
             agent.first_failure_s = min(agent.first_failure_s, failed_s)
             if is_first:
                 self._liveness.ask_running()

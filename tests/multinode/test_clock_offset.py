@@ -69,6 +69,15 @@ def test_what_is_surer_is_kept():
     assert (gap.offset_s, gap.bound_s) == (9.0, 1.0)
 
 
+def test_what_is_read_late_happened_at_the_latest_when_the_nodes_clock_says():
+    gap = ClockOffset()
+    now_s = time.monotonic()
+    assert now_s - 2.0 <= gap.latest_s(0, 2 * 10**9) <= time.monotonic() - 2.0  # its clock is not known
+    gap.add(0.0, 1000.0, 0.25, now_s)
+    assert gap.latest_s(round((now_s + 1000.0 - 60.0) * 1e9), 0) == pytest.approx(now_s - 59.75, abs=1e-6)
+    assert gap.latest_s(round((now_s + 1000.0 + 60.0) * 1e9), 0) <= time.monotonic()
+
+
 def test_between_clocks_that_are_the_same_there_is_nothing():
     gap = ClockOffset()
     before_s = time.monotonic()

@@ -11,7 +11,7 @@ import subprocess
 import pytest
 
 from tests.multinode.test_by_hand import node, port, ring, takes_ctrl_z, told  # noqa: F401
-from tests.multinode.test_elastic_ssh import process_of
+from tests.multinode.test_elastic_ssh import launcher_of, process_of
 from tests.multinode.test_many_ssh import bed, cabled_bed, many, no_agent_left, own_lines  # noqa: F401
 from tests.support.hosts import agents
 from tests.support.processes import lead_group, marked, processes, state_of, written
@@ -76,6 +76,30 @@ def test_a_node_is_lost_before_a_rank_that_its_loss_ends_though_the_head_reads_b
     report = json.loads((tmp_path / "r").read_text())
     assert (report["exit_code"], report["first_failure"], report["error"]) == (1, 0, report["lost"][0])
     assert [(rank["lost"], rank["failed"]) for rank in report["ranks"]] == [(True, True), (False, True)]
+
+
+def test_the_rank_that_failed_first_is_named_though_the_head_reads_both_late(many, bell, tmp_path):  # noqa: F811
+    """And the other one first: its node had sent output before."""
+    gates = [tmp_path / f"gate{rank}" for rank in range(2)]
+    for gate in gates:
+        os.mkfifo(gate)
+    gate = f"exec 3<> {shlex.quote(str(tmp_path))}/gate$RANK"  # for writing too: then it has no end
+    fail = f"{gate}; read line <&3; echo $line; read line <&3; exit $((7 + RANK))"
+    head = many(f"--report={tmp_path}/r", "--grace=1", *ring(bell, fail), hosts="host[1-2]", nproc=1)
+    bell.hear(2)
+    theirs = [launcher_of(rank) for rank in range(2)]
+    gates[0].write_text("0\n")
+    head.read_until(b"0\n")
+    head.suspend()
+    for rank in (1, 0, 1):  # 1 speaks, 0 fails, 1 fails
+        before = written(theirs[rank])
+        gates[rank].write_text("1\n")
+        until(lambda agent=theirs[rank], before=before: written(agent) > before)
+    head.signal(signal.SIGCONT)
+    assert head.wait() == 7
+    assert "rank 0 on host1" in own_lines(head)[0]
+    report = json.loads((tmp_path / "r").read_text())
+    assert (report["exit_code"], report["first_failure"]) == (7, 0)
 
 
 def test_a_rank_that_failed_while_all_nodes_were_there_is_to_blame(node, bell, tmp_path):  # noqa: F811
