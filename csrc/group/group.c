@@ -80,8 +80,7 @@ int ir_group_wait(const struct ir_group *g, int timeout_ms) {
 }
 
 static void timer_ready(struct ir_group *g) {
-    uint64_t count;
-    if (read(g->timer_fd, &count, sizeof count) == (ssize_t)sizeof count) state_cause(g, TIMEOUT);
+    if (timer_is_due(g)) state_cause(g, TIMEOUT);
 }
 
 static void dispatch(struct ir_group *g, uint64_t data) {

@@ -27,6 +27,7 @@
 
 #define LEASE_MOST_MS (INT_MAX - 1) /* what poll(2) can wait for the guard */
 #define ECHO_MS 200 /* in which a signal of the same sender is the same request */
+#define LOOK_AGAIN_MS 20 /* at strays of whose end nothing tells: no child of ours, and without a pidfd */
 #define STRAYS_LEAST_MS 2000 /* what strays have of the grace where the ranks have used it up */
 
 enum state { IDLE, RUNNING, LEADING, STOPPING, KILLING, SWEEPING, PURGING, DRAINING, ENDED };
@@ -54,9 +55,10 @@ struct ir_group {
     uint64_t spawn_ticks;       /* when, in /proc's clock: nothing older is of this launch */
     int stop_with;              /* the signal that this stop sends */
     int64_t grace_ms;           /* of this stop, and of the strays after it */
+    int64_t due_ns;             /* when the state's time is up */
     int64_t grace_began_ns;     /* when a signal from outside began it; 0: none did */
     pid_t self;
-    uint32_t capacity, n, started, alive, abandoned;
+    uint32_t capacity, n, started, alive, abandoned, strays_alive;
     struct worker *workers;
     char *labels;               /* copies */
     char *buffers;              /* of all streams that are piped */
@@ -67,8 +69,7 @@ struct ir_group {
     uint32_t event_head, event_count, event_capacity;
     uint32_t strays_seen, strays_known; /* how many in all; how many of them by number */
     pid_t *strays_by_pid;
-    struct stray *strays;       /* signalled where we do not adopt, and not known to be gone */
-    uint32_t strays_n, strays_watched; /* how many of these; how many of them by pidfd */
+    struct stray *strays;       /* strays_alive of them, where we do not adopt */
     struct sink sinks[2];       /* the second without buffer and err_sink 0 where both are one file */
     int err_sink;
     struct input input;

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <sys/epoll.h>
 #include <sys/ioctl.h>
@@ -244,13 +245,30 @@ uint64_t clock_ticks(void) {
     return (uint64_t)now.tv_sec * per_second + (uint64_t)now.tv_nsec * per_second / 1000000000u;
 }
 
-/* Arms the one timer of the timetable; a negative delay disarms it. */
-void timer_set(const struct ir_group *g, int64_t delay_ms) {
-    struct itimerspec when = {0};
-    if (delay_ms >= 0) {
-        when.it_value.tv_sec = (time_t)(delay_ms / 1000);
-        when.it_value.tv_nsec = (long)(delay_ms % 1000 * NS_PER_MS);
-        if (delay_ms == 0) when.it_value.tv_nsec = 1;
-    }
-    (void)timerfd_settime(g->timer_fd, 0, &when, NULL);
+static void timer_arm(const struct ir_group *g, int64_t at_ns) {
+    struct itimerspec when = {.it_value.tv_sec = (time_t)(at_ns / 1000000000LL),
+                              .it_value.tv_nsec = (long)(at_ns % 1000000000LL)};
+    (void)timerfd_settime(g->timer_fd, TFD_TIMER_ABSTIME, &when, NULL);
+}
+
+/* The one timer of the timetable: the state's time is up after so long. */
+void timer_set(struct ir_group *g, int64_t delay_ms) {
+    const int64_t now_ns = clock_ns(), most_ms = (INT64_MAX - now_ns) / NS_PER_MS;
+    g->due_ns = now_ns + (delay_ms < most_ms ? delay_ms : most_ms) * NS_PER_MS;
+    timer_arm(g, g->due_ns);
+}
+
+/* Nothing will wake us, and the state's time is not up: it wakes us before. */
+void timer_look_again(struct ir_group *g) {
+    const int64_t look_ns = clock_ns() + LOOK_AGAIN_MS * NS_PER_MS;
+    timer_arm(g, look_ns < g->due_ns ? look_ns : g->due_ns);
+}
+
+/* It has woken us. Whether the state's time is up. */
+bool timer_is_due(struct ir_group *g) {
+    uint64_t count;
+    if (read(g->timer_fd, &count, sizeof count) != (ssize_t)sizeof count) return false;
+    if (clock_ns() >= g->due_ns) return true;
+    timer_arm(g, g->due_ns);
+    return false;
 }

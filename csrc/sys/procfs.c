@@ -231,6 +231,14 @@ bool process_is_ending(pid_t pid, int sig) {
            !status.has_memory; /* an exiting process has given its memory back */
 }
 
+/* It has given its memory back. */
+bool process_is_exiting(pid_t pid) {
+    char path[32];
+    struct status status = {0};
+    (void)snprintf(path, sizeof path, "/proc/%d/status", (int)pid);
+    return process_lines(path, status_line, &status) && !status.has_memory;
+}
+
 /* Whether the environment that a process was started with has the mark. Read in pieces that overlap by the
  * mark's length, so that a mark across two pieces is found. MARK_UNKNOWN: the memory that was read is empty, or
  * an execve or an exit has taken it away, from when on every read is an end of file. */

@@ -42,7 +42,9 @@ void fd_unwatch(const struct ir_group *g, int fd);
 int fd_release(const struct ir_group *g, int fd);
 int64_t clock_ns(void);
 uint64_t clock_ticks(void);
-void timer_set(const struct ir_group *g, int64_t delay_ms);
+void timer_set(struct ir_group *g, int64_t delay_ms);
+void timer_look_again(struct ir_group *g);
+bool timer_is_due(struct ir_group *g);
 
 /* events.c */
 int events_open(struct ir_group *g, uint32_t n);
@@ -84,6 +86,7 @@ struct process *process_find(const struct processes *all, pid_t pid);
 void process_describe(pid_t pid, char *ret_state, char ret_name[16]);
 bool process_sees_itself(pid_t self);
 bool process_is_ending(pid_t pid, int sig);
+bool process_is_exiting(pid_t pid);
 enum mark { MARK_NONE, MARK_FOUND, MARK_UNKNOWN /* in the middle of an execve */ };
 enum mark process_mark(pid_t pid, const char *mark);
 enum mark process_mark_after_exec(pid_t pid, const char *mark); /* MARK_UNKNOWN: not within 0.1 s */

@@ -14,12 +14,9 @@
 #include <sys/epoll.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
-#define GENERATIONS 64      /* between a stray and us, that have not exited */
-#define END_LOOKS 500       /* at strays that are ending, */
-#define END_PAUSE_NS 200000 /* this long apart */
+#define GENERATIONS 64 /* between a stray and us, that have not exited */
 #define CHILDREN_LOOKS                                                                             \
     64 /* in a row; then the group's loop has its turn, and a death wakes us again */
 
@@ -64,8 +61,8 @@ static bool is_orphan(const struct ir_group *g, const struct processes *all,
     return ancestor != NULL || process_find(all, p->parent) == NULL;
 }
 
-static const struct stray *stray_find(const struct ir_group *g, const struct process *p) {
-    for (uint32_t i = 0; i < g->strays_n; i++)
+static struct stray *stray_find(const struct ir_group *g, const struct process *p) {
+    for (uint32_t i = 0; i < g->strays_alive; i++)
         if (g->strays[i].pid == p->pid && g->strays[i].start_ticks == p->start_ticks)
             return &g->strays[i];
     return NULL;
@@ -77,12 +74,11 @@ static bool is_led_by_worker(const struct ir_group *g, const struct process *p) 
     return false;
 }
 
-/* One that exits has given its memory back, and the mark with it, before it closes its files: a GPU is held the longer.
- * It is known from before, or by its group, whose number may be a stranger's by now: that one exits, too, and is not
- * harmed. */
+/* One that exits gives its memory back, and the mark with it, before it closes its files; until then it may hold a GPU.
+ * It is known from before, or by its process group. The number of that may be a stranger's by now; but then he is
+ * exiting, and no signal does him any harm. */
 static bool is_ours_without_mark(const struct ir_group *g, const struct process *p) {
-    return stray_find(g, p) != NULL ||
-           (is_led_by_worker(g, p) && process_is_ending(p->pid, SIGKILL));
+    return stray_find(g, p) != NULL || (is_led_by_worker(g, p) && process_is_exiting(p->pid));
 }
 
 /* The mark alone is not enough: whoever looks at a launch with its variables has it, too, but he has
@@ -121,18 +117,40 @@ static bool strays_find(struct ir_group *g, struct processes *all) {
     return r == 0;
 }
 
-/* A library hears of a stray's end by its pidfd, which is kept for the next signal, too. */
-static void stray_keep(struct ir_group *g, const struct process *p, int fd) {
-    struct stray *grown = realloc(g->strays, (g->strays_n + 1) * sizeof *grown);
-    if (grown != NULL) g->strays = grown;
-    if (fd >= 0 && (grown == NULL || fd_watch(g, fd, EPOLLIN, WATCH_STRAY, (uint32_t)fd) < 0)) {
+/* A library hears of a stray's end by its pidfd (fd; negative: there is none), which is kept for the next signal, too.
+ * `known`: its place, if it has one. */
+static void stray_keep(struct ir_group *g, const struct process *p, struct stray *known, int fd) {
+    struct process now;
+    const bool is_its = process_read(p->pid, &now) && now.start_ticks == p->start_ticks;
+    if (fd >= 0 && (!is_its || fd_watch(g, fd, EPOLLIN, WATCH_STRAY, (uint32_t)fd) < 0)) {
         (void)close(fd);
         fd = -1;
     }
-    if (grown == NULL) return;
-    g->strays_watched += fd >= 0;
-    g->strays[g->strays_n++] =
-        (struct stray){.pid = p->pid, .start_ticks = p->start_ticks, .fd = fd >= 0 ? fd : -1};
+    if (known == NULL) {
+        struct stray *grown = realloc(g->strays, (g->strays_alive + 1) * sizeof *grown);
+        if (grown != NULL) g->strays = grown;
+        if (grown != NULL) known = &grown[g->strays_alive++];
+    }
+    if (known != NULL)
+        *known =
+            (struct stray){.pid = p->pid, .start_ticks = p->start_ticks, .fd = fd < 0 ? -1 : fd};
+    else if (fd >= 0) (void)fd_release(g, fd);
+}
+
+/* Forget those that have gone without a pidfd. Returns whether others without one are left: nothing will tell of their
+ * end. */
+bool stray_look(struct ir_group *g) {
+    bool any = false;
+    for (uint32_t i = 0; i < g->strays_alive; i++) {
+        struct process now;
+        const struct stray *stray = &g->strays[i];
+        if (stray->fd >= 0) continue;
+        if (process_read(stray->pid, &now) && now.start_ticks == stray->start_ticks &&
+            now.state != 'Z')
+            any = true;
+        else g->strays[i--] = g->strays[--g->strays_alive];
+    }
+    return any;
 }
 
 /* Where the host program adopts orphans (it is process 1, or a subreaper) a stray of ours has become its
@@ -144,19 +162,17 @@ static void stray_reap(const struct ir_group *g, const struct stray *stray) {
 }
 
 void stray_gone(struct ir_group *g, int fd) {
-    for (uint32_t i = 0; i < g->strays_n; i++)
+    for (uint32_t i = 0; i < g->strays_alive; i++)
         if (g->strays[i].fd == fd) {
             stray_reap(g, &g->strays[i]);
             (void)fd_release(g, fd);
-            g->strays[i] = g->strays[--g->strays_n];
-            g->strays_watched--;
+            g->strays[i] = g->strays[--g->strays_alive];
             return;
         }
 }
 
 void stray_close(struct ir_group *g) {
-    while (g->strays_n > 0) (void)fd_close(g->strays[--g->strays_n].fd);
-    g->strays_watched = 0;
+    while (g->strays_alive > 0) (void)fd_close(g->strays[--g->strays_alive].fd);
     free(g->strays);
     g->strays = NULL;
     free(g->strays_by_pid);
@@ -170,38 +186,25 @@ static bool stray_may_become_guard(const struct ir_group *g, const struct proces
 }
 
 static void stray_send(struct ir_group *g, const struct process *stray, int sig) {
-    const struct stray *known = stray_find(g, stray);
-    int fd = known != NULL ? known->fd : pidfd_open_of(g, stray->pid);
+    struct stray *known = stray_find(g, stray);
+    const bool has_pidfd = known != NULL && known->fd >= 0;
+    int fd = has_pidfd ? known->fd : pidfd_open_of(g, stray->pid);
     if (sig != 0) (void)process_signal(stray, fd, sig);
     if (g->adopts && fd >= 0) (void)close(fd);
-    if (!g->adopts && known == NULL && fd != -ESRCH) stray_keep(g, stray, fd);
+    if (!g->adopts && !has_pidfd && fd != -ESRCH) stray_keep(g, stray, known, fd);
 }
 
-/* Nothing tells of the end of what has no pidfd and is not our child: it is waited for here, `looks` times. One that is
- * seen only when it is on its way out gets its pidfd now. */
-static bool has_ended(struct ir_group *g, const struct process *p, int *looks) {
-    const struct timespec pause = {.tv_nsec = END_PAUSE_NS};
-    struct process now;
-    const struct stray *stray = stray_find(g, p);
-    if (g->adopts || (stray != NULL && stray->fd >= 0)) return false;
-    if (!process_is_ending(p->pid, SIGKILL)) return false;
-    if (stray == NULL) stray_send(g, p, 0);
-    stray = stray_find(g, p);
-    if (stray != NULL && stray->fd >= 0) return false;
-    while (process_read(p->pid, &now) && now.start_ticks == p->start_ticks && now.state != 'Z') {
-        if ((*looks)-- <= 0) return false;
-        (void)nanosleep(&pause, NULL);
-    }
-    return true;
-}
-
-/* How many there are; never 0 where we could not look: then the timetable goes on, and looks again. */
+/* How many there are; never 0 where we could not look: then the timetable goes on, and looks again. What we see for the
+ * first time when it is exiting is kept, so that we hear of its end. */
 uint32_t stray_count(struct ir_group *g) {
     struct processes all;
-    int looks = END_LOOKS;
     uint32_t n = 0, unseen = strays_find(g, &all) ? 0 : 1;
-    for (size_t i = 0; i < all.n; i++)
-        if (all.at[i].ours && !has_ended(g, &all.at[i], &looks)) n++;
+    for (size_t i = 0; i < all.n; i++) {
+        if (!all.at[i].ours) continue;
+        n++;
+        if (!g->adopts && stray_find(g, &all.at[i]) == NULL && process_is_exiting(all.at[i].pid))
+            stray_send(g, &all.at[i], 0);
+    }
     free(all.at);
     return n > 0 ? n : unseen;
 }

@@ -175,6 +175,9 @@ class ExecSpawner:
             except ChannelError:
                 continue  # it has died, or was closed: its exit will tell
 
+    def ask_alive(self) -> None:
+        """As Spawner.ask_alive; there is no other host."""
+
     def close(self) -> None:
         """Give the ports back. Nothing else of its own is open."""
         if self._ports:

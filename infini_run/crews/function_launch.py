@@ -237,11 +237,12 @@ class LaunchSupervisor(Supervisor):
     def fail(self, error: BaseException | Failed, rank: int, time_s: float = 0.0, host: str = "") -> None:
         """Note a failure. time_s: when it happened, since the epoch; 0: now. A lost node is one failure, with all its
         ranks."""
-        if not self.failures:
-            for group in self._watches:
-                group.ask_alive()
+        now_s, is_first = time.time(), not self.failures
         if not any(failure.error is error for failure in self.failures):
-            self.failures.append(Failure(time_s=time_s or time.time(), rank=rank, error=error, host=host))
+            date_s = min(time_s or now_s, now_s)  # another host's clock is known to within a few milliseconds
+            self.failures.append(Failure(time_s=date_s, rank=rank, error=error, host=host))
+        if is_first:
+            self._spawner.ask_alive()
 
     def fail_result(self, ask: Ask[Any], rank: int, error: BaseException) -> None:
         """A result cannot be unpickled; nothing to note if its attempt has been started again meanwhile."""

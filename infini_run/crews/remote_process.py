@@ -120,9 +120,6 @@ class RemoteWorkerProcess:
     def next_deadline_s(self) -> float | None:
         return None
 
-    def ask_alive(self) -> None:
-        self._link.call(lambda: self._link.head.ask(self.node.peer))
-
     def poll(self) -> None:
         if self.ended or self._wakeup_fd < 0:
             return

@@ -288,6 +288,11 @@ class RemoteSpawner:
         if self._link is not None and own:
             self._link.spread(self._number(), own, in_pieces(bytes_frame(frame, LARGEST)).pieces)
 
+    def ask_alive(self) -> None:
+        """As Spawner.ask_alive."""
+        if self._link is not None:
+            self._link.call(self._link.head.ask_alive)
+
     # ---- the end
 
     def close(self) -> None:

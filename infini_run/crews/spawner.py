@@ -44,10 +44,6 @@ if TYPE_CHECKING:
         def poll(self) -> None:
             """Take in what happened to all of them; never blocks."""
 
-        def ask_alive(self) -> None:
-            """A worker elsewhere has failed: have the host show that it was alive after that. Nothing to do for the
-            host that we are on."""
-
         def stop(self, number: int = 0) -> None:
             """Begin to stop all of them: this signal (0: the stop signal), SIGKILL after the grace, then the same for
             what they leave behind."""
@@ -136,6 +132,10 @@ if TYPE_CHECKING:
         def spread(self, processes: Sequence[WorkerProcess], frame: list[Buffer]) -> None:
             """Send the same message to all of them; it crosses the link to each node once. Those that have ended get
             nothing. Returns when nothing that is sent later can overtake it."""
+
+        def ask_alive(self) -> None:
+            """A worker has failed: ask all other hosts for a sign of life, so that one that is lost later is known to
+            have been alive after that."""
 
         def close(self) -> None:
             """Free what it holds beside its processes. Safe twice."""

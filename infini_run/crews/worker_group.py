@@ -87,9 +87,6 @@ class WorkerGroup:
             for process, exit_ in zip(self.processes, self.run.outcome.exits(), strict=True):
                 process.update(exit_)
 
-    def ask_alive(self) -> None:
-        pass
-
     def stop(self, number: int = 0) -> None:
         if self.run is not None:
             self.run.stop(number)

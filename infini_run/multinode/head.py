@@ -452,10 +452,9 @@ class Head:
         """For process 1: reap the processes that lost their parents, and so became our children."""
         self._processes.reap_others()
 
-    def ask(self, agent: RemoteAgent) -> None:
-        """Ask a node for a sign of life now: one that is lost later was alive at this moment."""
-        if agent.state == "running":
-            self._agents.send(agent, clock_question())
+    def ask_alive(self) -> None:
+        """Ask all nodes for a sign of life: one that answers was alive at this moment."""
+        self._liveness.ask_running()
 
     def send_stream(self, agent: RemoteAgent, data: bytes) -> None:
         """Send bytes to descriptor 0 of the process on that node; empty: no more come."""

@@ -17,9 +17,8 @@ if TYPE_CHECKING:
 def is_node_failure(state: HeadState) -> bool:
     """Whether the job ended because a node was lost or would not start; not because of a rank or a signal.
 
-    A node is lost from when it was alive for certain: a rank elsewhere may fail for that reason long before the loss
-    is noticed. Each first failure asks all nodes for a sign of life (liveness.py), so one that is lost after it was
-    alive after it.
+    A node counts as lost from the last moment at which it was certainly alive: a rank elsewhere may fail because of
+    the loss long before that is noticed. The first failure of a rank asks all nodes for a sign of life (liveness.py).
     """
     agents = state.world
     lost_s = min((agent.alive_s for agent in agents if agent.state == "lost"), default=float("inf"))

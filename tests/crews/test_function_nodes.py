@@ -412,8 +412,12 @@ def test_a_node_is_lost_before_a_rank_that_its_loss_ends_though_the_caller_reads
     assert later.startswith("later: rank 1 on host2 ended without a result: killed by SIGTERM")
 
 
-def test_a_node_that_is_lost_after_a_failure_with_which_all_went_on_is_not_the_cause(launcher, bell, tmp_path):
-    """Its last heartbeat may be from long before the failure; it is asked for another one then."""
+@pytest.mark.parametrize(("how", "told"), [("ValueError", ValueError), ("Cancelled", ir.RemoteError)])
+def test_a_node_that_is_lost_after_a_failure_with_which_all_went_on_is_not_the_cause(
+    launcher, bell, tmp_path, how, told
+):
+    """Its last heartbeat may be from long before the failure; it is asked for another one then. The failure is dated
+    by the rank's host (what it raised) or here (Cancelled)."""
     gate = tmp_path / "gate"
     os.mkfifo(gate)
 
@@ -423,7 +427,7 @@ def test_a_node_that_is_lost_after_a_failure_with_which_all_went_on_is_not_the_c
         if os.environ["RANK"] == "0":
             time.sleep(1000)
         with open(gate):
-            raise ValueError("the first failure")
+            raise ValueError("the first failure") if how == "ValueError" else ir.Cancelled("the first failure")
 
     handle = launcher(nproc=1, keep_going=True, node_timeout=3600).start(run, bell.path)
     try:
@@ -433,7 +437,7 @@ def test_a_node_that_is_lost_after_a_failure_with_which_all_went_on_is_not_the_c
         until(lambda: launch.failures)
         until(lambda: launch.workers[0].process.node.peer.alive_wall_s > launch.failures[0].time_s)
         os.kill(launcher_of(0), signal.SIGKILL)
-        with pytest.raises(ValueError, match="the first failure") as caught:
+        with pytest.raises(told, match=r"the first failure|raised infini_run\.Cancelled") as caught:
             handle.result(LIMIT_S)
     finally:
         handle.close()

@@ -48,9 +48,9 @@ def not_adopting(infini_run):
     """Start the command where PR_SET_CHILD_SUBREAPER is refused, as by qemu's user-mode emulation; it, and the strays
     that have told of themselves."""
 
-    def start(*words, n):
+    def start(*words, n, grace=0.2):
         deny = (build("deny.c", instead_of="*"), "prctl", "0", str(PR_SET_CHILD_SUBREAPER))
-        command = infini_run(f"--nproc_per_node={n}", "--grace=0.2", *play(*words), under=deny)
+        command = infini_run(f"--nproc_per_node={n}", f"--grace={grace}", *play(*words), under=deny)
         try:
             return command, strays_of(command, n)
         except AssertionError:
@@ -84,6 +84,16 @@ def test_what_was_killed_with_its_rank_and_takes_long_to_exit_is_waited_for_wher
     command, strays = not_adopting("ignore=TERM", "group", SLOW, "say=stray", "wait", "done", "wait", n=1)
     command.signal(signal.SIGTERM)
     assert command.wait() == 143
+    assert not any(map(is_alive, strays))
+
+
+def test_what_exits_already_is_waited_for_until_then_and_not_for_the_grace(not_adopting, every_path):
+    """Without a pidfd nothing tells of the end of what is no child of ours."""
+    rank = ("group", SLOW, "say=stray", "wait", "done", "say=rank", "wait")
+    command, strays = not_adopting(*rank, n=1, grace=1000)
+    for pid in (*strays, *command.pids_of(b"rank").values()):
+        os.kill(pid, signal.SIGKILL)
+    assert command.wait() == 137
     assert not any(map(is_alive, strays))
 
 
