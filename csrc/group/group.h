@@ -27,7 +27,7 @@
 
 #define LEASE_MOST_MS (INT_MAX - 1) /* what poll(2) can wait for the guard */
 #define ECHO_MS 200 /* in which a signal of the same sender is the same request */
-#define LOOK_AGAIN_MS 20 /* at strays of whose end nothing tells: no child of ours, and without a pidfd */
+#define RECHECK_MS 20 /* at strays of whose end nothing tells: no child of ours, and without a pidfd */
 #define STRAYS_LEAST_MS 2000 /* what strays have of the grace where the ranks have used it up */
 
 enum state { IDLE, RUNNING, LEADING, STOPPING, KILLING, SWEEPING, PURGING, DRAINING, ENDED };

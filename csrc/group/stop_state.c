@@ -99,7 +99,7 @@ static enum state purge_now(struct ir_group *g) {
 }
 
 static bool is_clear(struct ir_group *g) {
-    if (!g->adopts) return !stray_look(g) && g->strays_alive == 0 && stray_count(g) == 0;
+    if (!g->adopts) return !stray_has_unwatched(g) && g->strays_alive == 0 && stray_count(g) == 0;
     if (!wait_has_children(g)) return true;
     return (g->foreign_count > 0 || g->abandoned > 0) && stray_count(g) == 0;
 }
@@ -211,7 +211,7 @@ void state_check(struct ir_group *g) {
     if (g->state == SWEEPING || g->state == PURGING) {
         if (is_clear(g)) state_cause(g, CLEAR);
         else if (g->state == PURGING) (void)signal_strays(g, SIGKILL, false);
-        if (stray_look(g)) timer_look_again(g);
+        if (stray_has_unwatched(g)) timer_wake_early(g);
     }
     if (g->state == DRAINING) {
         pump_close(g);

@@ -259,9 +259,9 @@ void timer_set(struct ir_group *g, int64_t delay_ms) {
 }
 
 /* Nothing will wake us, and the state's time is not up: it wakes us before. */
-void timer_look_again(struct ir_group *g) {
-    const int64_t look_ns = clock_ns() + LOOK_AGAIN_MS * NS_PER_MS;
-    timer_arm(g, look_ns < g->due_ns ? look_ns : g->due_ns);
+void timer_wake_early(struct ir_group *g) {
+    const int64_t early_ns = clock_ns() + RECHECK_MS * NS_PER_MS;
+    timer_arm(g, early_ns < g->due_ns ? early_ns : g->due_ns);
 }
 
 /* It has woken us. Whether the state's time is up. */

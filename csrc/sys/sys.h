@@ -43,7 +43,7 @@ int fd_release(const struct ir_group *g, int fd);
 int64_t clock_ns(void);
 uint64_t clock_ticks(void);
 void timer_set(struct ir_group *g, int64_t delay_ms);
-void timer_look_again(struct ir_group *g);
+void timer_wake_early(struct ir_group *g);
 bool timer_is_due(struct ir_group *g);
 
 /* events.c */

@@ -137,9 +137,8 @@ static void stray_keep(struct ir_group *g, const struct process *p, struct stray
     else if (fd >= 0) (void)fd_release(g, fd);
 }
 
-/* Forget those that have gone without a pidfd. Returns whether others without one are left: nothing will tell of their
- * end. */
-bool stray_look(struct ir_group *g) {
+/* Whether some without a pidfd are left, of whose end nothing tells. Those that have ended are dropped. */
+bool stray_has_unwatched(struct ir_group *g) {
     bool any = false;
     for (uint32_t i = 0; i < g->strays_alive; i++) {
         struct process now;

@@ -27,7 +27,7 @@ bool chase(pid_t last, enum chased (*kill_ours)(pid_t, void *), void *with);
 int stray_foreign(struct ir_group *g);
 void foreign_remove(struct ir_group *g, pid_t pid);
 void stray_gone(struct ir_group *g, int fd);
-bool stray_look(struct ir_group *g);
+bool stray_has_unwatched(struct ir_group *g);
 void stray_close(struct ir_group *g);
 bool stray_adopts(const struct ir_group *g);
 uint32_t stray_count(struct ir_group *g);

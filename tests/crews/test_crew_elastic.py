@@ -139,7 +139,7 @@ def test_all_workers_start_again_if_the_policy_says_so_and_meet_at_one_place(cre
 
 
 def test_without_a_spare_they_start_beside_those_of_another_host(bed, crew):
-    with crew(2, nnodes=(1, 2), node_timeout=2) as group:
+    with crew(2, nnodes=(1, 2), node_timeout=3) as group:
         assert places(ask_all(group)) == ["host1", "host2"]
         with bed.host_down(2):
             until(lambda: group.status().workers[1].restarts == 1)
@@ -209,7 +209,7 @@ def test_what_lost_hosts_have_cost_is_forgotten_once_their_workers_have_moved(cr
 
 
 def test_workers_for_which_no_host_comes_fail_the_crew(bed, crew):
-    group = crew(2, nnodes=(2, 3), join_window=0.1, node_timeout=1, join_timeout=8)
+    group = crew(2, nnodes=(2, 3), join_window=0.1, node_timeout=3, join_timeout=8)
     places(ask_all(group))
     with bed.host_down(2):
         until(lambda: group.failure is not None)
@@ -255,7 +255,7 @@ def write(ctx, folder):
     return ctx.restarts, os.uname().nodename
 
 with ir.Crew(write, hosts=["host1", "host2", "host3"], nproc=1, engine="ssh", ssh_config=sys.argv[2], spares=1,
-             node_timeout=2, grace=1, restart=ir.Restart()) as crew:
+             node_timeout=3, grace=1, restart=ir.Restart()) as crew:
     asks = [crew.worker(rank).ask(sys.argv[1]) for rank in (0, 1)]
     try:
         asks[1].result()

@@ -96,7 +96,7 @@ def test_a_world_shrinks_and_the_result_has_its_size(hosts, tmp_path):
 
 
 def test_a_host_that_is_gone_is_replaced(bed, hosts, tmp_path):
-    with ir.Launcher(**hosts(3, spares=1, node_timeout=2)).start(tell, tmp_path) as handle:
+    with ir.Launcher(**hosts(3, spares=1, node_timeout=3)).start(tell, tmp_path) as handle:
         world(tmp_path, 0, 2)
         with bed.host_down(2):
             result = handle.result(LIMIT_S)
@@ -136,7 +136,7 @@ def write(folder):
             time.sleep(0.001)
     return restarts, os.uname().nodename
 
-result = ir.Launcher(["host1", "host2", "host3"], 1, engine="ssh", ssh_config=sys.argv[2], spares=1, node_timeout=2,
+result = ir.Launcher(["host1", "host2", "host3"], 1, engine="ssh", ssh_config=sys.argv[2], spares=1, node_timeout=3,
                      grace=1, agent_timeout_s=60).run(write, sys.argv[1])
 print(list(result))
 """
@@ -287,7 +287,7 @@ def test_large_arguments_come_to_every_world(hosts, tmp_path):
 
 
 def test_too_few_nodes_are_waited_for_and_then_the_launch_ends(bed, hosts, tmp_path):
-    given = hosts(2, nnodes=(2, 3), join_window=0.1, node_timeout=2, join_timeout=8)  # for ssh on a busy machine
+    given = hosts(2, nnodes=(2, 3), join_window=0.1, node_timeout=3, join_timeout=8)  # for ssh on a busy machine
     with ir.Launcher(**given).start(tell, tmp_path) as handle:
         world(tmp_path, 0, 2)
         with bed.host_down(2), pytest.raises(ir.NodeLost, match="1 of at least 2 nodes are here") as caught:
@@ -299,7 +299,7 @@ def test_too_few_nodes_are_waited_for_and_then_the_launch_ends(bed, hosts, tmp_p
 
 @pytest.mark.parametrize("end", ["stop", "timeout"])
 def test_a_launch_that_waits_for_a_node_can_be_ended(bed, hosts, tmp_path, end):
-    given = hosts(2, nnodes=(2, 3), join_window=0.1, node_timeout=1) | ({"timeout_s": 12} if end == "timeout" else {})
+    given = hosts(2, nnodes=(2, 3), join_window=0.1, node_timeout=3) | ({"timeout_s": 12} if end == "timeout" else {})
     with ir.Launcher(**given).start(tell, tmp_path) as handle:
         world(tmp_path, 0, 2)
         with bed.host_down(2):

@@ -20,7 +20,7 @@ from tests.multinode.test_elastic_ssh import finish, hear_world, in_world, launc
 from tests.support.processes import lead_group, marked, processes
 from tests.support.waiting import until
 
-FAST = ("--node_timeout=1.5", "--grace=1")
+FAST = ("--node_timeout=3", "--grace=1")  # a machine with much to do may be silent for more than a second
 
 
 @pytest.fixture
@@ -267,7 +267,7 @@ def test_ctrl_z_of_a_node_is_its_loss_and_fg_brings_it_back(start, bell):
     read_error_until([head], b"has joined as a spare")
     head.signal(signal.SIGTERM)
     assert [command.wait() for command in commands] == [143] * 3
-    assert b": suspended; after 1.5 s (--node_timeout) the job goes on without it" in head.err
+    assert b": suspended; after 3 s (--node_timeout) the job goes on without it" in head.err
 
 
 def test_a_launcher_that_asks_again_and_again_has_one_connection(start, port):
@@ -356,7 +356,7 @@ def test_a_head_that_was_stopped_says_so_and_goes_on_with_its_own_node(start, be
     (head,) = [command for command in commands if command.pid not in (launcher_of(1), launcher_of(2))]
     head.signal(signal.SIGSTOP)
     until(lambda: not marked())  # their leases end
-    time.sleep(1.5)  # the timeout
+    time.sleep(3)  # the timeout
     head.signal(signal.SIGCONT)
     hear_world(bell, 1, 3)
     head.signal(signal.SIGTERM)
