@@ -66,7 +66,7 @@ int ir_group_new(const struct ir_config *config, uint32_t n, struct ir_group **r
     g->guard.folder_fd = g->guard.pidfd = g->guard.pipe[0] = g->guard.pipe[1] = -1;
     int r = group_open(g, n);
     if (r < 0) {
-        (void)ir_group_free(g);
+        ir_group_free(&g);
         return r;
     }
     *ret_group = g;
@@ -140,12 +140,15 @@ static void group_leave_to_parent(struct ir_group *g) {
     g->epoll_fd = fd_close(g->epoll_fd);
     g->exits_fd = fd_close(g->exits_fd);
     g->guard.pid = 0;
+    g->guard.pidfd = fd_close(g->guard.pidfd);
     g->cgroup.fd = fd_close(g->cgroup.fd);
     g->state = ENDED;
 }
 
-struct ir_group *ir_group_free(struct ir_group *g) {
-    if (g == NULL) return NULL;
+void ir_group_free(struct ir_group **group) {
+    struct ir_group *g = *group;
+    *group = NULL;
+    if (g == NULL) return;
     const bool forked = getpid() != g->self;
     if (forked) group_leave_to_parent(g);
     if (g->state != IDLE && g->state != ENDED) ir_group_end(g);
@@ -168,7 +171,7 @@ struct ir_group *ir_group_free(struct ir_group *g) {
                        g->rest_fd,  g->guard.folder_fd};
     for (size_t i = 0; i < sizeof fds / sizeof *fds; i++) (void)fd_close(fds[i]);
     if (forked)
-        return NULL; /* another thread of the parent may have been in the midst of any of these */
+        return; /* another thread of the parent may have been in the midst of any of these */
     stray_close(g);
     for (uint32_t i = 0; g->workers != NULL && i < g->n; i++) free(g->workers[i].status);
     free(g->input.targets);
@@ -181,5 +184,4 @@ struct ir_group *ir_group_free(struct ir_group *g) {
     free(g->mark);
     free(g->foreign);
     free(g);
-    return NULL;
 }

@@ -267,9 +267,9 @@ int64_t ir_write(int fd, const char *bytes, uint64_t size);
  * and later, returns at once. For a group that another thread waits for. */
 void ir_group_end(struct ir_group *group);
 
-/* Kills and reaps what is left (bounded: 5 s for what SIGKILL does not end), frees, returns NULL. In a
+/* Kills and reaps what is left (bounded: 5 s for what SIGKILL does not end), frees, sets *group to NULL. In a
  * child that was forked since, it only closes descriptors. */
-struct ir_group *ir_group_free(struct ir_group *group);
+void ir_group_free(struct ir_group **group);
 
 struct ir_writer;
 

@@ -256,14 +256,15 @@ class Quietly:
 # Held while the core makes pipes: a child that another thread forks just then (os.fork, multiprocessing) would have
 # copies of their ends that nobody knows of, and hold them open. Nothing that could wait for a fork is done meanwhile.
 forking = RLock()
-# Threads that fork, and hold the lock. A fork that had begun before this module was there does not hold it; only
-# while ranks are started the core makes it wait (csrc/sys/fd.c).
+# Threads that fork, and hold the lock; one that forks in a signal's handler, while it forks, is there twice. A fork
+# that had begun before this module was there does not hold it; only while ranks are started the core makes it wait
+# (csrc/sys/fd.c).
 _forkers: list[int] = []
 
 
 def _begin_fork() -> None:
+    forking.acquire()  # not held, nor noted, if a handler raises while it waits
     _forkers.append(get_ident())
-    forking.acquire()
 
 
 def _end_fork() -> None:
@@ -274,7 +275,8 @@ def _end_fork() -> None:
 
 def _end_fork_in_child() -> None:
     _end_fork()
-    _forkers.clear()  # threads of our parent
+    own = get_ident()
+    _forkers[:] = [thread for thread in _forkers if thread == own]  # the others are threads of our parent
     _release_in_child()
 
 
@@ -284,9 +286,9 @@ def _release_in_child() -> None:
         forking._at_fork_reinit()  # type: ignore[attr-defined]
 
 
+# a signal that came during the fork is handled as the first hook in Python begins, and may end that by an exception
+os.register_at_fork(after_in_parent=lambda: None, after_in_child=lambda: None)
 os.register_at_fork(before=_begin_fork, after_in_parent=_end_fork, after_in_child=_end_fork_in_child)
-# once more: a signal that came during the fork is handled as the first hook begins, and may end that by an exception
-os.register_at_fork(after_in_parent=_end_fork, after_in_child=_end_fork_in_child)
 
 
 class Group:
@@ -373,11 +375,14 @@ class Group:
             config.entry.ignored = entry.ignored
             config.entry.nofile_soft = entry.nofile_soft
             config.entry.nofile_hard = entry.nofile_hard
-        handle = ffi.new("struct ir_group **")
-        error = lib.ir_group_new(config, size, handle)
+        self._handle_place = ffi.new("struct ir_group **")
+        error = lib.ir_group_new(config, size, self._handle_place)
         if error < 0:
             raise StartError(f"no launch can be set up: {os.strerror(-error)}", "setting up", -error)
-        self._handle = handle[0]
+
+    @property
+    def _handle(self) -> Any:
+        return self._handle_place[0]
 
     def spawn(self, specs: Sequence[SpawnSpec], base_env: Sequence[bytes]) -> int:
         """Start all, in order; return how many were (fewer: a signal that ends the job came meanwhile).
@@ -576,8 +581,8 @@ class Group:
     def _free_if_last(self) -> None:
         if self._closed and self._waiting == 0 and self._handle:
             lib.ir_group_end(self._handle)
-            with forking:  # a child must find all of it, or nothing
-                self._handle = lib.ir_group_free(self._handle)
+            with forking:  # a child must find all of it, or nothing; so must one of a signal's handler after the call
+                lib.ir_group_free(self._handle_place)
 
 
 def _poll(own: int, also: Sequence[int], timeout_ms: int) -> int:

@@ -120,4 +120,5 @@ def _call_all(functions: list[Callable[[], None]]) -> None:
             raise
 
 
+os.register_at_fork(after_in_child=lambda: None)  # as in core/group.py
 os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -461,6 +461,58 @@ def test_an_exception_of_a_signal_during_a_fork_holds_up_no_launch(host):
     assert run_host(host, text) == "1 False\n"
 
 
+PROFILED = """
+import os, sys, threading
+import infini_run as ir
+
+codes = []
+
+def fork_at(is_place):
+    \"\"\"Fork there, as the handler of a signal may that comes just then.\"\"\"
+    def profile(frame, event, given):
+        if is_place(frame, event, given):
+            sys.setprofile(None)
+            pid = os.fork()
+            if pid == 0:
+                os._exit(0)
+            codes.append(os.waitpid(pid, 0)[1])
+            sys.setprofile(profile)
+    sys.setprofile(profile)
+"""
+
+
+def test_a_child_that_is_forked_by_a_signals_handler_just_after_a_launch_was_freed_does_not_free_it_again(host):
+    text = """
+    fork_at(lambda frame, event, given: event == "c_return" and "group_free" in given.__name__)
+    ir.run(["true"])
+    sys.setprofile(None)
+    print(codes)
+    """
+    assert run_host(host, PROFILED + textwrap.dedent(text)) == "[0]\n"
+
+
+def test_a_fork_of_a_signals_handler_within_a_fork_leaves_the_lock_of_forks_as_it_was(host):
+    """At each step of the hooks that take the lock and give it back."""
+    text = """
+    ir.run(["true"])
+    from infini_run.core.group import _begin_fork, _end_fork, _forkers, forking
+    raised = []
+    sys.unraisablehook = raised.append
+    places = (_begin_fork.__code__, _end_fork.__code__)
+    fork_at(lambda frame, event, given: frame.f_code in places)
+    pid = os.fork()
+    sys.setprofile(None)
+    if pid == 0:
+        os._exit(len(_forkers))
+    codes.append(os.waitpid(pid, 0)[1])
+    thread = threading.Thread(target=lambda: print(forking.acquire(timeout=20)))
+    thread.start()
+    thread.join()
+    print(len(codes) > 9, set(codes), len(raised), _forkers)
+    """
+    assert run_host(host, PROFILED + textwrap.dedent(text)) == "True\nTrue {0} 0 []\n"
+
+
 CLOSING = """
     import os, socket
     from infini_run import channel

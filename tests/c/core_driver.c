@@ -155,7 +155,8 @@ static void run(uint32_t more_flags, const char *script) {
         CHECK(ir_group_tail(group, 0, tail, sizeof tail) >= 0);
         CHECK(ir_group_signal(group, 0, SIGTERM) == -ESRCH);
     }
-    CHECK(ir_group_free(group) == NULL);
+    ir_group_free(&group);
+    CHECK(group == NULL);
 }
 
 static void all_output(void) {
@@ -190,7 +191,8 @@ static void stopped(void) {
         ir_group_stop(group, 0, 0);
         CHECK(finish(group) == WORKERS);
     }
-    CHECK(ir_group_free(group) == NULL);
+    ir_group_free(&group);
+    CHECK(group == NULL);
 }
 
 /* What a caller may get wrong is refused; half a grace of 1 ms is none. */
@@ -210,18 +212,21 @@ static void misused(void) {
     argv[2] = "exit 0";
     CHECK(ir_group_spawn(group, two, WORKERS + 1, &failure) == -EINVAL);
     CHECK(ir_group_spawn(group, two, 2, &failure) == -EINVAL && failure.error == EINVAL);
-    CHECK(ir_group_free(group) == NULL);
+    ir_group_free(&group);
+    CHECK(group == NULL);
     group = make(0, 1);
     two[1].stdio[0] = 0;
     CHECK(ir_group_spawn(group, two, 2, &failure) == -EINVAL);
     CHECK(ir_group_signal(group, 5, SIGTERM) == -EINVAL &&
           ir_group_tail(group, 5, NULL, 0) == -EINVAL);
-    CHECK(ir_group_free(group) == NULL);
+    ir_group_free(&group);
+    CHECK(group == NULL);
     group = make(0, 1);
     CHECK(spawn(group, 0, "trap '' TERM; sleep 1000") == WORKERS);
     ir_group_stop(group, 0, 0);
     CHECK(finish(group) == WORKERS);
-    CHECK(ir_group_free(group) == NULL);
+    ir_group_free(&group);
+    CHECK(group == NULL);
 }
 
 /* SIGPIPE of the host's own that is pending stays so, though a worker reads no more of what we write. */
@@ -242,7 +247,8 @@ static void dropped(void) {
     struct ir_group *group = make(0, 1000);
     if (group == NULL) return;
     (void)spawn(group, 0, "yes & sleep 1000");
-    CHECK(ir_group_free(group) == NULL);
+    ir_group_free(&group);
+    CHECK(group == NULL);
 }
 
 /* A host program that has closed its stdio: every new descriptor of ours begins below 3. */

@@ -383,7 +383,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         check_tail(g, i);
         (void)fd_close(logs[i]);
     }
-    CHECK(ir_group_free(g) == NULL);
+    ir_group_free(&g);
+    CHECK(g == NULL);
     for (int k = 0; k < STREAMS; k++) {
         if (k == 0 || !(mode & ONE_CONSOLE)) (void)fd_close(console[k]);
         (void)fd_close(reader[k]);
