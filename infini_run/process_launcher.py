@@ -29,7 +29,7 @@ from infini_run.options.table import TABLE
 from infini_run.plan.model import spans_of
 from infini_run.record import replace
 from infini_run.system.exit_hooks import close_at_exit
-from infini_run.system.fork_hooks import call_in_forked_children
+from infini_run.system.fork_hooks import call_in_forked_children, stayed_with_parent
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -99,6 +99,7 @@ class ProcessLauncher:
         self._starting: NodeLaunch | RestartingLaunch | None = None
         self._observers: Observers | None = None
         self._port = 0  # chosen by this object; 0: none
+        self._has_parents_launch = False  # this is a forked child, and its parent had launched
         self._lock = RLock()
         close_at_exit(self)
         call_in_forked_children(self)
@@ -317,6 +318,8 @@ class ProcessLauncher:
                 self._launched().run.outcome.add_notice(problem)
 
     def _launched(self) -> FollowedLaunch:
+        if self._launch is None and self._has_parents_launch:
+            raise InfiniRunError(stayed_with_parent("this ProcessLauncher's launch"))
         if self._launch is None:
             raise InfiniRunError("nothing was launched yet: call launch() first")
         return self._launch
@@ -337,6 +340,7 @@ class ProcessLauncher:
     def after_fork_in_child(self) -> None:
         """In a forked child: forget the launch, which is the parent's."""
         runs = (None if self._launch is None else self._launch.run, self._starting)
+        self._has_parents_launch = self._has_parents_launch or any(run is not None for run in runs)
         self._launch, self._starting, self._lock, self._observers = None, None, RLock(), None
         for run in runs:
             if run is not None:

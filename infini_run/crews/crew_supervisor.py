@@ -17,7 +17,7 @@ from infini_run.node.host_stderr import print_line
 from infini_run.number_arguments import LONGEST_S
 from infini_run.report.failures import WorkerDied
 from infini_run.system.exit_hooks import close_at_exit, closed
-from infini_run.system.fork_hooks import call_in_forked_children
+from infini_run.system.fork_hooks import call_in_forked_children, stayed_with_parent
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -187,6 +187,8 @@ class CrewSupervisor(Supervisor):
             error = CrewFailed(str(self.failure), self.failure.causes)
             error.__cause__ = self.failure.__cause__
             return error
+        if self.is_in_forked_child:
+            return CrewClosed(stayed_with_parent("the crew"))
         return CrewClosed("the crew was closed before this was done")
 
     # ---- events
@@ -203,10 +205,14 @@ class CrewSupervisor(Supervisor):
 
     def on_thread_waits(self) -> None:
         """The current thread waits for an answer: it reads no events meanwhile."""
+        if self.is_in_forked_child:
+            raise self.over_error()
         self.events.readers.leave_thread()
 
     def on_coroutine_waits(self) -> None:
         """The current task of asyncio waits for an answer: it reads no events meanwhile."""
+        if self.is_in_forked_child:
+            raise self.over_error()
         self.events.readers.leave_task()
 
     # ---- failures and restarts
@@ -349,7 +355,7 @@ class CrewSupervisor(Supervisor):
     def wait_idle(self, limit_s: float) -> bool:
         """Wait until every task that was accepted has ended, at most so long; return whether that is so. For other
         threads."""
-        self.on_thread_waits()
+        self.events.readers.leave_thread()
         event = Event()
         self.call(lambda: self._idle.append(event))
         if self.phase == "CLOSED":
@@ -385,7 +391,7 @@ class CrewSupervisor(Supervisor):
 
     def begin_to_close(self, *, drain: bool) -> None:
         """As `close`, without waiting."""
-        self.on_thread_waits()
+        self.events.readers.leave_thread()
         self.call((lambda: self.drain(self.limits.drain_s)) if drain else self.halt)
 
     def _due_s(self) -> float | None:

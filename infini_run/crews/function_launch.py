@@ -114,6 +114,7 @@ class LaunchSupervisor(Supervisor):
         self._waiters = LoopWaiters()
         self._arrived: deque[tuple[int, Ask[Any]]] = deque()
         self.is_over = False
+        self.is_parents = False  # this is a forked child, and it goes on in the parent
         self.is_awaited = False  # something waits for its end, or has done so
         self.is_dropped = False  # nothing refers to its handle: its failure is printed, since no caller can get it
 
@@ -409,6 +410,7 @@ class LaunchSupervisor(Supervisor):
 
     def after_fork_in_child(self) -> None:
         super().after_fork_in_child()
+        self.is_parents = self.is_parents or not self.is_over
         self._changed, self.is_over, self.is_awaited = Condition(), True, True
 
     # ---- for other threads

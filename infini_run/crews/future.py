@@ -39,10 +39,10 @@ if TYPE_CHECKING:
             """The result is not wanted any more."""
 
         def on_thread_waits(self) -> None:
-            """The current thread is about to wait for the result."""
+            """The current thread is about to wait for the result. Raises InfiniRunError: it would wait for ever."""
 
         def on_coroutine_waits(self) -> None:
-            """The current asyncio task is about to wait for the result."""
+            """The current asyncio task is about to wait for the result. Raises InfiniRunError, too."""
 
 
 if not TYPE_CHECKING:
@@ -95,7 +95,7 @@ class Ask(Future[R]):
         Raises:
             BaseException: what the task raised.
             WorkerDied: its worker died first.
-            CrewFailed, CrewClosed: the crew failed, or was closed, first.
+            CrewFailed, CrewClosed: the crew failed, or was closed, first; or this is a forked child.
             RemoteError: the result cannot be unpickled here.
             CancelledError: it was cancelled.
             TimeoutError: the time is up.

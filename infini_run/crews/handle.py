@@ -14,6 +14,7 @@ from infini_run.crews.remote_exception import add_notes, to_exception
 from infini_run.crews.result import LaunchResult
 from infini_run.errors import InfiniRunError, UsageError
 from infini_run.number_arguments import read_wait
+from infini_run.system.fork_hooks import stayed_with_parent
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -244,6 +245,8 @@ def _outcome(launch: LaunchSupervisor) -> tuple[LaunchResult[Any] | None, BaseEx
     if launch.failures:
         failures = sorted(launch.failures, key=lambda failure: failure.time_s)
         return None, _with_notes(failures, launch.restarts)
+    if launch.is_parents:
+        return None, InfiniRunError(stayed_with_parent("the launch"))
     if not launch.asks or not all(ask.done() for ask in launch.asks):
         return None, InfiniRunError("the launch was stopped before every rank had returned")
     places = [(worker.process.host, worker.process.local_rank) for worker in launch.workers if worker.process]

@@ -29,7 +29,7 @@ from infini_run.number_arguments import read_seconds
 from infini_run.options.from_python import check_environment, check_names, check_path
 from infini_run.options.table import TABLE
 from infini_run.system.exit_hooks import close_at_exit, closed
-from infini_run.system.fork_hooks import call_in_forked_children
+from infini_run.system.fork_hooks import call_in_forked_children, stayed_with_parent
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -335,6 +335,7 @@ class Pool(Launcher):
     """
 
     _owns_nodes = False
+    _is_in_forked_child = False
 
     if not TYPE_CHECKING:  # for a type checker its arguments are a Launcher's
 
@@ -364,6 +365,8 @@ class Pool(Launcher):
         own = self._hold
         hold = own.another() if own is not None else None
         if hold is None:
+            if self._is_in_forked_child:
+                raise UsageError(stayed_with_parent("this Pool"))
             raise UsageError("this Pool was closed: no function can be run in it any more")
         try:
             return self._launch(hold.spawner, body, function, hold.release)
@@ -394,6 +397,7 @@ class Pool(Launcher):
 
     def after_fork_in_child(self) -> None:
         """In a forked child, to which nothing of it belongs."""
+        self._is_in_forked_child = True
         hold, self._hold = self._hold, None
         if hold is not None:
             hold.spawner.after_fork_in_child()

@@ -49,6 +49,11 @@ def call_for_module(function: Callable[[], None]) -> None:
     _modules.append(function)
 
 
+def stayed_with_parent(what: str) -> str:
+    """Return what a forked child is told that uses an object of its parent's."""
+    return f"this process is a fork, and {what} is its parent's: make one here"
+
+
 def close_link(link: Link, close: Callable[[], None] | None = None) -> None:
     """Close a socket of ours so that no child keeps it that another thread forks meanwhile.
 
@@ -59,7 +64,7 @@ def close_link(link: Link, close: Callable[[], None] | None = None) -> None:
         link: its `close` forgets the descriptor before it closes it.
         close: called instead, where something else knows the link, too, and forgets it first.
     """
-    _close(link.fileno(), close or link.close)
+    close_noted(link.fileno(), close or link.close)
 
 
 def close_fd(fd: int, forget: Callable[[], None]) -> None:
@@ -74,10 +79,11 @@ def close_fd(fd: int, forget: Callable[[], None]) -> None:
         forget()
         os.close(fd)
 
-    _close(fd, close)
+    close_noted(fd, close)
 
 
-def _close(fd: int, close: Callable[[], None]) -> None:
+def close_noted(fd: int, close: Callable[[], None]) -> None:
+    """Call `close`, which forgets that descriptor and closes it; a child that is forked meanwhile closes it, too."""
     closing = _identity(fd)
     if closing is not None:
         _closings.append(closing)

@@ -544,6 +544,80 @@ def test_a_fork_of_a_signals_handler_within_a_fork_leaves_the_lock_of_forks_as_i
     assert run_host(host, PROFILED + textwrap.dedent(text)) == "True\nTrue {0} 0 []\n"
 
 
+INHERITED = """
+import asyncio, os, signal, time
+import infini_run as ir
+
+def work(ctx, seconds):
+    time.sleep(seconds)
+    return seconds
+
+def in_a_child(use):
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(60)
+        try:
+            print(use(), flush=True)
+        except Exception as error:
+            print(f"{type(error).__name__}: {error}", flush=True)
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+
+async def awaited(thing):
+    return await thing
+"""
+USES = {
+    "crew": (
+        "ir.Crew(work, nproc=1)",
+        "ask, results, others = it.ask(1), it.map([0.1]), it.map([0.2], ordered=False)",
+        ["ask.result()", "asyncio.run(awaited(ask))", "list(results)", "list(others)", "it.ask(1)"],
+        "ask.result(), list(results), list(others), it.ask(0).result()",
+        ("CrewClosed", "the crew", "(1, [0.1], [0.2], 0)"),
+    ),
+    "pool": (
+        "ir.Pool(nproc=1, preload=['fractions'])",
+        "",
+        ["it.run(len, 'ab')"],
+        "list(it.run(len, 'ab'))",
+        ("UsageError", "this Pool", "[2]"),
+    ),
+    "launch": (
+        "ir.Launcher(nproc=1).start(work, None, 1)",
+        "",
+        ["it.result()", "asyncio.run(awaited(it))"],
+        "list(it.result())",
+        ("InfiniRunError", "the launch", "[1]"),
+    ),
+    "processes": (
+        "ir.ProcessLauncher(['sleep', '1'], nproc=1)",
+        "it.launch()",
+        ["it.wait()", "it.status()", "it.report()"],
+        "it.wait(), it.report().exit_code",
+        ("InfiniRunError", "this ProcessLauncher's launch", "(True, 0)"),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", USES)
+def test_a_forked_child_is_told_that_what_it_uses_is_its_parents(host, kind):
+    """It waits for nothing that only the parent hears of; and the parent's is as it was."""
+    make, begin, uses, after, (error, what, result) = USES[kind]
+    children = [f"in_a_child(lambda: {use})" for use in uses]
+    text = "\n".join([INHERITED, f"it = {make}", begin, *children, f"print(({after}))", "it.close()"])
+    line = f"{error}: this process is a fork, and {what} is its parent's: make one here\n"
+    assert run_host(host, text) == line * len(uses) + result + "\n"
+
+
+def test_results_that_were_there_before_a_fork_are_there_in_the_child(host):
+    text = """
+    with ir.Crew(work, nproc=1) as crew, ir.Launcher(nproc=1).start(work, None, 0) as handle:
+        ask = crew.ask(0)
+        print(ask.result(), list(handle.result()), flush=True)
+        in_a_child(lambda: (ask.result(), list(handle.result())))
+    """
+    assert run_host(host, INHERITED + textwrap.dedent(text)) == "0 [0]\n(0, [0])\n"
+
+
 CLOSING = """
     import os, socket
     from infini_run import channel
