@@ -7,11 +7,8 @@
 Names are looked up when they are asked for: the command imports this package too, and needs none of them.
 """
 
-import _frozen_importlib
-import sys
 from _imp import extension_suffixes
-from _thread import get_ident
-from posix import F_OK, access, register_at_fork  # built in: `os` may not be there yet
+from posix import F_OK, access  # built in: `os` may not be there yet
 
 if not any(access(f"{__path__[0]}/_irun{suffix}", F_OK) for suffix in extension_suffixes()):
     from infini_run.source_checkout import use_installed_package
@@ -192,32 +189,6 @@ def __getattr__(name: str) -> object:
     if name == "__version__":
         return import_module(f"{__name__}.version").VERSION
     return getattr(import_module(f"{__name__}.{_HOMES.get(name, 'errors')}"), name)
-
-
-def _await_imports() -> None:
-    """Before a fork: wait while another thread imports what we look up late. The child would wait for ever if it
-    needed the same: the thread that has the lock of that module is not there."""
-    waited: set[str] = set()
-    while begun := _begun_imports() - waited:
-        from importlib import import_module
-
-        waited |= begun
-        for name in begun:
-            try:
-                import_module(name)
-            except Exception:  # it is told in that thread
-                continue
-
-
-def _begun_imports() -> set[str]:
-    """What other threads import of this package, and of what it imports late. Not a host program's own modules: one
-    of them may be the whole program, and wait for this fork."""
-    locks = {name: known() for name, known in getattr(_frozen_importlib, "_module_locks", {}).copy().items()}
-    others = {name for name, lock in locks.items() if getattr(lock, "owner", None) not in (None, get_ident())}
-    return {name for name in others if name.partition(".")[0] in {__name__, "cloudpickle", *sys.stdlib_module_names}}
-
-
-register_at_fork(before=_await_imports)
 
 
 def __dir__() -> list[str]:

@@ -461,37 +461,6 @@ def test_an_exception_of_a_signal_during_a_fork_holds_up_no_launch(host):
     assert run_host(host, text) == "1 False\n"
 
 
-@pytest.mark.parametrize("part", ["crews/protocol.py", "core/group.py", "cloudpickle/cloudpickle.py"])
-def test_a_fork_waits_while_another_thread_imports_a_part_of_ours(host, part):
-    """A module's lock is its thread's, which is not in the child."""
-    text = """
-    import os, signal, sys, threading, time
-    import infini_run as ir
-
-    imports, forks = threading.Event(), threading.Event()
-    def use():
-        def pause(frame, event, given):
-            if event == "call" and frame.f_code.co_name == "<module>" and frame.f_code.co_filename.endswith(PART):
-                imports.set()
-                forks.wait()
-                time.sleep(0.3)  # for a fork that does not wait
-        sys.setprofile(pause)
-        print(*ir.Launcher(nproc=1).run(lambda: "here"), flush=True)
-    thread = threading.Thread(target=use)
-    thread.start()
-    imports.wait()
-    forks.set()
-    pid = os.fork()
-    if pid == 0:
-        signal.alarm(20)
-        print(*ir.Launcher(nproc=1).run(lambda: "here"), flush=True)
-        os._exit(0)
-    thread.join()
-    print(os.waitpid(pid, 0)[1])
-    """
-    assert run_host(host, text.replace("PART", repr(part))) == "here\nhere\n0\n"
-
-
 PROFILED = """
 import os, sys, threading
 import infini_run as ir
