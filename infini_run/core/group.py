@@ -256,21 +256,22 @@ class Quietly:
 # Held while the core makes pipes: a child that another thread forks just then (os.fork, multiprocessing) would have
 # copies of their ends that nobody knows of, and hold them open. Nothing that could wait for a fork is done meanwhile.
 forking = RLock()
-# Threads that fork, and hold the lock; one that forks in a signal's handler, while it forks, is there twice. A fork
-# that had begun before this module was there does not hold it; only while ranks are started the core makes it wait
-# (csrc/sys/fd.c).
+# Threads that fork, and hold the lock or wait for it; one that forks in a signal's handler, while it forks, is there
+# twice. A fork that had begun before this module was there does not hold it; only while ranks are started the core
+# makes it wait (csrc/sys/fd.c).
 _forkers: list[int] = []
 
 
 def _begin_fork() -> None:
-    forking.acquire()  # not held, nor noted, if a handler raises while it waits
     _forkers.append(get_ident())
+    forking.acquire()
 
 
 def _end_fork() -> None:
     if get_ident() in _forkers:
+        if forking._is_owned():  # type: ignore[attr-defined]  # else a handler has raised while it was waited for
+            forking.release()
         _forkers.remove(get_ident())
-        forking.release()
 
 
 def _end_fork_in_child() -> None:

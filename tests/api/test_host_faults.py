@@ -491,6 +491,36 @@ def test_a_child_that_is_forked_by_a_signals_handler_just_after_a_launch_was_fre
     assert run_host(host, PROFILED + textwrap.dedent(text)) == "[0]\n"
 
 
+def test_an_exception_of_a_signal_while_a_fork_waits_leaves_the_lock_of_forks_as_it_was(host):
+    text = """
+    import signal
+    ir.run(["true"])
+    from infini_run.core.group import _forkers, forking
+    raised = []
+    sys.unraisablehook = lambda given: raised.append(given.exc_type.__name__)
+    held, done = threading.Event(), threading.Event()
+    def leave(*given):
+        raise KeyboardInterrupt
+    def hold():
+        with forking:
+            held.set()
+            done.wait()
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+    signal.signal(signal.SIGALRM, leave)
+    signal.setitimer(signal.ITIMER_REAL, 0.1)
+    pid = os.fork()
+    if pid == 0:
+        os._exit(not forking.acquire(timeout=20))
+    codes.append(os.waitpid(pid, 0)[1])
+    done.set()
+    thread.join()
+    print(raised, codes, _forkers, forking._is_owned(), forking.acquire(timeout=20))
+    """
+    assert run_host(host, PROFILED + textwrap.dedent(text)) == "['KeyboardInterrupt'] [0] [] False True\n"
+
+
 def test_a_fork_of_a_signals_handler_within_a_fork_leaves_the_lock_of_forks_as_it_was(host):
     """At each step of the hooks that take the lock and give it back."""
     text = """
