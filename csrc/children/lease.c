@@ -92,6 +92,7 @@ void lease_ready(struct ir_group *g) {
 }
 
 int ir_group_renew_lease(struct ir_group *g, int64_t since_ns) {
+    if (g == NULL) return -ESRCH;
     struct lease *lease = &g->lease;
     if (lease->deadline_ns == NULL) return -EINVAL;
     const int64_t now_ns = boottime_ns();

@@ -51,6 +51,7 @@ void group_signal_groups(struct ir_group *g, int sig) {
 }
 
 void ir_group_signal_groups(struct ir_group *g, int sig) {
+    if (g == NULL) return;
     group_signal_groups(g, sig);
 }
 
@@ -65,6 +66,7 @@ int group_signal_leaders(struct ir_group *g, int sig) {
 }
 
 int ir_group_signal(struct ir_group *g, int worker, int sig) {
+    if (g == NULL) return -ESRCH;
     if (sig < 0 || sig > SIGRTMAX || worker >= (int)g->n) return -EINVAL;
     if (worker < 0) return group_signal_leaders(g, sig);
     const struct worker *w = &g->workers[worker];

@@ -67,6 +67,7 @@ void tty_suspend(struct ir_group *g) {
 }
 
 void ir_group_suspend(struct ir_group *g) {
+    if (g == NULL) return;
     tty_suspend(g);
 }
 

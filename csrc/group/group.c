@@ -74,6 +74,7 @@ int ir_group_new(const struct ir_config *config, uint32_t n, struct ir_group **r
 }
 
 int ir_group_wait(const struct ir_group *g, int timeout_ms) {
+    if (g == NULL) return 0;
     struct pollfd ready = {.fd = g->epoll_fd, .events = POLLIN};
     int r = poll(&ready, 1, timeout_ms);
     return r < 0 ? -errno : r;
@@ -109,6 +110,7 @@ static void dispatch(struct ir_group *g, uint64_t data) {
 }
 
 int ir_group_run_once(struct ir_group *g, struct ir_event *ret_events, uint32_t n) {
+    if (g == NULL) return 0;
     struct epoll_event ready[64];
     for (int round = 0; round < STEP_ROUNDS && g->state != ENDED; round++) {
         int count = epoll_wait(g->epoll_fd, ready, 64, 0);
@@ -122,6 +124,7 @@ int ir_group_run_once(struct ir_group *g, struct ir_event *ret_events, uint32_t 
 
 /* The bounded end for a caller that does not wait for IR_ENDED itself. */
 void ir_group_end(struct ir_group *g) {
+    if (g == NULL) return;
     struct ir_event events[64];
     if (getpid() != g->self) return; /* a forked child: the workers are its parent's */
     g->signalled = true; /* nobody listens any more: a console that is not read must not hold us */

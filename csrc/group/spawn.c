@@ -247,6 +247,7 @@ static int spawn_all(struct ir_group *g, uint32_t n, int32_t *ret_worker) {
 
 int ir_group_spawn(struct ir_group *g, const struct ir_worker *workers, uint32_t n,
                    struct ir_failure *ret_failure) {
+    if (g == NULL) return -ESRCH;
     *ret_failure = (struct ir_failure){0};
     if (g->state != IDLE || n > g->capacity) return -EINVAL;
     sigset_t all, before;

@@ -88,7 +88,7 @@ static enum state kill_now(struct ir_group *g) {
 
 static enum state purge(struct ir_group *g) {
     const uint32_t n = signal_strays(g, SIGKILL, true);
-    if (n == 0) return finish_output(g);
+    if (n == 0 && g->strays_alive == 0) return finish_output(g);
     timer_set(g, GIVE_UP_MS);
     return PURGING;
 }
@@ -124,7 +124,8 @@ static enum state sweep(struct ir_group *g) {
     if (is_clear(g)) return finish_output(g);
     if (g->immediate || g->grace_ms == 0) return purge(g);
     timer_set(g, strays_grace_ms(g));
-    if (signal_strays(g, strays_signal(g), true) == 0) return finish_output(g);
+    if (signal_strays(g, strays_signal(g), true) == 0 && g->strays_alive == 0)
+        return finish_output(g);
     (void)signal_strays(g, SIGCONT, false);
     return SWEEPING;
 }
@@ -209,9 +210,11 @@ void state_cause(struct ir_group *g, enum cause cause) {
 void state_check(struct ir_group *g) {
     if (g->state >= RUNNING && g->state <= KILLING && g->alive == 0) state_cause(g, GONE);
     if (g->state == SWEEPING || g->state == PURGING) {
-        if (is_clear(g)) state_cause(g, CLEAR);
+        const bool clear = is_clear(g);
+        if (clear) state_cause(g, CLEAR);
         else if (g->state == PURGING) (void)signal_strays(g, SIGKILL, false);
-        if (stray_has_unwatched(g)) timer_wake_early(g);
+        if (!clear && !g->adopts && (g->strays_alive == 0 || stray_has_unwatched(g)))
+            timer_wake_early(g);
     }
     if (g->state == DRAINING) {
         pump_close(g);
@@ -221,6 +224,7 @@ void state_check(struct ir_group *g) {
 }
 
 void ir_group_stop(struct ir_group *g, int sig, int by_signal) {
+    if (g == NULL) return;
     if (g->state == RUNNING) wait_exits(g); /* who died before was not stopped by us */
     if (g->state == RUNNING) {
         g->stop_with = sig != 0 ? sig : g->config.stop_signal;
@@ -232,6 +236,7 @@ void ir_group_stop(struct ir_group *g, int sig, int by_signal) {
 }
 
 void ir_group_kill(struct ir_group *g) {
+    if (g == NULL) return;
     state_cause(g, KILL);
     state_check(g);
 }

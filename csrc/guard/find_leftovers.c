@@ -135,7 +135,7 @@ static bool descends_from_ours(const struct launch *launch, struct process p) {
 static enum chased classify_young(pid_t pid, void *with) {
     struct launch *launch = with;
     struct process p;
-    if (!process_read(pid, &p) || p.state == 'Z' || p.state == 'X') return CHASED_GONE;
+    if (!process_read(pid, &p) || process_has_ended(&p)) return CHASED_GONE;
     launch->found = false;
     classify(&p, launch);
     if (!p.decided) {

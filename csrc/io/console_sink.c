@@ -156,6 +156,7 @@ static int sink_open_late(struct ir_group *g, int which, struct sink **ret_sink)
 }
 
 int ir_group_print(struct ir_group *g, int stream, const char *lines, uint32_t size) {
+    if (g == NULL) return -ESRCH;
     struct sink *sink = sink_of(g, stream);
     int r = sink == NULL ? sink_open_late(g, stream, &sink) : 0;
     if (r < 0 || sink == NULL || sink->broken) return r;

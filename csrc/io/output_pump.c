@@ -22,6 +22,7 @@ static void tail_keep(struct worker *w, const char *bytes, uint32_t size) {
 }
 
 int ir_group_tail(const struct ir_group *g, int worker, char *ret_bytes, uint32_t size) {
+    if (g == NULL) return 0;
     if (worker < 0 || (uint32_t)worker >= g->n) return -EINVAL;
     const struct worker *w = &g->workers[worker];
     if (w->tail == NULL) return 0;
@@ -33,6 +34,7 @@ int ir_group_tail(const struct ir_group *g, int worker, char *ret_bytes, uint32_
 
 /* What was passed on stays in the buffer until the next read, so it need not be kept elsewhere. */
 int ir_group_line(const struct ir_group *g, int worker, char *ret_bytes, uint32_t size) {
+    if (g == NULL) return 0;
     if (worker < 0 || (uint32_t)worker >= g->n) return -EINVAL;
     const struct stream *s = &g->workers[worker].streams[g->workers[worker].wrote];
     bool is_unended = s->end > s->start;

@@ -174,6 +174,7 @@ void notify_drain(struct ir_group *g, uint32_t index) {
 /* ---- what is known of a worker */
 
 int ir_group_status(const struct ir_group *g, int worker, char *ret_bytes, uint32_t size) {
+    if (g == NULL) return 0;
     if (worker < 0 || (uint32_t)worker >= g->n) return -EINVAL;
     const struct worker *w = &g->workers[worker];
     uint32_t n = size < w->status_size ? size : w->status_size;
@@ -182,6 +183,7 @@ int ir_group_status(const struct ir_group *g, int worker, char *ret_bytes, uint3
 }
 
 int ir_group_activity(const struct ir_group *g, int worker, struct ir_activity *ret_activity) {
+    if (g == NULL) return -ESRCH;
     if (worker < 0 || (uint32_t)worker >= g->n) return -EINVAL;
     const struct worker *w = &g->workers[worker];
     *ret_activity = (struct ir_activity){.active_ns = w->active_ns, .ping_ns = w->ping_ns};
@@ -192,5 +194,6 @@ int ir_group_activity(const struct ir_group *g, int worker, struct ir_activity *
 }
 
 int ir_group_fd(const struct ir_group *g) {
+    if (g == NULL) return -1;
     return g->epoll_fd;
 }

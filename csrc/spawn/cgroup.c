@@ -113,7 +113,7 @@ static void procs_mark(int folder, struct processes *all) {
     }
     for (int pid; fscanf(file, "%d", &pid) == 1;) {
         struct process *p = process_find(all, pid);
-        if (p != NULL && p->state != 'Z') p->ours = true;
+        if (p != NULL && !process_has_ended(p)) p->ours = true;
     }
     (void)fclose(file);
 }

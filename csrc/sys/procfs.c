@@ -51,8 +51,8 @@ static int stat_parse(char *stat, pid_t pid, struct process *ret) {
     *ret = (struct process){.pid = pid};
     if (open_paren == NULL || close_paren == NULL ||
         sscanf(close_paren + 1,
-               " %c %d %d %d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %llu",
-               &ret->state, &ret->parent, &ret->group, &ret->session, &start) != 5)
+               " %c %d %d %d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %d %*d %llu",
+               &ret->state, &ret->parent, &ret->group, &ret->session, &ret->threads, &start) != 6)
         return -ESRCH;
     ret->start_ticks = start;
     *close_paren = '\0';
@@ -72,6 +72,11 @@ static int process_read_stat(pid_t pid, struct process *ret) {
 
 bool process_read(pid_t pid, struct process *ret) {
     return process_read_stat(pid, ret) == 0;
+}
+
+/* Its first thread can be a zombie while others still give back memory and files. */
+bool process_has_ended(const struct process *process) {
+    return process->state == 'X' || (process->state == 'Z' && process->threads <= 1);
 }
 
 void process_describe(pid_t pid, char *ret_state, char ret_name[16]) {

@@ -65,7 +65,8 @@ int child_signal_group(const struct ir_group *g, pid_t pid, int pidfd, bool reap
 struct process {
     pid_t pid, parent, group, session;
     uint64_t start_ticks;
-    char state;
+    int threads;
+    char state;      /* of its first thread */
     bool decided;    /* whether it is ours: */
     bool ours;
     char name[16];
@@ -83,6 +84,7 @@ bool processes_add(struct processes *all, const struct process *process);
 int processes_scan(struct processes *all, void (*seen)(struct process *, void *), void *with);
 void processes_spread(const struct processes *all);
 struct process *process_find(const struct processes *all, pid_t pid);
+bool process_has_ended(const struct process *process);
 void process_describe(pid_t pid, char *ret_state, char ret_name[16]);
 bool process_sees_itself(pid_t self);
 bool process_is_ending(pid_t pid, int sig);

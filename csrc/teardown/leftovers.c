@@ -89,7 +89,7 @@ static bool mark_marked(const struct ir_group *g, struct processes *all) {
         struct process *p = &all->at[i];
         bool never = p->pid == g->self || p->start_ticks < g->spawn_ticks;
         p->ours = !never && is_worker(g, p->pid);
-        if (!never && !p->ours && p->state != 'Z' && is_orphan(g, all, p)) {
+        if (!never && !p->ours && !process_has_ended(p) && is_orphan(g, all, p)) {
             const enum mark found = process_mark_after_exec(p->pid, g->mark);
             p->ours = found == MARK_FOUND || is_ours_without_mark(g, p);
             whole = whole && found != MARK_UNKNOWN;
@@ -98,7 +98,7 @@ static bool mark_marked(const struct ir_group *g, struct processes *all) {
     }
     processes_spread(all);
     for (size_t i = 0; i < all->n; i++) /* a dead one is its parent's to reap, and that is not us */
-        if (all->at[i].state == 'Z') all->at[i].ours = false;
+        if (process_has_ended(&all->at[i])) all->at[i].ours = false;
     return whole;
 }
 
@@ -145,7 +145,7 @@ bool stray_has_unwatched(struct ir_group *g) {
         const struct stray *stray = &g->strays[i];
         if (stray->fd >= 0) continue;
         if (process_read(stray->pid, &now) && now.start_ticks == stray->start_ticks &&
-            now.state != 'Z')
+            !process_has_ended(&now))
             any = true;
         else g->strays[i--] = g->strays[--g->strays_alive];
     }
@@ -193,16 +193,15 @@ static void stray_send(struct ir_group *g, const struct process *stray, int sig)
     if (!g->adopts && !has_pidfd && fd != -ESRCH) stray_keep(g, stray, known, fd);
 }
 
-/* How many there are; never 0 where we could not look: then the timetable goes on, and looks again. What we see for the
- * first time when it is exiting is kept, so that we hear of its end. */
+/* How many there are; never 0 where we could not look: then the timetable goes on, and looks again. Those
+ * that we see for the first time are kept, so that we hear of their end. */
 uint32_t stray_count(struct ir_group *g) {
     struct processes all;
     uint32_t n = 0, unseen = strays_find(g, &all) ? 0 : 1;
     for (size_t i = 0; i < all.n; i++) {
         if (!all.at[i].ours) continue;
         n++;
-        if (!g->adopts && stray_find(g, &all.at[i]) == NULL && process_is_exiting(all.at[i].pid))
-            stray_send(g, &all.at[i], 0);
+        if (!g->adopts && stray_find(g, &all.at[i]) == NULL) stray_send(g, &all.at[i], 0);
     }
     free(all.at);
     return n > 0 ? n : unseen;
@@ -272,7 +271,7 @@ static enum chased stray_kill_young(pid_t pid, void *with) {
     struct ir_group *g = with;
     struct process p;
     if (!process_read(pid, &p)) return CHASED_GONE;
-    if (p.state == 'Z' || p.state == 'X') {
+    if (process_has_ended(&p)) {
         orphan_reap(g, &p);
         return CHASED_GONE;
     }
@@ -424,6 +423,7 @@ void foreign_remove(struct ir_group *g, pid_t pid) {
 }
 
 int ir_group_spare(struct ir_group *g, int pid, int spared) {
+    if (g == NULL) return -ESRCH;
     foreign_remove(g, pid);
     if (!spared) return 0;
     pid_t *grown = realloc(g->foreign, (g->foreign_count + 1) * sizeof *grown);

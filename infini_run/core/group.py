@@ -287,7 +287,8 @@ def _release_in_child() -> None:
         forking._at_fork_reinit()  # type: ignore[attr-defined]
 
 
-# a signal that came during the fork is handled as the first hook in Python begins, and may end that by an exception
+# A signal that came during the fork is handled as the first hook in Python begins. What its handler raises ends that
+# hook alone, so the first one does nothing.
 os.register_at_fork(after_in_parent=lambda: None, after_in_child=lambda: None)
 os.register_at_fork(before=_begin_fork, after_in_parent=_end_fork, after_in_child=_end_fork_in_child)
 

@@ -264,7 +264,7 @@ class Crew(Generic[T, R]):
         self._supervisor.cancel_task(task)
 
     def _check_open(self) -> None:
-        if self._supervisor.failure is not None or self._supervisor.is_in_forked_child:
+        if self._supervisor.failure is not None or self._supervisor.is_parents:
             raise self._supervisor.over_error()
         if self._supervisor.phase != "RUNNING":
             raise CrewClosed("this crew has been closed: nothing can be asked of it any more")

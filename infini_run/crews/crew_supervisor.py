@@ -187,7 +187,7 @@ class CrewSupervisor(Supervisor):
             error = CrewFailed(str(self.failure), self.failure.causes)
             error.__cause__ = self.failure.__cause__
             return error
-        if self.is_in_forked_child:
+        if self.is_parents:
             return CrewClosed(stayed_with_parent("the crew"))
         return CrewClosed("the crew was closed before this was done")
 
@@ -205,13 +205,13 @@ class CrewSupervisor(Supervisor):
 
     def on_thread_waits(self) -> None:
         """The current thread waits for an answer: it reads no events meanwhile."""
-        if self.is_in_forked_child:
+        if self.is_parents:
             raise self.over_error()
         self.events.readers.leave_thread()
 
     def on_coroutine_waits(self) -> None:
         """The current task of asyncio waits for an answer: it reads no events meanwhile."""
-        if self.is_in_forked_child:
+        if self.is_parents:
             raise self.over_error()
         self.events.readers.leave_task()
 

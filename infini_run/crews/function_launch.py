@@ -8,6 +8,7 @@ completely, and after a delay every rank is started again in a fresh process, wi
 from __future__ import annotations
 
 import time
+from _thread import RLock
 from collections import deque
 from threading import Condition
 
@@ -114,7 +115,7 @@ class LaunchSupervisor(Supervisor):
         self._waiters = LoopWaiters()
         self._arrived: deque[tuple[int, Ask[Any]]] = deque()
         self.is_over = False
-        self.is_parents = False  # this is a forked child, and it goes on in the parent
+        self.outcome_lock = RLock()
         self.is_awaited = False  # something waits for its end, or has done so
         self.is_dropped = False  # nothing refers to its handle: its failure is printed, since no caller can get it
 
@@ -409,8 +410,9 @@ class LaunchSupervisor(Supervisor):
         self.join()
 
     def after_fork_in_child(self) -> None:
+        is_parents = self.is_parents or not self.is_over
         super().after_fork_in_child()
-        self.is_parents = self.is_parents or not self.is_over
+        self.is_parents, self.outcome_lock = is_parents, RLock()  # another thread may have had it
         self._changed, self.is_over, self.is_awaited = Condition(), True, True
 
     # ---- for other threads

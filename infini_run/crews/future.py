@@ -13,6 +13,7 @@ from _thread import RLock
 from concurrent.futures import Future, InvalidStateError
 from concurrent.futures import TimeoutError as FutureTimeout
 from functools import partial
+from os import getpid
 from threading import current_thread, main_thread
 
 from infini_run.crews.capture import capture_foreign
@@ -76,6 +77,7 @@ class Ask(Future[R]):
         self._owner = owner  # until the end: a future that is kept does not keep its crew
         self._has_begun = False
         self._opening = RLock()
+        self._pid = getpid()
         self._opened: tuple[object, BaseException | None] | None = None
 
     def __repr__(self) -> str:
@@ -187,6 +189,8 @@ class Ask(Future[R]):
         return self._open(answer)
 
     def _open(self, answer: Answer) -> tuple[Any, BaseException | None]:
+        if self._pid != getpid():  # another thread of our parent may have had it for seconds
+            self._opening, self._pid = RLock(), getpid()
         with self._opening:
             if self._opened is None:
                 message, rank, host = answer

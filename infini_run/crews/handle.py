@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import time
-from _thread import RLock
 from typing import Generic, TypeVar
 from warnings import warn
 
@@ -44,13 +43,14 @@ class LaunchHandle(Generic[R]):
 
     def __init__(self, launch: LaunchSupervisor) -> None:
         self._launch = launch
-        self._lock = RLock()
         self._outcome: tuple[LaunchResult[Any] | None, BaseException | None] | None = None
 
     def __repr__(self) -> str:
         launch = self._launch
         count = len(launch.workers)
-        if not launch.is_over:
+        if launch.is_parents:
+            how = "its parent's"
+        elif not launch.is_over:
             how = "stopping" if launch.stopped_s is not None else "running"
         else:
             how = "failed" if launch.failures else "stopped" if launch.stopped_s is not None else "done"
@@ -64,8 +64,13 @@ class LaunchHandle(Generic[R]):
 
         Returns:
             Whether that is so; False: the time is up.
+
+        Raises:
+            InfiniRunError: this process is a fork, and the launch is its parent's.
         """
         timeout_s = read_wait("timeout_s", timeout_s)
+        if self._launch.is_parents:
+            raise InfiniRunError(stayed_with_parent("the launch"))
         end_s = None if timeout_s is None else time.monotonic() + timeout_s
         launch = self._launch
         launch.is_awaited = True
@@ -91,7 +96,8 @@ class LaunchHandle(Generic[R]):
             self._launch.call(lambda: self._launch.fail_result(ask, rank, error))
 
     def done(self) -> bool:
-        """Return whether every rank has ended and nothing is left. Does not wait."""
+        """Return whether every rank has ended and nothing is left. Does not wait. In a forked child a launch of its
+        parent's is done: nothing will come of it there."""
         return self._launch.is_over
 
     def result(self, timeout_s: float | None = None) -> LaunchResult[R]:
@@ -106,7 +112,7 @@ class LaunchHandle(Generic[R]):
         """
         if not self.wait(timeout_s):
             raise TimeoutError(f"the launch has not ended within {timeout_s:g} s; it goes on")
-        with self._lock:
+        with self._launch.outcome_lock:
             if self._outcome is None:
                 self._outcome = _outcome(self._launch)
             result, error = self._outcome

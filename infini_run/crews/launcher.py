@@ -335,7 +335,7 @@ class Pool(Launcher):
     """
 
     _owns_nodes = False
-    _is_in_forked_child = False
+    _is_parents = False  # this is a forked child, and it is open in the parent
 
     if not TYPE_CHECKING:  # for a type checker its arguments are a Launcher's
 
@@ -365,7 +365,7 @@ class Pool(Launcher):
         own = self._hold
         hold = own.another() if own is not None else None
         if hold is None:
-            if self._is_in_forked_child:
+            if self._is_parents:
                 raise UsageError(stayed_with_parent("this Pool"))
             raise UsageError("this Pool was closed: no function can be run in it any more")
         try:
@@ -397,9 +397,9 @@ class Pool(Launcher):
 
     def after_fork_in_child(self) -> None:
         """In a forked child, to which nothing of it belongs."""
-        self._is_in_forked_child = True
         hold, self._hold = self._hold, None
         if hold is not None:
+            self._is_parents = True
             hold.spawner.after_fork_in_child()
 
     def __del__(self) -> None:

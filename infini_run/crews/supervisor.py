@@ -63,6 +63,7 @@ class Supervisor:
         self._wakeup_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._wakeup_lock = RLock()
         self.is_in_forked_child = False
+        self.is_parents = False  # this is a forked child, and it goes on in the parent
         self._thread = JoinableThread(self._run, "infini-run: supervisor")
 
     # ---- from other threads
@@ -109,6 +110,7 @@ class Supervisor:
 
     def after_fork_in_child(self) -> None:
         """In a forked child, to which neither the thread nor the workers belong."""
+        self.is_parents = self.is_parents or self.phase != "CLOSED"
         self.is_in_forked_child, self._wakeup_lock = True, RLock()
         self.phase = "CLOSED"
         for worker in self.workers:

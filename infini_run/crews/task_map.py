@@ -156,16 +156,24 @@ class TaskMap:
 
     def _wait(self) -> Ask[Any]:
         due_s, endings = self._options.due_s, self._endings
+        with endings.changed:
+            found = self._found()
+        if found is not None:
+            return found
         self._on_wait()
         with endings.changed:
             while True:
-                found = self._next_ended() or (endings.failed[0] if endings.failed else None)
+                found = self._found()
                 if found is not None:
                     return found
                 left_s = None if due_s is None else due_s - time.monotonic()
                 if left_s is not None and left_s <= 0:
                     raise AskTimeout(f"not every result has come within {self._options.timeout_s:g} s")
                 endings.changed.wait(None if left_s is None else min(left_s, threading.TIMEOUT_MAX))
+
+    def _found(self) -> Ask[Any] | None:
+        """The ask whose results are next, or the first that has failed; None: there is none yet."""
+        return self._next_ended() or (self._endings.failed[0] if self._endings.failed else None)
 
     def _next_ended(self) -> Ask[Any] | None:
         """The ask whose results are next; None: it has not ended."""

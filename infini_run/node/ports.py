@@ -13,7 +13,7 @@ import os
 from _socket import AF_INET, AF_UNIX, SOCK_DGRAM, SOCK_STREAM, socket  # the C module: `socket` costs 5 ms
 
 from infini_run.core.group import forking
-from infini_run.system.fork_hooks import call_for_module, close_noted
+from infini_run.system.fork_hooks import call_for_module, close_link
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ _TRIES = 100
 _HELD = 64  # locks of one process: who takes more has done with the first
 _LIMITS = "/proc/sys/net/ipv4/"
 
-_locks: dict[int, int] = {}  # by port: the descriptor
+_locks: dict[int, socket] = {}
 
 
 def free_port() -> int:
@@ -60,13 +60,13 @@ def let_go(port: int) -> None:
     """
     lock = _locks.get(port)
     if lock is not None:
-        close_noted(lock, lambda: _forget_and_close(port))
+        close_link(lock, lambda: _forget_and_close(port))
 
 
 def _forget_and_close(port: int) -> None:
     lock = _locks.pop(port, None)
-    if lock is not None:  # else another thread closes it
-        os.close(lock)
+    if lock is not None:
+        lock.close()
 
 
 def _after_fork_in_child() -> None:
@@ -138,7 +138,7 @@ def _lock(port: int) -> bool:
     except OSError as error:
         lock.close()
         return error.errno != errno.EADDRINUSE
-    _locks[port] = lock.detach()
+    _locks[port] = lock
     if len(_locks) > _HELD:
         let_go(next(iter(_locks)))
     return True

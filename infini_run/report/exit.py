@@ -31,7 +31,7 @@ class Exit:
         start_errno: The errno of that step.
         start_s: When it was created.
         ready_s: When it sent READY=1.
-        end_s: When it ended; of a lost one, when its node was last heard of.
+        end_s: When it ended; of a lost one, when its node was last known to live.
         user_s: The CPU time that it used, in seconds.
         system_s: The CPU time of the kernel for it, in seconds.
         max_rss_kib: The most memory that it had resident, in KiB.

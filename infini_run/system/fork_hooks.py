@@ -64,7 +64,7 @@ def close_link(link: Link, close: Callable[[], None] | None = None) -> None:
         link: its `close` forgets the descriptor before it closes it.
         close: called instead, where something else knows the link, too, and forgets it first.
     """
-    close_noted(link.fileno(), close or link.close)
+    _close(link.fileno(), close or link.close)
 
 
 def close_fd(fd: int, forget: Callable[[], None]) -> None:
@@ -79,11 +79,10 @@ def close_fd(fd: int, forget: Callable[[], None]) -> None:
         forget()
         os.close(fd)
 
-    close_noted(fd, close)
+    _close(fd, close)
 
 
-def close_noted(fd: int, close: Callable[[], None]) -> None:
-    """Call `close`, which forgets that descriptor and closes it; a child that is forked meanwhile closes it, too."""
+def _close(fd: int, close: Callable[[], None]) -> None:
     closing = _identity(fd)
     if closing is not None:
         _closings.append(closing)

@@ -493,7 +493,7 @@ def test_a_child_that_is_forked_by_a_signals_handler_just_after_a_launch_was_fre
 
 def test_an_exception_of_a_signal_while_a_fork_waits_leaves_the_lock_of_forks_as_it_was(host):
     text = """
-    import signal
+    import signal, time
     ir.run(["true"])
     from infini_run.core.group import _forkers, forking
     raised = []
@@ -504,12 +504,14 @@ def test_an_exception_of_a_signal_while_a_fork_waits_leaves_the_lock_of_forks_as
     def hold():
         with forking:
             held.set()
+            while not _forkers:  # nothing else tells that it waits
+                time.sleep(0.001)
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGALRM)
             done.wait()
     thread = threading.Thread(target=hold)
     thread.start()
     held.wait()
     signal.signal(signal.SIGALRM, leave)
-    signal.setitimer(signal.ITIMER_REAL, 0.1)
     pid = os.fork()
     if pid == 0:
         os._exit(not forking.acquire(timeout=20))
@@ -547,9 +549,10 @@ INHERITED = """
 import asyncio, os, signal, time
 import infini_run as ir
 
-def work(ctx, seconds):
-    time.sleep(seconds)
-    return seconds
+def work(ctx, task):
+    while not os.path.exists(GATE):
+        time.sleep(0.02)
+    return task
 
 def in_a_child(use):
     pid = os.fork()
@@ -568,10 +571,10 @@ async def awaited(thing):
 USES = {
     "crew": (
         "ir.Crew(work, nproc=1)",
-        "ask, results, others = it.ask(1), it.map([0.1]), it.map([0.2], ordered=False)",
+        "ask, results, others = it.ask(1), it.map([2]), it.map([3], ordered=False)",
         ["ask.result()", "asyncio.run(awaited(ask))", "list(results)", "list(others)", "it.ask(1)"],
         "ask.result(), list(results), list(others), it.ask(0).result()",
-        ("CrewClosed", "the crew", "(1, [0.1], [0.2], 0)"),
+        ("CrewClosed", "the crew", "(1, [2], [3], 0)"),
     ),
     "pool": (
         "ir.Pool(nproc=1, preload=['fractions'])",
@@ -583,12 +586,12 @@ USES = {
     "launch": (
         "ir.Launcher(nproc=1).start(work, None, 1)",
         "",
-        ["it.result()", "asyncio.run(awaited(it))"],
+        ["it.result()", "it.wait()", "asyncio.run(awaited(it))"],
         "list(it.result())",
         ("InfiniRunError", "the launch", "[1]"),
     ),
     "processes": (
-        "ir.ProcessLauncher(['sleep', '1'], nproc=1)",
+        "ir.ProcessLauncher(['sh', '-c', f'until [ -e {GATE} ]; do sleep 0.02; done'], nproc=1)",
         "it.launch()",
         ["it.wait()", "it.status()", "it.report()"],
         "it.wait(), it.report().exit_code",
@@ -598,23 +601,26 @@ USES = {
 
 
 @pytest.mark.parametrize("kind", USES)
-def test_a_forked_child_is_told_that_what_it_uses_is_its_parents(host, kind):
+def test_a_forked_child_is_told_that_what_it_uses_is_its_parents(host, tmp_path, kind):
     """It waits for nothing that only the parent hears of; and the parent's is as it was."""
     make, begin, uses, after, (error, what, result) = USES[kind]
     children = [f"in_a_child(lambda: {use})" for use in uses]
-    text = "\n".join([INHERITED, f"it = {make}", begin, *children, f"print(({after}))", "it.close()"])
+    gate = f"GATE = {str(tmp_path / 'gate')!r}"
+    text = "\n".join([INHERITED, gate, f"it = {make}", begin, *children, "open(GATE, 'w').close()"])
+    text += f"\nprint(({after}))\nit.close()\n"
     line = f"{error}: this process is a fork, and {what} is its parent's: make one here\n"
     assert run_host(host, text) == line * len(uses) + result + "\n"
 
 
 def test_results_that_were_there_before_a_fork_are_there_in_the_child(host):
     text = """
+    GATE = "/"
     with ir.Crew(work, nproc=1) as crew, ir.Launcher(nproc=1).start(work, None, 0) as handle:
-        ask = crew.ask(0)
+        results, others, ask = crew.map([1, 2]), crew.map([3], ordered=False), crew.ask(4)
         print(ask.result(), list(handle.result()), flush=True)
-        in_a_child(lambda: (ask.result(), list(handle.result())))
+        in_a_child(lambda: (ask.result(), list(results), list(others), list(handle.result())))
     """
-    assert run_host(host, INHERITED + textwrap.dedent(text)) == "0 [0]\n(0, [0])\n"
+    assert run_host(host, INHERITED + textwrap.dedent(text)) == "4 [0]\n(4, [1, 2], [3], [0])\n"
 
 
 CLOSING = """

@@ -22,7 +22,9 @@ from tests.support.waiting import LIMIT_S, until
 
 STRAY = ["daemon", "name=left-behind", "say=stray", "wait", "done"]
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
-SLOW = "slow=512"  # some 60 ms
+SLOW = pytest.mark.parametrize(
+    "slow", [("slow=512",), ("threads=20", "slow=512")], ids=["one", "threads"]
+)  # some 60 ms
 STUBBORN = ["daemon", "ignore=TERM", *STRAY[1:]]
 
 
@@ -48,9 +50,10 @@ def not_adopting(infini_run):
     """Start the command where PR_SET_CHILD_SUBREAPER is refused, as by qemu's user-mode emulation; it, and the strays
     that have told of themselves."""
 
-    def start(*words, n, grace=0.2):
+    def start(*words, n, grace=0.2, shell=""):
         deny = (build("deny.c", instead_of="*"), "prctl", "0", str(PR_SET_CHILD_SUBREAPER))
-        command = infini_run(f"--nproc_per_node={n}", f"--grace={grace}", *play(*words), under=deny)
+        program = ["sh", "-c", shell] if shell else play(*words)
+        command = infini_run(f"--nproc_per_node={n}", f"--grace={grace}", *program, under=deny)
         try:
             return command, strays_of(command, n)
         except AssertionError:
@@ -69,32 +72,46 @@ def test_daemons_are_gone_where_we_may_not_adopt_orphans(not_adopting, stray, ev
     assert b"stopped 3 processes left behind: left-behind (" in command.err
 
 
+@SLOW
 @pytest.mark.parametrize("stray", [STRAY, STUBBORN], ids=["meek", "stubborn"])
-def test_a_daemon_whose_exit_takes_long_is_waited_for_where_we_may_not_adopt_it(not_adopting, stray, every_path):
+def test_a_daemon_whose_exit_takes_long_is_waited_for_where_we_may_not_adopt_it(
+    not_adopting, stray, slow, every_path
+):
     """It has no environment any more, by which it is known, and still holds what it had open: a GPU, say."""
-    command, strays = not_adopting("daemon", SLOW, *stray[1:], "exit=0", n=1)
+    command, strays = not_adopting("daemon", *slow, *stray[1:], "exit=0", n=1)
     assert command.wait() == 0
     assert not any(map(is_alive, strays))
 
 
+@SLOW
 def test_what_was_killed_with_its_rank_and_takes_long_to_exit_is_waited_for_where_we_may_not_adopt_it(
-    not_adopting, every_path
+    not_adopting, slow, every_path
 ):
     """Nobody has looked at it before: it is known by its group."""
-    command, strays = not_adopting("ignore=TERM", "group", SLOW, "say=stray", "wait", "done", "wait", n=1)
+    command, strays = not_adopting("ignore=TERM", "group", *slow, "say=stray", "wait", "done", "wait", n=1)
     command.signal(signal.SIGTERM)
     assert command.wait() == 143
     assert not any(map(is_alive, strays))
 
 
-def test_what_exits_already_is_waited_for_until_then_and_not_for_the_grace(not_adopting, every_path):
+@SLOW
+def test_what_exits_already_is_waited_for_until_then_and_not_for_the_grace(not_adopting, slow, every_path):
     """Without a pidfd nothing tells of the end of what is no child of ours."""
-    rank = ("group", SLOW, "say=stray", "wait", "done", "say=rank", "wait")
+    rank = ("group", *slow, "say=stray", "wait", "done", "say=rank", "wait")
     command, strays = not_adopting(*rank, n=1, grace=1000)
     for pid in (*strays, *command.pids_of(b"rank").values()):
         os.kill(pid, signal.SIGKILL)
     assert command.wait() == 137
     assert not any(map(is_alive, strays))
+
+
+def test_what_a_daemon_leaves_when_it_is_told_to_stop_is_waited_for_until_it_ends(not_adopting, tmp_path, every_path):
+    """Nobody knows it before; it is not only looked for when the grace is over."""
+    up = shlex.quote(f"{tmp_path}/up")
+    leave = f"trap 'setsid sleep 1 & exit' TERM; echo stray 0 $$; echo > {up}; while :; do sleep 0.1; done"
+    rank = f"mkfifo {up}; (setsid sh -c {shlex.quote(leave)} &); read line < {up}"
+    command, _ = not_adopting(shell=rank, n=1, grace=1000)
+    assert command.wait() == 0
 
 
 @pytest.mark.parametrize("stray", [STRAY, STUBBORN], ids=["meek", "stubborn"])

@@ -66,7 +66,10 @@ def children() -> dict[int, str]:
 
 
 def is_alive(pid: int) -> bool:
-    return state_of(pid) not in ("", "Z", "X")
+    """Also one whose first thread is a zombie, while others are not (proc_pid_stat(5), num_threads)."""
+    stat = _read(pid, "stat")
+    fields = stat[stat.rindex(b")") + 2 :].split() if stat else [b"X"]
+    return fields[0] not in b"ZX" or (fields[0] == b"Z" and int(fields[17]) > 1)
 
 
 def marked(mark: bytes = b"INFINI_RUN_ID=", known: Container[str] = ()) -> dict[int, str]:

@@ -18,6 +18,7 @@ notify=A;B        tell NOTIFY_SOCKET A and B in one message
 pings=N           tell it WATCHDOG=1 N times
 flood             tell it something as fast as it takes it, without end
 spin              compute without end
+threads=N         have so many threads more, which wait
 slow=MIB          hold a file in memory of that size: our exit takes long after it has closed stdout
 orphans=N         N double forks that end at once
 reaped            wait until nothing in /proc is a zombie
@@ -180,6 +181,13 @@ def spin():
         pass
 
 
+def threads(n):
+    import _thread
+
+    for _ in range(n):
+        _thread.start_new_thread(select.select, ([], [], []))
+
+
 def slow(mib):
     """The kernel takes the file's pages back after it has closed all descriptors, and before we are a zombie."""
     os.posix_fallocate(os.memfd_create("slow"), 0, mib << 20)
@@ -229,6 +237,7 @@ STEPS = {
     "pings": lambda n: notify(*["WATCHDOG=1"] * int(n)),
     "flood": lambda _: flood(),
     "spin": lambda _: spin(),
+    "threads": lambda n: threads(int(n)),
     "slow": lambda mib: slow(int(mib)),
     "orphans": lambda n: orphans(int(n)),
     "reaped": lambda _: reaped(),
