@@ -267,10 +267,9 @@ int64_t ir_write(int fd, const char *bytes, uint64_t size);
  * and later, returns at once. For a group that another thread waits for. */
 void ir_group_end(struct ir_group *group);
 
-/* The group may be NULL, as in a child that a signal's handler has forked just before the call: nothing is left of it. */
-
 /* Kills and reaps what is left (bounded: 5 s for what SIGKILL does not end), frees, sets *group to NULL. In a
- * child that was forked since, it only closes descriptors. */
+ * child that was forked since, it only closes descriptors. A child that a signal's handler has forked may
+ * come to a call with the NULL: every call takes it for a group of which nothing is left. */
 void ir_group_free(struct ir_group **group);
 
 struct ir_writer;

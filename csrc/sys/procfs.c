@@ -226,22 +226,25 @@ static void status_line(const char *line, void *with) {
     if (strncmp(line, "VmSize:", 7) == 0) status->has_memory = true;
 }
 
+static bool status_read(pid_t pid, struct status *ret) {
+    char path[32];
+    *ret = (struct status){0};
+    (void)snprintf(path, sizeof path, "/proc/%d/status", (int)pid);
+    return process_lines(path, status_line, ret);
+}
+
 /* A signal that ends it has been sent and nothing stands in its way, or it is on its way out. */
 bool process_is_ending(pid_t pid, int sig) {
-    char path[32];
-    struct status status = {0};
-    (void)snprintf(path, sizeof path, "/proc/%d/status", (int)pid);
-    if (!process_lines(path, status_line, &status)) return true;
+    struct status status;
+    if (!status_read(pid, &status)) return true;
     return (status.pending & (SIGNAL_BIT(SIGKILL) | (SIGNAL_BIT(sig) & ~status.held))) != 0 ||
            !status.has_memory; /* an exiting process has given its memory back */
 }
 
 /* It has given its memory back. */
 bool process_is_exiting(pid_t pid) {
-    char path[32];
-    struct status status = {0};
-    (void)snprintf(path, sizeof path, "/proc/%d/status", (int)pid);
-    return process_lines(path, status_line, &status) && !status.has_memory;
+    struct status status;
+    return status_read(pid, &status) && !status.has_memory;
 }
 
 /* Whether the environment that a process was started with has the mark. Read in pieces that overlap by the

@@ -251,8 +251,6 @@ def _outcome(launch: LaunchSupervisor) -> tuple[LaunchResult[Any] | None, BaseEx
     if launch.failures:
         failures = sorted(launch.failures, key=lambda failure: failure.time_s)
         return None, _with_notes(failures, launch.restarts)
-    if launch.is_parents:
-        return None, InfiniRunError(stayed_with_parent("the launch"))
     if not launch.asks or not all(ask.done() for ask in launch.asks):
         return None, InfiniRunError("the launch was stopped before every rank had returned")
     places = [(worker.process.host, worker.process.local_rank) for worker in launch.workers if worker.process]

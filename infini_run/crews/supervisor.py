@@ -62,7 +62,7 @@ class Supervisor:
         self._calls: deque[Callable[[], None]] = deque()
         self._wakeup_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._wakeup_lock = RLock()
-        self.is_in_forked_child = False
+        self._is_in_forked_child = False
         self.is_parents = False  # this is a forked child, and it goes on in the parent
         self._thread = JoinableThread(self._run, "infini-run: supervisor")
 
@@ -111,7 +111,7 @@ class Supervisor:
     def after_fork_in_child(self) -> None:
         """In a forked child, to which neither the thread nor the workers belong."""
         self.is_parents = self.is_parents or self.phase != "CLOSED"
-        self.is_in_forked_child, self._wakeup_lock = True, RLock()
+        self._is_in_forked_child, self._wakeup_lock = True, RLock()
         self.phase = "CLOSED"
         for worker in self.workers:
             if worker.process is not None and not worker.is_settled:
@@ -278,7 +278,7 @@ class Supervisor:
 
     def _end_all(self) -> None:
         """Go to CLOSED, from any phase, in steps of which none can prevent the next."""
-        if self.is_in_forked_child or self.phase == "CLOSED":
+        if self._is_in_forked_child or self.phase == "CLOSED":
             return
         for worker in self.workers:
             if worker.process is not None and not worker.is_settled:
