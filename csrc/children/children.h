@@ -42,7 +42,7 @@ struct worker {
 /* ---- guard.c: the process that ends what we leave when we are killed */
 struct guard {
     char *program, *folder; /* NULL: none */
-    char parent[16], session[16], since[24]; /* its arguments, as words */
+    char parent[16], session[16], since[24], wait[16]; /* its arguments, as words */
     const char *argv[GUARD_ARGC + 1];
     pid_t pid;              /* 0: none runs */
     int pidfd;

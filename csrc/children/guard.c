@@ -61,6 +61,9 @@ const char *const *guard_argv(struct ir_group *g) {
     guard->argv[GUARD_MARK] = g->mark;
     guard->argv[GUARD_FOLDER] = guard->folder != NULL ? guard->folder : "";
     guard->argv[GUARD_CGROUP] = g->cgroup.path != NULL ? g->cgroup.path : "";
+    if (g->config.guard_wait_ms > 0)
+        (void)snprintf(guard->wait, sizeof guard->wait, "%d", (int)g->config.guard_wait_ms);
+    guard->argv[GUARD_WAIT] = guard->wait;
     guard->argv[GUARD_LEASE] = g->lease.deadline_ns == NULL         ? ""
                                : (g->config.flags & IR_OWN_PROCESS) ? GUARD_LEASE_OWN
                                                                     : GUARD_LEASE_HOST;

@@ -47,8 +47,10 @@ int ir_group_new(const struct ir_config *config, uint32_t n, struct ir_group **r
     *ret_group = NULL;
     if (config->mark == NULL || config->grace_ms < 0 || config->signal_grace_ms < 0 ||
         config->stop_signal < 1 || config->stop_signal > SIGRTMAX || n > INT_MAX / 16 ||
-        config->lease_ms < 0 || config->lease_ms > LEASE_MOST_MS ||
-        (config->lease_ms > 0 && config->guard == NULL))
+        config->lease_ms < 0 || config->lease_ms > LEASE_MOST_MS || config->guard_wait_ms < 0 ||
+        config->guard_wait_ms > GUARD_WAIT_MOST_MS ||
+        (config->lease_ms > 0 && config->guard_wait_ms > 0) ||
+        (config->lease_ms + config->guard_wait_ms > 0 && config->guard == NULL))
         return -EINVAL;
     struct ir_group *g = calloc(1, sizeof *g);
     if (g == NULL) return -ENOMEM;

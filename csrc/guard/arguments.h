@@ -5,11 +5,14 @@
 #define GUARD_NAME "irun-guard"
 
 enum { GUARD_SELF, GUARD_PARENT, GUARD_SESSION, GUARD_SINCE, GUARD_MARK, GUARD_FOLDER, GUARD_CGROUP,
-       GUARD_LEASE, GUARD_ARGC };
+       GUARD_LEASE, GUARD_WAIT, GUARD_ARGC };
 
 /* GUARD_LEASE: "" is none. Else stdout is the pipe to the launcher, stderr the memory of the lease (sys/lease.h), and
  * the word says where orphans go while the launcher lives: to itself, or to an ancestor of a host program. */
 #define GUARD_LEASE_OWN "own"
 #define GUARD_LEASE_HOST "host"
+
+/* GUARD_WAIT: "" or for how many milliseconds the workers may end by themselves, before they alone are killed. */
+#define GUARD_WAIT_MOST_MS 3600000
 
 #endif

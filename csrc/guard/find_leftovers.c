@@ -9,6 +9,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <poll.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -179,4 +180,27 @@ void end_launch(struct launch *launch) {
             (void)sched_yield(); /* it may need this processor */
         }
     } while (empty < EMPTY_SCANS && clock_ns() <= end_ns);
+}
+
+static void await_death(int pidfd, int64_t end_ns) {
+    struct pollfd dead = {.fd = pidfd, .events = POLLIN};
+    int64_t left_ms = (end_ns - clock_ns()) / NS_PER_MS;
+    while (left_ms > 0 && poll(&dead, 1, (int)left_ms) < 0 && errno == EINTR)
+        left_ms = (end_ns - clock_ns()) / NS_PER_MS;
+}
+
+/* Each has until the time is over to end by itself. Without pidfds nothing would tell, and it is killed at once. */
+void end_workers(struct launch *launch, int wait_ms) {
+    const int64_t end_ns = clock_ns() + wait_ms * NS_PER_MS;
+    read_workers(launch);
+    for (size_t i = 0; i < launch->n; i++) {
+        struct process worker;
+        if (!process_read(launch->workers[i], &worker) || worker.start_ticks < launch->since ||
+            !is_in_worker_group(launch, &worker))
+            continue;
+        int pidfd = process_open(worker.pid);
+        if (pidfd >= 0) await_death(pidfd, end_ns);
+        (void)process_signal(&worker, pidfd, SIGKILL);
+        if (pidfd >= 0) (void)close(pidfd);
+    }
 }

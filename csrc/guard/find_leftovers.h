@@ -24,5 +24,6 @@ struct launch {
 };
 
 void end_launch(struct launch *launch);
+void end_workers(struct launch *launch, int wait_ms);
 
 #endif

@@ -1,11 +1,14 @@
 /* guard/main.c: irun-guard, which outlives its launcher by the blink in which it ends what that has left.
  *
- *     irun-guard PARENT SESSION SINCE MARK FOLDER CGROUP LEASE   (stdin: a pipe that holds the workers' pids)
+ *     irun-guard PARENT SESSION SINCE MARK FOLDER CGROUP LEASE WAIT   (stdin: a pipe that holds the workers' pids)
  *
  * It waits in one system call, on no clock, for the parent-death signal (prctl(2)). That is the
  * spawning thread's: where it comes though the parent lives (getppid says so), it comes again when the
  * parent dies. Then it ends what the launcher has left (find_leftovers.c) and all in CGROUP, and removes FOLDER
  * and CGROUP ("": none).
+ *
+ * With a WAIT the workers end by themselves, or are killed after so many milliseconds, and nothing else is: what they have
+ * started lets the other side know.
  *
  * With a LEASE (sys/lease.h) a timer wakes it, too, at the deadline that it knows. If nobody has moved that on, it
  * ends what the launch has started, though the launcher lives, and goes on to wait for its death. */
@@ -120,9 +123,11 @@ static void remove_cgroup(const char *path) {
     remove_tree(AT_FDCWD, path);
 }
 
-static void end_processes(struct launch *launch, const char *cgroup) {
-    if (cgroup[0] != '\0') kill_cgroup(cgroup);
-    if (process_sees_itself(getpid())) end_launch(launch);
+static void end_processes(struct launch *launch, char **argv) {
+    if (argv[GUARD_CGROUP][0] != '\0') kill_cgroup(argv[GUARD_CGROUP]);
+    if (!process_sees_itself(getpid())) return;
+    if (argv[GUARD_WAIT][0] != '\0') end_workers(launch, atoi(argv[GUARD_WAIT]));
+    else end_launch(launch);
 }
 
 int main(int argc, char **argv) {
@@ -142,13 +147,13 @@ int main(int argc, char **argv) {
     if (end == 0) end = await_end(parent, lease);
     if (end == LEASE_ENDED) {
         launch.host = strcmp(argv[GUARD_LEASE], GUARD_LEASE_HOST) == 0 ? parent : 0;
-        end_processes(&launch, argv[GUARD_CGROUP]);
+        end_processes(&launch, argv);
         notify_launcher(LEASE_OVER);
         launch.host = 0;
         end = await_end(parent, NULL);
     }
     if (end < 0) return -end;
-    end_processes(&launch, argv[GUARD_CGROUP]);
+    end_processes(&launch, argv);
     if (argv[GUARD_FOLDER][0] != '\0') remove_tree(AT_FDCWD, argv[GUARD_FOLDER]);
     if (argv[GUARD_CGROUP][0] != '\0') remove_cgroup(argv[GUARD_CGROUP]);
     return 0;

@@ -312,6 +312,8 @@ class Group:
         suspend_read_fd: Where a command inside a PID namespace asks to be suspended. -1: nowhere.
         entry: Given if the process is the launcher's own: then signals are taken and orphans reaped.
         guard: The path of irun-guard, which ends what is left if this process is killed by SIGKILL. None: no guard.
+        guard_wait_s: The guard lets each worker end by itself for so long, then kills it and nothing else. 0: it ends
+            at once all that is left.
         folder: The directory that the guard then removes.
         lease_s: The guard kills what the workers are and have started if `renew_lease` was not called for so long. 0:
             there is no lease.
@@ -337,6 +339,7 @@ class Group:
         suspend_read_fd: int = -1,
         entry: ProcessAtEntry | None = None,
         guard: bytes | None = None,
+        guard_wait_s: float = 0.0,
         folder: bytes | None = None,
         lease_s: float = 0.0,
         lease_since_s: float = 0.0,
@@ -359,6 +362,7 @@ class Group:
         config.folder = _string(folder, kept) if folder else ffi.NULL
         config.grace_ms = max(0, round(grace_s * 1000))
         config.signal_grace_ms = max(0, round((grace_s if signal_grace_s is None else signal_grace_s) * 1000))
+        config.guard_wait_ms = int(guard_wait_s * 1000)
         config.lease_ms = int(lease_s * 1000)
         config.lease_since_ns = int(lease_since_s * 1e9)
         config.stop_signal = stop_signal

@@ -246,7 +246,7 @@ class Agent:
         )
         self._keep_lease(run)  # LAUNCH may come late, after the head has given this node up
         if self._link.is_lost:
-            raise LinkError(self._link.loss)
+            raise self._link.lost_error()
         run.start()
         if self._stream is not None:
             self._stream.child_socket.close()
@@ -276,7 +276,7 @@ class Agent:
         if self._stream is not None:
             self._stream.finish()
         if self._link.is_lost:
-            raise LinkError(self._link.loss)
+            raise self._link.lost_error()
         report = run.outcome.report()
         done = {"report": to_jsonable(report), "port": free_port(), "progress": run.progress}
         self._link.connection.send(pack_json(protocol.DONE, done))

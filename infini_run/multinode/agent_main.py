@@ -13,6 +13,7 @@ import sys
 from infini_run.errors import InfiniRunError, UsageError
 from infini_run.multinode.agent import Agent, print_line
 from infini_run.multinode.connection import MAGIC, TOKEN, Connection
+from infini_run.multinode.head_link import HeadGone
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ def main(argv: Sequence[str]) -> int:
         connection = Connection(read_fd, write_fd)
         connection.send(MAGIC)
         return Agent(connection, index).serve(None)
+    except HeadGone:
+        return 0  # nobody is left to tell, and an engine may answer another code by killing the other agents
     except InfiniRunError as error:
         print_line(f"infini-run: {error}")
         return error.exit_code

@@ -9,7 +9,7 @@ import time
 from _functools import partial
 from _socket import socketpair  # the C module: `socket` costs 5 ms
 
-from infini_run.core.group import PIPE, Group, SpawnSpec, debug_flags, is_main_thread
+from infini_run.core.group import GUARD, PIPE, Group, SpawnSpec, debug_flags, is_main_thread
 from infini_run.errors import ProgramMissing, StartError
 from infini_run.multinode.connection import Connection
 from infini_run.multinode.engines import EngineCommand
@@ -165,7 +165,8 @@ class EngineProcesses:
         self, command: EngineCommand, tries: int, path: str, cleans_up: tuple[RemoteAgent, ...]
     ) -> Connection | None:
         spec = SpawnSpec(0, os.fsencode(path), [os.fsencode(word) for word in command.argv], [])
-        spec.dies_with_us = is_main_thread()
+        outlives_s = self._engine.OUTLIVES_HEAD_S
+        spec.dies_with_us = is_main_thread() and not outlives_s
         own = dict(command.env)
         rest = {name: value for name, value in self._environ.items() if name not in own and name != MARKER_VARIABLE}
         # ours first: Hydra 4.0 does not pass on the last variable that there is
@@ -182,6 +183,8 @@ class EngineProcesses:
                 grace_s=0.0,
                 stop_signal=SIGTERM,
                 stop_scope="group",
+                guard=GUARD if outlives_s else None,
+                guard_wait_s=outlives_s,
                 debug=debug_flags(self._environ),
             )
             group.spawn([spec], base)

@@ -27,6 +27,10 @@ _HEAD_GONE = "the head has gone"
 _LATE_S = 1.0  # a wait that ends so long after its end: this process was stopped, or its machine slept
 
 
+class HeadGone(LinkError):
+    """The head's end of the Link is closed, and nothing more is known: it was killed, or its network has failed."""
+
+
 class TurnedAway(LinkError):
     """The head has no place for this node, or not yet."""
 
@@ -101,9 +105,7 @@ class HeadLink:
         self.connection.send(pack_json(protocol.IDENTITY, identity))
         try:
             kind, payload = self.next_frame(protocol.SPEC, protocol.GOODBYE)
-        except LinkError as error:
-            if str(error) != _HEAD_GONE:
-                raise
+        except HeadGone:
             raise TurnedAway("the head has gone before it said what is to run") from None  # another may come
         if kind == protocol.GOODBYE:
             answer = message_schema.read(payload, message_schema.TURNED_AWAY)
@@ -142,7 +144,7 @@ class HeadLink:
                 if kind in kinds:
                     return kind, payload
             if self.is_lost:
-                raise LinkError(self.loss)
+                raise self.lost_error()
             self.poll(self.wait_s())
 
     def poll(self, timeout_s: float | None) -> None:
@@ -222,6 +224,10 @@ class HeadLink:
             if kind in _QUEUED:
                 self._frames.append((kind, payload))
             self._on_frame(kind, payload)
+
+    def lost_error(self) -> LinkError:
+        """Return what to raise after the loss."""
+        return (HeadGone if self.loss == _HEAD_GONE else LinkError)(self.loss)
 
     def give_up(self, reason: str = "") -> None:
         """Give the head up: nothing is sent to it or read from it any more."""

@@ -13,10 +13,10 @@ import pytest
 
 import infini_run
 from infini_run.core.group import debug_flags
-from tests.support.command import COMMAND, play
+from tests.support.command import COMMAND, Command, play
 from tests.support.group_case import Live, spec
 from tests.support.launch_shapes import strace, with_strace
-from tests.support.processes import GUARD, is_alive, marked, processes, state_of
+from tests.support.processes import GUARD, OURS, is_alive, marked, processes, state_of
 from tests.support.rows import FORK_STORM
 from tests.support.waiting import until
 
@@ -356,6 +356,59 @@ def test_guard_started_by_hand_says_what_it_is():
     done = subprocess.run([PROGRAM], capture_output=True, check=False)
     assert done.returncode == 2
     assert done.stderr.endswith(b"started by infini-run, for infini-run\n")
+
+
+# ---- a guard that waits for what ends by itself, as srun does
+
+WAITS = """
+import os, sys
+from infini_run.core.group import GUARD, INHERIT, Group, SpawnSpec, debug_flags
+group = Group(1, mark=b"", grace_s=0, stop_signal=15, stop_scope="group", guard=GUARD,
+              guard_wait_s=float(sys.argv[1]), debug=debug_flags(os.environ))
+words = [b"/bin/sh", b"-c", b"sleep 1000 & echo child 0 $!; echo worker 0 $$; read line"]
+spec = SpawnSpec(0, words[0], words, [])
+spec.stdio, spec.label = [int(sys.argv[2]), INHERIT, INHERIT], ((b"", b""), (b"", b""))
+group.spawn([spec], [os.fsencode(f"{name}={value}") for name, value in os.environ.items()])
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def waiting(gate):
+    """A program with a worker that ends when the gate opens, and a child of that; the program is killed."""
+    commands, children = [], []
+
+    def start(wait_s):
+        end = gate()
+        argv = [sys.executable, "-c", WAITS, str(wait_s), str(end)]
+        command = Command(argv, stdin=subprocess.PIPE, env={**os.environ, **dict([OURS])}, pass_fds=[end.fd])
+        commands.append(command)
+        children.extend(pids_told(command, b"child", 1))
+        worker, guard = *pids_told(command, b"worker", 1), guard_of(command.pid)
+        command.signal(signal.SIGKILL)
+        command.process.wait()  # its output goes on as long as the child has it
+        return worker, children[0], guard, end
+
+    yield start
+    for child in children:
+        os.kill(child, signal.SIGKILL)
+    for command in commands:
+        command.close()
+
+
+def test_a_worker_that_ends_by_itself_is_not_killed_meanwhile_and_nothing_else_is(waiting, every_path):
+    worker, child, guard, end = waiting(1000)
+    until(lambda: state_of(guard) == "S")
+    assert is_alive(worker)
+    end.open()
+    all_end([worker, guard])
+    assert is_alive(child)
+
+
+def test_a_worker_that_does_not_end_by_itself_is_killed_alone(waiting, every_path):
+    worker, child, guard, _ = waiting(0.2)
+    all_end([worker, guard])
+    assert is_alive(child)
 
 
 # ---- in a library

@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.cluster import Bed, Case, free_ports, need
 from tests.support.command import COMMAND
-from tests.support.processes import OURS
+from tests.support.processes import OURS, is_alive, state_of
 from tests.support.waiting import LIMIT_S, until
 
 pytestmark = pytest.mark.xdist_group(__name__)  # one bed for all of them
@@ -320,6 +320,47 @@ def test_a_killed_head_leaves_nothing_anywhere(tracked, run, case):
     allocation.close()
 
 
+def agents_of(case):
+    """The agent of each node, by Slurm's number of it."""
+    found = {}
+    for pid in case.alive():
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        if any(b"infini_run.multinode.agent" in word for word in words) and words[0] != b"srun":
+            environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            found |= {int(word.removeprefix(b"SLURM_NODEID=")): pid for word in environ if b"SLURM_NODEID=" in word}
+    return found
+
+
+def test_after_the_head_was_killed_slurm_leaves_the_end_to_the_agents(slurm, run, case):
+    """Its kill of a step by linuxproc may miss what a shell starts meanwhile, and takes who would have found it."""
+    allocation = Allocation(slurm, "-N4")
+    command = run("--grace=1000", "--nproc_per_node=2", "sh", "-c", HARD, env=allocation.env)
+    read_up(command)
+    agents = agents_of(case)
+    late = agents.pop(2)
+    os.kill(late, signal.SIGSTOP)
+    command.signal(signal.SIGKILL)
+    assert command.wait() == -signal.SIGKILL
+    until(lambda: not any(map(is_alive, agents.values())))
+    assert state_of(late) == "T"
+    os.kill(late, signal.SIGCONT)
+    case.end()
+    until(lambda: not left(slurm, allocation.job))
+    allocation.close()
+
+
+def test_after_the_head_was_killed_slurm_ends_an_agent_that_hangs(slurm, run, case):
+    allocation = Allocation(slurm, "-N4")
+    command = run("--nproc_per_node=1", "sh", "-c", "echo up; exec sleep 1000", env=allocation.env)
+    read_up(command, 4)
+    os.kill(agents_of(case)[2], signal.SIGSTOP)
+    command.signal(signal.SIGKILL)
+    assert command.wait() == -signal.SIGKILL
+    case.end()
+    until(lambda: not left(slurm, allocation.job))
+    allocation.close()
+
+
 def test_a_node_that_dies_is_named_and_ends_the_job(slurm, run, case):
     allocation = Allocation(slurm, "-N4", "--no-kill")
     command = run("--nproc_per_node=2", "sh", "-c", SLOW, env=allocation.env)
@@ -339,12 +380,7 @@ def test_an_agent_that_hangs_is_ended_by_slurm(run, case, slurm, four):
     """Its node is told silent; what the Link cannot reach any more, scancel of the step does."""
     command = run("--node_timeout=3", "--nproc_per_node=1", "sh", "-c", "echo up; exec sleep 1000")
     read_up(command, 4)
-    agents = [
-        pid for pid in case.alive() if b"infini_run.multinode.agent" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    ]
-    here = [pid for pid in agents if b"SLURM_NODEID=2" in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")]
-    here = [pid for pid in here if b"srun" not in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]]
-    os.kill(here[0], signal.SIGSTOP)
+    os.kill(agents_of(case)[2], signal.SIGSTOP)
     assert command.wait() == 1
     assert b"node 2 (node3) was lost: nothing was heard of it for 3 s" in command.err
     case.end()

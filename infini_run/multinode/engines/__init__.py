@@ -56,6 +56,7 @@ class Engine:
     MAX_CONCURRENT = 1  # commands whose agents have not been heard of yet
     USES_STDIO = False  # the Link is the command's stdin and stdout; else agents connect over TCP
     TOKEN_BY_FILE = False  # agents read the token from a file
+    OUTLIVES_HEAD_S = 0.0  # how long a command may end by itself after the head was killed
     ENDS_STOPPED = False  # an agent that is suspended can be ended, and its ranks with it
 
     def commands(
