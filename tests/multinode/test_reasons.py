@@ -29,7 +29,6 @@ NO_MODULE = "/usr/bin/python3: Error while finding module: No module named infin
         ("slurm", 1, f"{TRACE}{EXITED}{CPU_BIND}", "ImportError: libssl.so.3", False),
         ("slurm", 1, f"{CPU_BIND}{EXITED}", "n2: task 1: Exited with exit code 1", False),
         ("slurm", 1, f"{EXITED}{CPU_BIND}", "n2: task 1: Exited with exit code 1", False),
-        ("slurm", 1, f"{CPU_BIND}{TRACE}infini-run: the head has gone\n{EXITED}", "ImportError: libssl.so.3", False),
         ("slurm", 1, f"ModuleNotFoundError: No module named 'torch'\n{EXITED}", "No module named 'torch'", False),
         ("slurm", 1, f"{NO_MODULE}{EXITED}", "No module named infini_run", True),
         ("slurm", 2, f"slurmstepd: error: execve(): /no/such: No such file\n{EXITED}", "execve(): /no/such", True),
@@ -55,9 +54,7 @@ def test_the_agents_own_last_line_is_the_reason(engine, code, words, shown, hint
 
 
 def test_of_a_node_that_was_lost_the_line_with_its_name_is_the_reason():
-    words = (
-        f"{CPU_BIND}srun: error: n2: task 1: Killed\ninfini-run: the head has gone\nsrun: error: n1: task 0: Exited\n"
-    )
+    words = f"{CPU_BIND}srun: error: n2: task 1: Killed\nsrun: error: n1: task 0: Exited\n"
     assert (
         find_engine("slurm").explain_exit("n2", 137, words) == "srun ended with 137: srun: error: n2: task 1: Killed"
     )

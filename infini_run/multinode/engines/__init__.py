@@ -131,13 +131,12 @@ def find_engine(name: str) -> Engine:
 
 
 _OUR_MODULES = ("infini_run", "_cffi_backend")  # which a Python without infini-run lacks
-_HEAD_GONE = "infini-run: the head has gone"  # what the other agents write after the first has ended
 
 
 def lines_of(stderr: str, *, by_engine: tuple[str, ...] = ()) -> list[str]:
     """Return the lines of a command's output. Lines that start as the engine's own come before those of agents, so
     that the last line is the best reason that there is."""
-    lines = [line.strip() for line in stderr.splitlines() if line.strip() and line.strip() != _HEAD_GONE]
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     return sorted(lines, key=lambda line: not line.startswith(by_engine)) if by_engine else lines
 
 

@@ -10,9 +10,9 @@ agent sends its node's name as well.
 After the head was killed, the agents end themselves, and srun with them. It has 5 s for that: a process of srun
 answers the death of srun with SIGKILL to the step, and that may leave something. With proctrack/linuxproc Slurm kills
 what is in a list, children first. A shell whose program was killed may start the next one, which is not in the list,
-before it is killed itself; the agent and its guard, which would have ended that program, are killed next. For the same
-reason an agent whose head has gone ends with 0, and without a word: another code, or a line to a pipe that nobody
-reads, makes srun kill the step.
+before it is killed itself; the agent and its guard, which would have ended that program, are killed next. For the
+same reason an agent whose head has gone ends with 0, and without a word: another code, or a line to a pipe that
+nobody reads, makes srun kill the step.
 """
 
 from __future__ import annotations
