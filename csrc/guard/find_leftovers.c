@@ -182,16 +182,18 @@ void end_launch(struct launch *launch) {
     } while (empty < EMPTY_SCANS && clock_ns() <= end_ns);
 }
 
-static void await_death(int pidfd, int64_t end_ns) {
-    struct pollfd dead = {.fd = pidfd, .events = POLLIN};
+static void await(int fd, int64_t end_ns) {
+    struct pollfd ready = {.fd = fd, .events = POLLIN};
     int64_t left_ms = (end_ns - clock_ns()) / NS_PER_MS;
-    while (left_ms > 0 && poll(&dead, 1, (int)left_ms) < 0 && errno == EINTR)
+    while (left_ms > 0 && poll(&ready, 1, (int)left_ms) < 0 && errno == EINTR)
         left_ms = (end_ns - clock_ns()) / NS_PER_MS;
 }
 
-/* Each has until the time is over to end by itself. Without pidfds nothing would tell, and it is killed at once. */
+/* Each has until the time is over to end by itself. Without pidfds nothing would tell, and it is killed at once. One that
+ * was created just before the launcher's death has not written its number yet. */
 void end_workers(struct launch *launch, int wait_ms) {
     const int64_t end_ns = clock_ns() + wait_ms * NS_PER_MS;
+    await(0, end_ns);
     read_workers(launch);
     for (size_t i = 0; i < launch->n; i++) {
         struct process worker;
@@ -199,7 +201,7 @@ void end_workers(struct launch *launch, int wait_ms) {
             !is_in_worker_group(launch, &worker))
             continue;
         int pidfd = process_open(worker.pid);
-        if (pidfd >= 0) await_death(pidfd, end_ns);
+        if (pidfd >= 0) await(pidfd, end_ns);
         (void)process_signal(&worker, pidfd, SIGKILL);
         if (pidfd >= 0) (void)close(pidfd);
     }

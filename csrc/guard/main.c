@@ -7,8 +7,8 @@
  * parent dies. Then it ends what the launcher has left (find_leftovers.c) and all in CGROUP, and removes FOLDER
  * and CGROUP ("": none).
  *
- * With a WAIT the workers end by themselves, or are killed after so many milliseconds, and nothing else is: what they have
- * started lets the other side know.
+ * With a WAIT the workers end by themselves, or are killed after so many milliseconds. Nothing else is killed: a process
+ * of srun outlives it to ask Slurm for the end of its step.
  *
  * With a LEASE (sys/lease.h) a timer wakes it, too, at the deadline that it knows. If nobody has moved that on, it
  * ends what the launch has started, though the launcher lives, and goes on to wait for its death. */

@@ -65,8 +65,8 @@ struct ir_config {
     int32_t stdin_fd;         /* copied to every worker whose stdio[0] is IR_FD_PIPE; -1: none */
     const char *guard;        /* the executable irun-guard: ends what we leave when we are killed; or NULL */
     const char *folder;       /* what it removes then, with the files in it; or NULL */
-    int64_t guard_wait_ms;    /* > 0: the guard lets each worker end by itself for so long, then sends SIGKILL to it
-                               * alone: for commands that answer their own end with one elsewhere; needs `guard` */
+    int64_t guard_wait_ms;    /* > 0: the guard waits so long for each worker's end, then sends SIGKILL to it alone, as
+                               * srun needs it (guard/main.c); needs `guard` */
     int64_t lease_ms;         /* > 0: the guard kills the workers and all that they started when ir_group_renew_lease
                                * was not called for so long, even if this process is suspended; needs `guard` */
     int64_t lease_since_ns;   /* of CLOCK_BOOTTIME: when the first lease began; 0: with the spawn */

@@ -312,8 +312,8 @@ class Group:
         suspend_read_fd: Where a command inside a PID namespace asks to be suspended. -1: nowhere.
         entry: Given if the process is the launcher's own: then signals are taken and orphans reaped.
         guard: The path of irun-guard, which ends what is left if this process is killed by SIGKILL. None: no guard.
-        guard_wait_s: The guard lets each worker end by itself for so long, then kills it and nothing else. 0: it ends
-            at once all that is left.
+        guard_wait_s: The guard waits so long for each worker's end, then kills it and nothing else. 0: it ends all
+            that is left, at once.
         folder: The directory that the guard then removes.
         lease_s: The guard kills what the workers are and have started if `renew_lease` was not called for so long. 0:
             there is no lease.

@@ -41,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
         connection.send(MAGIC)
         return Agent(connection, index).serve(None)
     except HeadGone:
-        return 0  # nobody is left to tell, and an engine may answer another code by killing the other agents
+        return 0  # if the head is dead, srun answers another code, or a line, with SIGKILL to all agents
     except InfiniRunError as error:
         print_line(f"infini-run: {error}")
         return error.exit_code

@@ -28,7 +28,7 @@ _LATE_S = 1.0  # a wait that ends so long after its end: this process was stoppe
 
 
 class HeadGone(LinkError):
-    """The head's end of the Link is closed, and nothing more is known: it was killed, or its network has failed."""
+    """The Link has ended, and nothing says why: the head was killed, has given this node up, or is out of reach."""
 
 
 class TurnedAway(LinkError):
@@ -208,7 +208,7 @@ class HeadLink:
         except LinkError as error:
             if self._handshake is None or self._handshake.is_done:
                 self.send_error(error)  # the other direction may still work
-            self.give_up(str(error))
+            self.give_up(self._own_absence() if self.connection.has_ended else str(error))
             return
         if self.connection.has_ended:
             self.give_up(self._own_absence())

@@ -40,6 +40,12 @@ def pids_told(command, word, n):
     return [int(words[-1]) for words in command.read_lines(word, n)]
 
 
+def switches(pid):
+    """How often it has gone to sleep."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("voluntary_ctxt_switches")).split()[1])
+
+
 def all_end(pids):
     until(lambda: not any(map(is_alive, pids)))
 
@@ -310,13 +316,11 @@ def test_guard_holds_nothing_and_sleeps_in_one_call(infini_run, tmp_path, gate):
     until(lambda: os.readlink(f"/proc/{guard}/cwd") == "/")
     assert Path(f"/proc/{guard}/environ").read_bytes() == b""
     until(lambda: state_of(guard) == "S")
-    switches = [
-        line for line in Path(f"/proc/{guard}/status").read_text().splitlines() if line.startswith("voluntary")
-    ]
+    slept = switches(guard)
     command.signal(signal.SIGUSR2)  # work for the launcher, none for its guard
     command.signal(signal.SIGTERM)
     assert command.wait() in (140, 143)
-    assert int(switches[0].split()[1]) <= 3
+    assert slept <= 3
     assert not is_alive(guard)
 
 
@@ -385,9 +389,11 @@ def waiting(gate):
         commands.append(command)
         children.extend(pids_told(command, b"child", 1))
         worker, guard = *pids_told(command, b"worker", 1), guard_of(command.pid)
+        until(lambda: state_of(guard) == "S")
+        before = switches(guard)
         command.signal(signal.SIGKILL)
         command.process.wait()  # its output goes on as long as the child has it
-        return worker, children[0], guard, end
+        return worker, children[0], guard, end, before
 
     yield start
     for child in children:
@@ -397,8 +403,8 @@ def waiting(gate):
 
 
 def test_a_worker_that_ends_by_itself_is_not_killed_meanwhile_and_nothing_else_is(waiting, every_path):
-    worker, child, guard, end = waiting(1000)
-    until(lambda: state_of(guard) == "S")
+    worker, child, guard, end, before = waiting(1000)
+    until(lambda: switches(guard) > before)  # it sleeps again
     assert is_alive(worker)
     end.open()
     all_end([worker, guard])
@@ -406,7 +412,7 @@ def test_a_worker_that_ends_by_itself_is_not_killed_meanwhile_and_nothing_else_i
 
 
 def test_a_worker_that_does_not_end_by_itself_is_killed_alone(waiting, every_path):
-    worker, child, guard, _ = waiting(0.2)
+    worker, child, guard, *_ = waiting(0.2)
     all_end([worker, guard])
     assert is_alive(child)
 

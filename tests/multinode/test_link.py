@@ -18,6 +18,7 @@ from infini_run.errors import LinkError, UsageError
 from infini_run.multinode import protocol
 from infini_run.multinode.connection import MAGIC, Connection
 from infini_run.multinode.handshake import Handshake, Unheard
+from infini_run.multinode.head_link import HeadGone, HeadLink
 from infini_run.multinode.heartbeat_process import HeartbeatProcess, no_frame
 from infini_run.multinode.lease import AgentTime, Lease
 from infini_run.multinode.listener import AgentListener
@@ -128,6 +129,19 @@ def test_the_end_in_mid_frame_is_told(wires):
     with pytest.raises(LinkError, match="mid-frame"):
         read(wires[0])
     assert wires[0].has_ended
+
+
+@pytest.mark.parametrize("sent", [0, 7])
+def test_an_agent_whose_head_has_gone_in_mid_frame_or_not_ends_without_a_word(wires, sent):
+    os.write(wires[1].fileno(), pack(protocol.OUT, b"half")[:sent])
+    wires[1].close()
+    poller = Poller()
+    link = HeadLink(wires[0], poller, on_frame=lambda *_: None, on_lost=lambda: None)
+    try:
+        with pytest.raises(HeadGone):
+            link.next_frame(protocol.SPEC)
+    finally:
+        poller.close()
 
 
 def test_after_the_end_nothing_is_sent_and_nothing_raised(wires):

@@ -7,7 +7,7 @@ step. The command line of srun states the shape of the step anew, and so overrid
 batch script (SLURM_NTASKS and the like). Slurm numbers the nodes of a step in its own order (SLURM_NODEID), so each
 agent sends its node's name as well.
 
-After the head was killed, the agents end themselves, and srun with them. It has 5 s for that: a process of srun
+After the head was killed, the agents end themselves, and srun with them. It has 10 s for that: a process of srun
 answers the death of srun with SIGKILL to the step, and that may leave something. With proctrack/linuxproc Slurm kills
 what is in a list, children first. A shell whose program was killed may start the next one, which is not in the list,
 before it is killed itself; the agent and its guard, which would have ended that program, are killed next. For the
@@ -54,7 +54,7 @@ class SlurmEngine(Engine):
     """srun, in the allocation that the head runs in. srun itself repeats what may be repeated."""
 
     ENDS_STOPPED = True
-    OUTLIVES_HEAD_S = 5.0
+    OUTLIVES_HEAD_S = 10.0
 
     def commands(
         self, hosts: Sequence[Host], options: Options, contact: Contact, environ: Mapping[str, str]
