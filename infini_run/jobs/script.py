@@ -101,7 +101,7 @@ def render_node(request: JobRequest, layout: Layout) -> str:
         return f'#!/bin/sh\nexec {joined(words)} "$@"\n'
     after = joined([request.python, "-m", "infini_run.jobs.lost_head", request.folder])
     after += f' "{_INDEX["slurm"]}"' if request.array else ""
-    return f'#!/bin/sh\n{joined(words)} "$@" && exit\ncd / && exec {after} -- "$@"\n'
+    return f'#!/bin/sh\n{joined(words)} "$@" --exit_if_lost=1 && exit\ncd / && exec {after} -- "$@"\n'
 
 
 def render_srun(request: JobRequest, layout: Layout) -> str:

@@ -24,7 +24,8 @@ def main(argv: Sequence[str]) -> int:
     """Run the agent and return its exit code.
 
     Args:
-        argv: `--link`, `--node`, `--host`, `--facts` and `--token_file`, as engines.agent_argv writes them.
+        argv: `--link`, `--node`, `--host`, `--facts` and `--token_file`, as engines.agent_argv writes them;
+            `--exit_if_lost`, what to return if the head has gone.
     """
     flags = dict(word.removeprefix("--").partition("=")[::2] for word in argv)
     facts = [os.environ.get(name, "") for name in flags.get("facts", "").split(",") if name]
@@ -41,7 +42,7 @@ def main(argv: Sequence[str]) -> int:
         connection.send(MAGIC)
         return Agent(connection, index).serve(None)
     except HeadGone:
-        return 0  # if the head is dead, srun answers another code, or a line, with SIGKILL to all agents
+        return int(flags.get("exit_if_lost", "0"))  # a dead head's srun answers 1, or a line, with SIGKILL to all
     except InfiniRunError as error:
         print_line(f"infini-run: {error}")
         return error.exit_code

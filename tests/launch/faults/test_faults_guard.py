@@ -51,7 +51,7 @@ quiet = {"stdout": subprocess.DEVNULL}
 worker = subprocess.Popen(["sleep", "1000"], preexec_fn=os.setpgrp, **quiet)
 for script in ("sleep 1000", "sleep 1000 & setsid sleep 1000"):
     subprocess.Popen(["sh", "-c", script], start_new_session=True, **quiet)
-words = [guard, str(os.getpid()), str(os.getsid(0)), "0", os.environb[b"MARK"].decode(), folder, "", ""]
+words = [guard, str(os.getpid()), str(os.getsid(0)), "0", os.environb[b"MARK"].decode(), folder, "", "", ""]
 reading, writing = os.pipe()
 os.write(writing, worker.pid.to_bytes(4, "little"))
 guard = subprocess.Popen(words, env=environ, stdin=reading, start_new_session=True, **quiet)
