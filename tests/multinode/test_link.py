@@ -7,6 +7,8 @@ import resource
 import select
 import signal
 import socket
+import subprocess
+import sys
 import time
 from contextlib import contextmanager
 
@@ -132,7 +134,7 @@ def test_the_end_in_mid_frame_is_told(wires):
 
 
 @pytest.mark.parametrize("sent", [0, 7])
-def test_an_agent_whose_head_has_gone_in_mid_frame_or_not_ends_without_a_word(wires, sent):
+def test_a_head_whose_link_ends_has_gone_in_mid_frame_or_not(wires, sent):
     os.write(wires[1].fileno(), pack(protocol.OUT, b"half")[:sent])
     wires[1].close()
     poller = Poller()
@@ -142,6 +144,14 @@ def test_an_agent_whose_head_has_gone_in_mid_frame_or_not_ends_without_a_word(wi
             link.next_frame(protocol.SPEC)
     finally:
         poller.close()
+
+
+@pytest.mark.parametrize(("words", "code"), [((), 0), (("--exit_if_lost=1",), 1)])
+def test_an_agent_of_an_engine_whose_head_has_gone_ends_without_a_word(words, code):
+    """A line to a pipe that nobody reads, or another code, makes srun kill the other agents."""
+    argv = [sys.executable, "-m", "infini_run.multinode.agent_main", *words]
+    done = subprocess.run(argv, input=b"", capture_output=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (code, MAGIC, b"")
 
 
 def test_after_the_end_nothing_is_sent_and_nothing_raised(wires):
