@@ -307,6 +307,7 @@ class Head:
     def _handle_frame(self, agent: RemoteAgent, kind: bytes, payload: bytes) -> None:
         if agent.state not in _DUE_IN.get(kind, STATES):
             raise LinkError("what came over the link was not due")
+        self._liveness.keep_lease(agent)
         if kind in (protocol.OUT, protocol.ERR):
             self._state.show(kind, agent.line_buffers[kind].feed(payload))
         elif kind == protocol.HELLO:

@@ -5,8 +5,9 @@ time or later. So a lease that is counted from then is over before the head star
 world_changes.py), whatever either direction of the network drops, delays or delivers late. Both clocks need the same
 rate, not the same time: they are CLOCK_BOOTTIME, which goes on while a machine sleeps.
 
-A request that comes behind much output is old when the head hears it. Then the head sends a later time: what the
-agent's clock shows at least by now, as the requests before have told.
+A request may stand behind much output, and be old when the head hears it. So when the head hears anything of a node
+whose last answer is old, it sends a later time: what the agent's clock shows at least by now, as the requests before
+have told.
 
 While the head reads nothing (its own reader does not read, or Ctrl-Z has suspended it) it gives nobody up, and hears
 no requests. Then it sends that time, too.
@@ -23,7 +24,7 @@ from infini_run.multinode.protocol import LEASE, pack
 _TIME = Struct(">q")  # ns
 _LIMIT_NS = 2**62
 _DRIFT = 0.0005  # by which the rates of two clocks may differ: as much as the kernel corrects one by (adjtimex(2))
-_LATE_NS = 500_000_000  # a request that took so much longer than others came behind output
+_OVERDUE = 0.25  # of --node_timeout, since when an answer counts: a request should have come
 _REQUESTS = 4.5  # within one lease: a cut of a third of --node_timeout, and TCP's next try after it, cost no rank
 
 
@@ -69,6 +70,7 @@ class AgentTime:
     def __init__(self) -> None:
         self._ahead_ns = -_LIMIT_NS  # of our own clock
         self._since_ns = 0  # the last request came then, by our clock
+        self._granted_ns = 0  # the lease counts from then at least, by our clock
 
     def note(self, request: bytes) -> bytes:
         """A request has come. Return the frame that answers it. Raises LinkError: it is none."""
@@ -79,14 +81,17 @@ class AgentTime:
         known_ns = self._ahead_at(now_ns)
         # what has come late says less than what was known
         self._ahead_ns, self._since_ns = max(asked_ns - now_ns, known_ns), now_ns
-        return self._at(now_ns) if known_ns - (asked_ns - now_ns) > _LATE_NS else pack(LEASE, request)
+        self._granted_ns = max(self._granted_ns, asked_ns - self._ahead_ns)
+        return pack(LEASE, request)
+
+    def is_overdue(self, node_timeout_s: float) -> bool:
+        """Whether a request should have come: what has come stands behind output, or was late."""
+        return self._since_ns > 0 and _now_ns() - self._granted_ns > _OVERDUE * node_timeout_s * 1e9
 
     def grant(self) -> bytes:
-        """Return the frame for an agent whose requests are not read: a request that is sent now would be answered
+        """Return the frame for an agent whose requests are not read yet: a request that is sent now would be answered
         so."""
-        return self._at(_now_ns())
-
-    def _at(self, now_ns: int) -> bytes:
+        self._granted_ns = now_ns = _now_ns()
         return pack(LEASE, _TIME.pack(max(0, now_ns + self._ahead_at(now_ns))))
 
     def _ahead_at(self, now_ns: int) -> int:

@@ -40,7 +40,7 @@ class Liveness:
             if is_paused:  # we read from nobody: what it has sent is on its way
                 agent.last_received_s = now_s
                 if state.options.is_elastic:
-                    state.agents.send(agent, agent.time.grant())
+                    self._grant(agent)
             elif now_s - agent.last_received_s > timeout_s:
                 agent.is_silent = True
                 is_over = state.engine.ENDS_STOPPED or state.options.is_elastic  # then its lease has ended its ranks
@@ -48,6 +48,17 @@ class Liveness:
                 self._losses.on_lost(agent, f"nothing was heard of it for {timeout_s:g} s (--node_timeout){hint}")
                 continue
             state.agents.send(agent, clock_question())
+
+    def keep_lease(self, agent: RemoteAgent) -> None:
+        """A frame of it was read just now: it keeps its lease, however far behind that its requests stand."""
+        options = self._state.options
+        if options.is_elastic and agent.time.is_overdue(options.node_timeout_s):
+            self._grant(agent)
+
+    def _grant(self, agent: RemoteAgent) -> None:
+        grant = agent.time.grant()
+        agent.last_received_s = time.monotonic()  # after that: its silence must not count from before the lease
+        self._state.agents.send(agent, grant)
 
     def _check_joining(self, agent: RemoteAgent, now_s: float) -> None:
         """Nobody else can have the place of a node that has connected and says nothing."""

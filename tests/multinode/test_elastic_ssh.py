@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.multinode.test_many_ssh import bed, cabled_bed, many, no_agent_left, own_lines  # noqa: F401
+from tests.support.cgroups import cgroup
 from tests.support.command import COMMAND
 from tests.support.hosts import agents, ssh_to
 from tests.support.processes import OURS, is_alive, lead_group, marked, processes, state_of
@@ -468,6 +469,26 @@ def test_a_reader_that_does_not_read_costs_no_rank(many, bell, tmp_path):
     assert not gate.exists(), "the head reads on"
     while not gate.exists():
         command.read_more()
+    command.signal(signal.SIGTERM)
+    assert command.wait() == 143
+    assert b"was lost" not in command.err, command.err.decode()
+
+
+def test_a_head_with_little_of_a_processor_costs_no_rank(many, bell):
+    """A node's requests for a lease stand behind its output, which the head reads too slowly."""
+    floods = f"[ $RANK = 1 ] && exec tr '\\0' x < /dev/zero; {STAYS}"
+    command = many(*CALM, *ring(bell, floods), hosts="host[1-3]", nproc=1)
+    hear_world(bell, 0, 2)
+    a_hundredth = {
+        1: {"cpu.cfs_quota_us": "1000", "cpu.cfs_period_us": "100000"},
+        2: {"cpu.max": "1000 100000"},
+    }
+    with cgroup("cpu", a_hundredth) as folder:
+        (folder / "cgroup.procs").write_text(str(command.pid))
+        end = len(command.out) + (12 << 20)  # more than the head, ssh and the node's agent keep
+        while len(command.out) < end:
+            command.read_more()
+        (folder.parent / "cgroup.procs").write_text(str(command.pid))
     command.signal(signal.SIGTERM)
     assert command.wait() == 143
     assert b"was lost" not in command.err, command.err.decode()

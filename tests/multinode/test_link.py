@@ -486,12 +486,25 @@ def test_a_grant_says_no_more_than_the_last_requests_have_shown():
     assert ours.note(payload) == sent, "the first request comes back as it is"
     theirs.extend(ours.grant()[-8:])
     assert 9.5 < theirs.left_s <= 10
-    late = ours.note((1).to_bytes(8, "big"))  # it came behind much output: the node is heard now all the same
-    now_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-    assert int.from_bytes(payload, "big") <= int.from_bytes(late[-8:], "big") <= now_ns
+    ours.note((1).to_bytes(8, "big"))  # it was late, and says less than what was known
+    granted_ns, now_ns = int.from_bytes(ours.grant()[-8:], "big"), time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    assert int.from_bytes(payload, "big") <= granted_ns <= now_ns
     soon = theirs.request()
     assert ours.note(soon[-8:]) == soon
     assert int.from_bytes(ours.grant()[-8:], "big") >= int.from_bytes(payload, "big")
+
+
+def test_a_request_is_overdue_although_old_ones_come():
+    ours = AgentTime()
+    assert not ours.is_overdue(0), "nobody has asked for a lease yet"
+    request = Lease(10).request()[-8:]
+    ours.note(request)
+    assert not ours.is_overdue(1000)
+    until(lambda: ours.is_overdue(0.2))
+    ours.note(request)
+    assert ours.is_overdue(0.2), "what comes back was sent long ago"
+    ours.grant()
+    assert not ours.is_overdue(1000)
 
 
 @pytest.mark.parametrize("request_", [b"", b"1234567", b"\xff" * 8, b"\x7f" + b"\xff" * 7])

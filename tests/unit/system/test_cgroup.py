@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from infini_run.system.cgroup import oom_kills, own_folders
+from tests.support.cgroups import cgroup
 from tests.support.waiting import until
 
 V1 = "4:memory:/job\n0::/\n"
@@ -83,26 +84,13 @@ EATER = "data = [bytes(1 << 20) + b'x' for _ in range(4096)]; data = [bytearray(
 
 @pytest.fixture
 def limited():
-    """A memory cgroup of our own with a small limit; the words that put a command into it."""
-    folder = None
-    for version, above in own_folders("memory"):
-        mine = Path(above) / f"infini-run-test-{os.getpid()}"
-        names = ("memory.max", "memory.swap.max") if version == 2 else ("memory.limit_in_bytes", "memory.swappiness")
-        try:
-            mine.mkdir()
-            (mine / names[0]).write_text(str(LIMIT))
-        except OSError:
-            if mine.is_dir():
-                mine.rmdir()
-            continue
-        folder = mine
-        if (mine / names[1]).exists():
-            (mine / names[1]).write_text("0")
-        break
-    if folder is None:
-        pytest.skip("no memory cgroup can be made here")
-    yield ("sh", "-c", f'echo $$ > "{folder}/cgroup.procs"; exec "$@"', "sh")
-    folder.rmdir()
+    """The words that put a command into a memory cgroup with a small limit."""
+    limits = {
+        1: {"memory.limit_in_bytes": str(LIMIT), "memory.swappiness": "0"},
+        2: {"memory.max": str(LIMIT), "memory.swap.max": "0"},
+    }
+    with cgroup("memory", limits) as folder:
+        yield ("sh", "-c", f'echo $$ > "{folder}/cgroup.procs"; exec "$@"', "sh")
 
 
 # The third argument by which the launcher waits without a limit: of poll(2), or of ppoll(2) where there is no poll.
