@@ -51,7 +51,7 @@ class RemoteAgent:
         self.connection: Connection | None = None
         self.address = ""  # it has connected from there
         self.has_command = False  # a command of the engine starts it; else it connects by itself
-        self.last_received_s = time.monotonic()  # when its last frame was read here
+        self.last_received_s = time.monotonic()  # when its last frame was read here, or a lease was granted
         self.alive_s = self.last_received_s  # it was alive then, or later
         self.clock = ClockOffset()
         self.time = AgentTime()

@@ -228,6 +228,8 @@ class JoinPhase:
         hello = message_schema.read(payload, message_schema.HELLO, message_schema.REFUSAL)
         agents = self._state.agents
         if "error" in hello:
+            if self._state.changes is not None and agent.state == "running" and agent.rank_pids:
+                raise LinkError(hello["error"])  # its ranks ran, and may live: that is a loss, and has a fence
             kind = UsageError if hello["kind"] == "usage" else InfiniRunError
             error = kind(f"{agent.name or hello['host']}: {hello['error']}")
             error.exit_code = hello["exit_code"]

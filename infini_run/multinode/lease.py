@@ -6,8 +6,8 @@ world_changes.py), whatever either direction of the network drops, delays or del
 rate, not the same time: they are CLOCK_BOOTTIME, which goes on while a machine sleeps.
 
 A request may stand behind much output, and be old when the head hears it. So when the head hears anything of a node
-whose last answer is old, it sends a later time: what the agent's clock shows at least by now, as the requests before
-have told.
+whose lease counts from long ago, it sends a later time: the earliest one that the agent's clock can show by now, as
+the requests before have told.
 
 While the head reads nothing (its own reader does not read, or Ctrl-Z has suspended it) it gives nobody up, and hears
 no requests. Then it sends that time, too.
@@ -24,7 +24,7 @@ from infini_run.multinode.protocol import LEASE, pack
 _TIME = Struct(">q")  # ns
 _LIMIT_NS = 2**62
 _DRIFT = 0.0005  # by which the rates of two clocks may differ: as much as the kernel corrects one by (adjtimex(2))
-_OVERDUE = 0.25  # of --node_timeout, since when an answer counts: a request should have come
+_OVERDUE = 0.22  # of --node_timeout: a lease that counts from longer ago lacks a request
 _REQUESTS = 4.5  # within one lease: a cut of a third of --node_timeout, and TCP's next try after it, cost no rank
 
 
@@ -65,12 +65,12 @@ class Lease:
 
 
 class AgentTime:
-    """What the clock of an agent shows at least, as the head knows it from the agent's requests."""
+    """What the clock of an agent shows at least, as its requests have told the head, and whether one is overdue."""
 
     def __init__(self) -> None:
         self._ahead_ns = -_LIMIT_NS  # of our own clock
         self._since_ns = 0  # the last request came then, by our clock
-        self._granted_ns = 0  # the lease counts from then at least, by our clock
+        self._granted_ns = 0  # the last answer counts from then, by our clock
 
     def note(self, request: bytes) -> bytes:
         """A request has come. Return the frame that answers it. Raises LinkError: it is none."""
@@ -81,11 +81,12 @@ class AgentTime:
         known_ns = self._ahead_at(now_ns)
         # what has come late says less than what was known
         self._ahead_ns, self._since_ns = max(asked_ns - now_ns, known_ns), now_ns
-        self._granted_ns = max(self._granted_ns, asked_ns - self._ahead_ns)
+        self._granted_ns = max(self._granted_ns, asked_ns - self._ahead_ns)  # it was sent then, at the latest
         return pack(LEASE, request)
 
-    def is_overdue(self, node_timeout_s: float) -> bool:
-        """Whether a request should have come: what has come stands behind output, or was late."""
+    def is_request_overdue(self, node_timeout_s: float) -> bool:
+        """Whether the lease counts from so long ago that a newer request should have been read: it stands behind
+        output, or is late."""
         return self._since_ns > 0 and _now_ns() - self._granted_ns > _OVERDUE * node_timeout_s * 1e9
 
     def grant(self) -> bytes:

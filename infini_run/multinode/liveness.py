@@ -17,7 +17,8 @@ _AWAY = 10  # a gap of at least this part of --node_timeout was our own absence;
 
 
 class Liveness:
-    """Sends heartbeats, each with a question about the agent's clocks, and gives up nodes that do not answer."""
+    """Sends heartbeats, each with a question about the agent's clocks, keeps the leases of nodes whose requests are
+    not read in time, and gives up nodes that do not answer."""
 
     def __init__(self, state: HeadState, losses: NodeLosses) -> None:
         self._state = state
@@ -50,14 +51,14 @@ class Liveness:
             state.agents.send(agent, clock_question())
 
     def keep_lease(self, agent: RemoteAgent) -> None:
-        """A frame of it was read just now: it keeps its lease, however far behind that its requests stand."""
+        """A frame of it was read just now: it keeps its lease, however much output stands before its requests."""
         options = self._state.options
-        if options.is_elastic and agent.time.is_overdue(options.node_timeout_s):
+        if options.is_elastic and agent.time.is_request_overdue(options.node_timeout_s):
             self._grant(agent)
 
     def _grant(self, agent: RemoteAgent) -> None:
         grant = agent.time.grant()
-        agent.last_received_s = time.monotonic()  # after that: its silence must not count from before the lease
+        agent.last_received_s = time.monotonic()  # not before: the fence must not count from before the lease
         self._state.agents.send(agent, grant)
 
     def _check_joining(self, agent: RemoteAgent, now_s: float) -> None:

@@ -18,7 +18,7 @@ import pytest
 
 from tests.multinode.test_many_ssh import bed, cabled_bed, many, no_agent_left, own_lines  # noqa: F401
 from tests.support.cgroups import cgroup
-from tests.support.command import COMMAND
+from tests.support.command import CHILDREN, COMMAND
 from tests.support.hosts import agents, ssh_to
 from tests.support.processes import OURS, is_alive, lead_group, marked, processes, state_of
 from tests.support.waiting import until
@@ -483,15 +483,35 @@ def test_a_head_with_little_of_a_processor_costs_no_rank(many, bell):
         1: {"cpu.cfs_quota_us": "1000", "cpu.cfs_period_us": "100000"},
         2: {"cpu.max": "1000 100000"},
     }
+    size, end_s = 0, time.monotonic() + 20  # five timeouts
     with cgroup("cpu", a_hundredth) as folder:
         (folder / "cgroup.procs").write_text(str(command.pid))
-        end = len(command.out) + (12 << 20)  # more than the head, ssh and the node's agent keep
-        while len(command.out) < end:
-            command.read_more()
-        (folder.parent / "cgroup.procs").write_text(str(command.pid))
+        while time.monotonic() < end_s or size < 6 << 20:  # more than the head, ssh and the node's agent keep
+            size += len(os.read(command.process.stdout.fileno(), 1 << 16))
+            time.sleep(0.05)  # a reader that is quicker makes up for the processor
     command.signal(signal.SIGTERM)
     assert command.wait() == 143
     assert b"was lost" not in command.err, command.err.decode()
+
+
+def test_a_node_that_ends_its_ranks_since_its_link_carries_nonsense_is_lost(many, bell, tmp_path):
+    """It is no node that could not start them: they may live for a moment."""
+    ssh, nonsense = tmp_path / "bin" / "ssh", tmp_path / "nonsense"
+    ssh.parent.mkdir()
+    os.mkfifo(nonsense)
+    spoiled = f"{sys.executable} -IS {CHILDREN}/spoiled_ssh.py {shutil.which('ssh')} {nonsense} host2"
+    ssh.write_text(f'#!/bin/sh\nexec {spoiled} "$@"\n')
+    ssh.chmod(0o755)
+    env = {**os.environ, "PATH": f"{ssh.parent}:{os.environ['PATH']}"}
+    command = many(*CALM, *ring(bell), hosts="host[1-3]", nproc=1, env=env)
+    assert hear_world(bell, 0, 2) == ["host1", "host2"]
+    Path(f"{nonsense}.off").touch()
+    nonsense.write_bytes(bytes(5))
+    hear_world(bell, 1, 2)
+    command.signal(signal.SIGTERM)
+    finish(command, 143)
+    lost = b"node 1 (host2) was lost: what came over the link is not what infini-run sends; all ranks are stopped"
+    assert lost in command.err, command.err.decode()
 
 
 def test_ctrl_z_of_the_head_costs_no_rank(many, bell):
