@@ -227,9 +227,9 @@ def _flags_without_effect(given: Given, values: Values, node_list: NodeList | No
     """What there is to say of flags that do nothing here."""
     from infini_run.options.ineffective_flags import LOCAL, PEER, ineffective_flags
 
-    is_joined = has_token and values["nnodes"] > 1
-    place = PEER if is_joined else "auto" if values["engine"] == "auto" else LOCAL
-    return ineffective_flags(given, node_list.engine if node_list else place, is_one_of_several=values["nnodes"] > 1)
+    is_one_of_several = values["nnodes"] + values["spares"] > 1
+    place = PEER if has_token and is_one_of_several else "auto" if values["engine"] == "auto" else LOCAL
+    return ineffective_flags(given, node_list.engine if node_list else place, is_one_of_several=is_one_of_several)
 
 
 def find_late_flag(argv: Sequence[str], program: Sequence[str], own: frozenset[str]) -> str:

@@ -361,11 +361,11 @@ def test_a_rank_that_fails_costs_a_restart_and_a_lost_node_does_not(many, bell, 
 
 
 def test_too_few_nodes_are_waited_for_and_then_the_job_ends(many, bell):
-    flags = ("--nnodes=2:3", "--join_window=0.1", "--join_timeout=2")
+    flags = ("--nnodes=2:3", "--join_window=0.1", "--join_timeout=8")
     command = many(*flags, "true", hosts="host1,no-such-host,nor-this")
     assert command.wait() == 1
     (line,) = [line for line in own_lines(command) if "--join_timeout" in line]
-    assert "1 of at least 2 nodes are here after 2 s (--join_timeout); missing: no-such-host, nor-this" in line
+    assert "1 of at least 2 nodes are here after 8 s (--join_timeout); missing: no-such-host, nor-this" in line
     assert "Could not resolve hostname no-such-host" in line
 
 

@@ -100,9 +100,8 @@ def test_an_agent_that_talks_nonsense_is_a_lost_node(fake):
     before = r"""[ "$2" = b ] && { printf '\0infini-run link 1\nGET / HTTP/1.1\r\n'; sleep 1000; }"""
     command = fake("--hosts=a,b", "true", before=before)
     assert command.wait() == 1
-    assert command.err == (
-        b"infini-run: node 1 (b) could not be reached: what came over the link is not what infini-run sends\n"
-    )
+    told = b"infini-run: node 1 (b) could not be reached: what came over the link is not what infini-run sends"
+    assert command.err in (told + b"\n", told + b"; not reached yet: a\n"), "on a busy machine a is slow"
 
 
 @pytest.mark.parametrize("word", ["null", "[]", '{"host": 5}', '{"error": "x"}'])
