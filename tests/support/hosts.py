@@ -47,7 +47,7 @@ def _free_port() -> int:
 
 class Bed:
     """hosts: host1, host2, ... mode: uts, or netns where each has a network of its own and a cable. extra: lines for
-    every sshd_config. rc: whether hosts read ~/.bashrc."""
+    every sshd_config."""
 
     def __init__(self, hosts: int = 4, mode: str = "uts", extra: tuple[str, ...] = ()) -> None:
         require(_NEEDED)

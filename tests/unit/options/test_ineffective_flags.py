@@ -25,6 +25,7 @@ def idle(*words, environ=None):
         (("--node_timeout=5", "--ssh_config=f"), {}, ["--ssh_config=f", "--node_timeout=5"], "there is one node"),
         ((*TWO, "--join_timeout=5"), {}, ["--join_timeout=5"], "without INFINI_RUN_TOKEN"),
         ((*TWO, "--join_timeout=5", "--link_port=7", "--export=A"), TOKEN, [], ""),
+        (("--spares=1", "--join_timeout=5"), TOKEN, [], ""),
         ((*TWO, "--remote_python=p"), TOKEN, ["--remote_python=p"], "nobody is reached from here"),
         ((*TWO, "--console=inherit"), TOKEN, ["--console=inherit"], "[host:rank]"),
         (("--hosts=a,b", "--link_port=7"), {}, ["--link_port=7"], "over ssh"),
