@@ -68,6 +68,11 @@ def _run(argv: list[str], mask_at_entry: set[int] | None) -> int:
 
         if options.engine == "auto":
             environ = _prepare_environment(request.cluster, options, environ)
+        if mask_at_entry is not None:
+            from infini_run.core.signal_pipe import end_by_signals
+
+            end_by_signals()
+            _unblock(mask_at_entry)
         return run_as_peer(options, environ, print_line=_print_line)
     inside = environ.pop(ISOLATED, "").split()
     is_inside = len(inside) == 3 and inside[0].isdecimal() and inside[2].isdecimal() and os.getpid() == 1
@@ -327,7 +332,7 @@ def _show(plan: Plan, options: Options, mask_at_entry: set[int] | None, cluster:
 
 
 def _unblock(mask_at_entry: set[int] | None) -> None:
-    """For an answer: a pager may have gone, or nobody may read."""
+    """For an answer, since a pager may have gone, or nobody may read; or for a launcher that waits for others."""
     if mask_at_entry is not None:
         _signal.pthread_sigmask(_signal.SIG_SETMASK, mask_at_entry)
 

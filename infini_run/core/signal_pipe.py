@@ -17,6 +17,7 @@ def _that_mean(*meanings: int) -> frozenset[int]:
 
 STOP_SIGNALS = _that_mean(lib.IR_SIGNAL_STOPS)
 GROUP_SIGNALS = _that_mean(lib.IR_SIGNAL_FORWARD_TO_GROUP)  # they go to process groups, others to leaders
+_ASK_FOR_THE_END = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 _LEFT_ALONE = _that_mean(lib.IR_SIGNAL_DROPPED) | {signal.SIGKILL, signal.SIGSTOP}
 
 
@@ -79,6 +80,18 @@ def stop_self() -> None:
     signal.signal(signal.SIGTSTP, signal.SIG_DFL)
     os.kill(os.getpid(), signal.SIGTSTP)
     signal.signal(signal.SIGTSTP, _nothing)
+
+
+def end_by_signals() -> None:
+    """Let the signals that people and schedulers send end process 1, as they end any other process. Without a handler
+    the kernel drops them there (pid_namespaces(7)). Those that are ignored at entry stay so."""
+    for number in _ASK_FOR_THE_END:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _end)
+
+
+def _end(number: int, frame: object) -> None:
+    os._exit(128 + number)
 
 
 def _nothing(number: int, frame: object) -> None:

@@ -50,6 +50,7 @@ class RemoteAgent:
         self.state = "connecting"
         self.connection: Connection | None = None
         self.address = ""  # it has connected from there
+        self.kept_end_s = float("-inf")  # until then (monotonic) the place is kept for the node that was lost there
         self.has_command = False  # a command of the engine starts it; else it connects by itself
         self.last_received_s = time.monotonic()  # when its last frame was read here, or a lease was granted
         self.alive_s = self.last_received_s  # it was alive then, or later

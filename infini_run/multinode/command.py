@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from infini_run.core.group import ProcessAtEntry
+    from infini_run.multinode.agent_setup import EarlierJob
     from infini_run.multinode.head_observers import HeadObservers
     from infini_run.options.options import Options
 
@@ -172,6 +173,7 @@ class _Peer:
         self._host = os.uname().nodename if options.node_rank == HANDED_OUT else ""
         self._entry: ProcessAtEntry | None = None
         self.has_ever_joined = False
+        self._earlier: EarlierJob | None = None
         self._cwd = os.getcwd()  # once it has run ranks, a launcher is in /
         self.has_joined = False
 
@@ -200,7 +202,13 @@ class _Peer:
         limit_s = options.join_timeout_s if limit_s is None else limit_s
         connection = connect_with_retry(self._target, limit_s, self._print, self._take_port)
         agent = Agent(
-            connection, options.node_rank, own=options, environ=self._environ, host=self._host, entry=self._entry
+            connection,
+            options.node_rank,
+            own=options,
+            environ=self._environ,
+            host=self._host,
+            entry=self._entry,
+            earlier=self._earlier,
         )
         try:
             return agent.serve(self._token)
@@ -210,7 +218,7 @@ class _Peer:
             raise
         finally:
             connection.close()
-            self._entry, self.has_joined = agent.entry, agent.has_joined
+            self._entry, self.has_joined, self._earlier = agent.entry, agent.has_joined, agent.earlier
             self.has_ever_joined = self.has_ever_joined or agent.has_joined
 
     def _take_port(self) -> bool:
@@ -223,7 +231,7 @@ class _Peer:
 
     def serve_until_over(self) -> int:
         """Join, and again if the head is lost, or has no free place for us yet: the job goes on. Raises LinkError:
-        that went on for --join_timeout, or the head does not know our token."""
+        that went on for --join_timeout, or the first head does not know our token."""
         from infini_run.multinode.handshake import Unheard
         from infini_run.multinode.head_link import TurnedAway
 
@@ -238,9 +246,9 @@ class _Peer:
                     end_s, pause_s = time.monotonic() + self._options.join_timeout_s, _FIRST_PAUSE_S
                 elif time.monotonic() + _LONGEST_PAUSE_S > end_s:
                     limit_s = self._options.join_timeout_s
-                    raise LinkError(f"{error}; that was so for {limit_s:g} s (--join_timeout)") from None
-                elif not isinstance(error, (TurnedAway, Unheard)):
-                    raise
+                    raise LinkError(f"{error}; no job has taken us for {limit_s:g} s (--join_timeout)") from None
+                elif not isinstance(error, (TurnedAway, Unheard)) and not self.has_ever_joined:
+                    raise  # later it is another program that has the port for a while
                 if self.has_joined or pause_s == _FIRST_PAUSE_S:
                     self._print(f"{error}; joining again")
             time.sleep(pause_s)  # nothing tells when a place becomes free

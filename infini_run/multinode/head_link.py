@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _HEARTBEATS = 3  # within the head's patience, while this process is suspended
 _QUEUED = (protocol.SPEC, protocol.LAUNCH, protocol.GOODBYE)  # frames that wait for `next_frame`
-_HEAD_GONE = "the head has gone"
+_HEAD_GONE = "the connection to the head has ended"
 _LATE_S = 1.0  # a wait that ends so long after its end: this process was stopped, or its machine slept
 
 
@@ -157,17 +157,18 @@ class HeadLink:
         left_s = self.silence_left_s()
         if left_s is not None and left_s <= 0 and not self.is_lost:
             silence = f"nothing was heard of the head for {self.silence_limit_s:g} s (--node_timeout)"
-            self.give_up(self._own_absence() or silence)
+            self.give_up(self.own_absence() or silence)
         for watch in self.watchers:  # while ranks run, their group waits for the poller's own descriptor
             watch()
 
     def _note_absence(self) -> None:
         """No wait is so long, for the head's silence ends it."""
         before_s, self._last_wait_s = self._last_wait_s, _boot_s()
-        if self._last_wait_s - before_s >= self.silence_limit_s + _LATE_S:
+        limit_s = self.silence_limit_s + _LATE_S if self.lease is None else self.lease.length_s / 2
+        if self._last_wait_s - before_s >= limit_s:
             self._absence_s = self._last_wait_s - before_s, self._last_wait_s
 
-    def _own_absence(self) -> str:
+    def own_absence(self) -> str:
         """Why the head has given this node up, if this process was stopped for too long just before; else ""."""
         away_s, end_s = self._absence_s
         if _boot_s() - end_s >= self.silence_limit_s:
@@ -208,10 +209,10 @@ class HeadLink:
         except LinkError as error:
             if self._handshake is None or self._handshake.is_done:
                 self.send_error(error)  # the other direction may still work
-            self.give_up(self._own_absence() if self.connection.has_ended else str(error))
+            self.give_up(self.own_absence() if self.connection.has_ended else str(error))
             return
         if self.connection.has_ended:
-            self.give_up(self._own_absence())
+            self.give_up(self.own_absence())
 
     def _handle_frame(self, kind: bytes, payload: bytes) -> None:
         if self._handshake is not None and not self._handshake.is_done:

@@ -56,7 +56,8 @@ if TYPE_CHECKING:
 
 HEARTBEATS = 3  # within --node_timeout, after which a silent node is lost
 _ABSENCE = 0.95  # of --node_timeout, since the last heartbeat; a node gives us up after all of it
-_LEASE_ABSENCE = 0.65  # of --node_timeout; a lease goes on for 0.68 of it at least
+LEAST_LEASE = 0.68  # of --node_timeout: for so long a lease goes on at least that is not renewed any more
+_LEASE_ABSENCE = 0.65  # the same, for a head that was busy, too
 _SPARE_S = 15.0  # beyond the graces: what a node may take to end
 
 

@@ -156,7 +156,8 @@ class JoinPhase:
             return
         why = f"there are nodes 0 to {len(agents) - 1}"
         if node == HANDED_OUT:
-            why += ", and all of them are here"
+            kept = next((agent for agent in agents if agent.state == "connecting"), None)
+            why += f", and the place of {kept.name} is kept for it" if kept else ", and all of them are here"
         if is_other_job:
             why = f"its --rdzv_id is {identity.run_id or 'none'}, that of this job is {run_id or 'none'}: "
             why += "give each job a port of its own"
@@ -183,7 +184,14 @@ class JoinPhase:
         if node != HANDED_OUT:
             return node
         self._state.is_handing_out = True
-        free = [agent for agent in agents if agent.state == "connecting" and not agent.has_command]
+        now_s = time.monotonic()
+        free = [
+            agent
+            for agent in agents
+            if agent.state == "connecting"
+            and not agent.has_command
+            and (agent.name == host or now_s >= agent.kept_end_s)  # until then no world starts anyway
+        ]
         free.sort(key=lambda agent: (agent.name != host, bool(agent.name)))
         return free[0].index if free else HANDED_OUT
 

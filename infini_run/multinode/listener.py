@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _SPARE = 256  # unauthenticated connections beyond one for each node
 _AT_ONCE = 32  # connections that are accepted in one turn
 _PAUSE_S = 0.1  # between two such turns, after all nodes have joined
-_REPORTED = 8  # connections that were turned away
+_REPORTED = 8  # connections that were turned away, of strangers and of launchers with another token
 
 
 @record
@@ -109,7 +109,7 @@ class AgentListener:
         self._poller = poller
         self._on_authenticated = on_authenticated
         self._notice = notice
-        self._turned_away = 0
+        self._turned_away = {False: 0, True: 0}  # whether it spoke our language
         self.dropped = 0  # connections that had proved nothing
         self._waiting: dict[Connection, _Unauthenticated] = {}  # oldest first
         self._silent, self._speaking = _ByAddress(), _ByAddress()
@@ -230,7 +230,10 @@ class AgentListener:
                     self._pass_on(connection, unpack_json(payload))
                     return
         except LinkError as error:
-            self._turn_away(f"{waiting.address} dialled the link's port and was turned away: {error}")
+            is_launcher = waiting.handshake is not None and waiting.handshake.has_received
+            self._turn_away(
+                f"{waiting.address} dialled the link's port and was turned away: {error}", is_launcher=is_launcher
+            )
             self._drop(connection)
             return
         if connection.has_ended:
@@ -251,10 +254,11 @@ class AgentListener:
         self._release(connection)
         self._on_authenticated(connection, Identity(node=node, host=host, run_id=run_id), address)
 
-    def _turn_away(self, text: str) -> None:
-        self._turned_away += 1
-        if self._turned_away <= _REPORTED:
-            self._notice(text + (" (no more of these will be told)" if self._turned_away == _REPORTED else ""))
+    def _turn_away(self, text: str, *, is_launcher: bool) -> None:
+        self._turned_away[is_launcher] += 1
+        count = self._turned_away[is_launcher]
+        if count <= _REPORTED:
+            self._notice(text + (" (no more of these will be told)" if count == _REPORTED else ""))
 
     def _release(self, connection: Connection) -> None:
         waiting = self._waiting.pop(connection)

@@ -286,6 +286,11 @@ def rename(m: Membership, at: int, name: str, order: tuple[object, ...]) -> Memb
     return replace(m, places=tuple(places))
 
 
+def delay(m: Membership, due_s: float) -> Membership:
+    """Return the membership whose next world starts not before a time."""
+    return replace(m, due_s=due_s)
+
+
 def natural_key(name: str) -> tuple[tuple[int, int, str], ...]:
     """Return what sorts names as people count: node2 before node10. A number may have any length: it is compared by
     that, and then digit by digit."""

@@ -109,6 +109,7 @@ TURNED_AWAY: Schema = {"error": _text, "may_return": _flag}  # a GOODBYE before 
 HELLO: Schema = {
     "version": _text, "host": _text, "pid": _pid, "start_ticks": _ticks, "nproc": _whole(1, MOST_RANKS),
     "port": _port, "address": _text, "facts": _texts, "machine": _text, "is_clear": _flag,
+    "earlier_id": _text, "earlier_nodes": _count,
 }  # fmt: skip
 REFUSAL: Schema = {"error": _text, "exit_code": _code, "kind": _text, "host": _text}
 STARTED: Schema = {"started": _rank, "pid": _pid}

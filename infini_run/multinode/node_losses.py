@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from infini_run.errors import InfiniRunError, NodeLost
-from infini_run.multinode.head_state import HEARTBEATS
+from infini_run.multinode.head_state import HEARTBEATS, LEAST_LEASE
 from infini_run.multinode.rendezvous import explain_missed, join_names
 from infini_run.report.text import duration_text
 
@@ -87,6 +87,8 @@ class NodeLosses:
         """An agent has gone, or is given up: its ranks are lost, and so is the job. reason: "" if it is not known."""
         state = self._state
         state.agents.disconnect(agent)
+        if not reason and not agent.has_command:
+            reason = "its connection has ended"
         if state.is_over and state.changes is not None:
             return
         changes = state.changes if not state.stop_signal and state.error is None else None
@@ -127,6 +129,8 @@ class NodeLosses:
         was_running, was_not_ready = agent.state == "running", agent.is_not_ready
         text = f"{agent.title} {'could not be reached' if was_not_ready else 'was lost'}"
         text += f": {reason}" if reason else ""
+        if absence is not None and not was_not_ready:
+            text = f"{agent.title} has given this head up"
         agent.was_running, agent.is_unexplained = was_running, not reason
         state.agents.set_state(agent, "lost")
         if was_not_ready:
@@ -160,10 +164,12 @@ class NodeLosses:
         # a longer ago one has done its harm; silence since then is noticed with the heartbeat after --node_timeout
         if not self._state.absence.is_recent(limit_s * (1 + 2 / HEARTBEATS)):
             return None
-        away = duration_text(self._state.absence.away_s)
+        is_elastic = self._state.options.is_elastic
+        after = f"{LEAST_LEASE * limit_s:.3g} s or more" if is_elastic else f"{limit_s:g} s"
         return InfiniRunError(
-            f"infini-run itself was stopped for {away}, or its machine slept: the nodes heard nothing of it for "
-            f"{limit_s:g} s (--node_timeout), and have ended their ranks"
+            "infini-run itself was stopped, or its machine slept: it sent no heartbeat for "
+            f"{duration_text(self._state.absence.away_s)}, and nodes end their ranks after {after} without one "
+            "(--node_timeout)"
         )
 
     def on_engine_exit(self, ended: EngineExit) -> None:

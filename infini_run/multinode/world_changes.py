@@ -21,7 +21,7 @@ from infini_run.system.signal_numbers import SIGTERM
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
     from infini_run.multinode.agent_state import RemoteAgent
@@ -81,6 +81,8 @@ class WorldChanges:
         self._refusals: dict[int, str] = {}  # why a place is empty, if a line has said it
         self._fenced: dict[int, RemoteAgent] = {}  # the last agent of a place that was lost while it ran ranks
         self._last_end = (-1, "")
+        self._begin_s = time.monotonic()
+        self._earlier: dict[tuple[str, int], dict[str, Any]] = {}  # HELLOs of launchers that had another head before
         self._restart_due_s: float | None = None  # a worker has failed, and its owner wants the next world
 
     # ---- the loop
@@ -154,8 +156,10 @@ class WorldChanges:
     def _print_missing(self, now_s: float) -> None:
         m = self._membership
         fenced = max(place.fence_s for place in m.places)
-        if fenced > now_s + 0.05:
-            self._state.print(f"waiting up to {fenced - now_s:.1f} s until no rank of a lost node can live")
+        if max(fenced, earlier_s := self._earlier_end_s()) > now_s + 0.05:
+            left_s = max(fenced, earlier_s) - now_s
+            whose = "a lost node" if fenced >= earlier_s else "an earlier head's job"
+            self._state.print(f"waiting up to {left_s:.1f} s until no rank of {whose} can live")
             return
         checking = [place.name for place in m.places if place.state == "checking"]
         if checking and (awaits_checks(m, self._rules) or not m.having("absent")):
@@ -163,7 +167,7 @@ class WorldChanges:
         elif m.wait_end_s != _NEVER:
             left_s = max(0.0, m.wait_end_s - now_s)
             self._state.print(f"{describe_missing(m, self._rules)}; waiting for {left_s:.0f} s more")
-        elif now_s < m.window_end_s < _NEVER:
+        elif now_s + 0.5 < m.window_end_s < _NEVER:
             here = len(m.having("spare", "joined", "checking"))
             left_s = m.window_end_s - now_s
             nodes = "node is" if here == 1 else "nodes are"
@@ -185,7 +189,22 @@ class WorldChanges:
         if lost is not None and proves_clear(agent, lost, is_by_hand=self._is_by_hand):
             del self._fenced[at]
             self._handle(membership.Gone(place=at, fence_s=time.monotonic()))
+        if agent.hello["earlier_id"] and not self.has_started:
+            self._earlier[agent.name, agent.hello["pid"]] = agent.hello
+            self._membership = membership.delay(self._membership, self._earlier_end_s())
         self._handle(membership.Joined(place=at))
+
+    def _earlier_end_s(self) -> float:
+        """Until when ranks of an earlier head's job may live. It had gone when we began; nodes of it that have come
+        to us have ended theirs, and the others do so when their leases are over."""
+        hellos = self._earlier.values()
+        if not hellos or self.has_started:
+            return -_NEVER
+        known = max(hellos, key=lambda hello: hello["earlier_nodes"])
+        back = [hello for hello in hellos if hello["is_clear"] and _same_world(hello, known)]
+        is_one_job = len({hello["earlier_id"] for hello in hellos}) == 1
+        is_whole = is_one_job and len(back) == known["earlier_nodes"] - 1  # our own node was the other one
+        return self._begin_s + (GUARD_S if is_whole else self._state.options.node_timeout_s + FENCE_S)
 
     def on_checked(self, agent: RemoteAgent, reason: str) -> None:
         """The check of its node has ended; reason: why it failed, or ""."""
@@ -240,7 +259,7 @@ class WorldChanges:
         at = agent.index
         if self._state.is_stopping and (self._membership.phase == "ended" or self._state.is_unwanted):
             return
-        self._state.agents.renew(at)
+        self._state.agents.renew(at).kept_end_s = self._membership.places[at].fence_s
         self._reach(at, time.monotonic() + self._redial_s[at])
         self._redial_s[at] = min(2 * self._redial_s[at], REDIAL_S[1])
 
@@ -364,6 +383,10 @@ class WorldChanges:
     def _end(self, action: membership.End) -> None:
         why = "; ".join(dict.fromkeys(self._refusals.values()))
         self._state.fail(NodeLost(action.reason + (f"; {why}" if why else ""), "", -1))
+
+
+def _same_world(hello: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    return all(hello[name] == other[name] for name in ("earlier_id", "earlier_nodes"))
 
 
 def proves_clear(agent: RemoteAgent, lost: RemoteAgent, *, is_by_hand: bool) -> bool:

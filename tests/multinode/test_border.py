@@ -42,6 +42,8 @@ HELLO = {
     "facts": [],
     "machine": "boot 1",
     "is_clear": False,
+    "earlier_id": "",
+    "earlier_nodes": 0,
 }
 SPEC = {
     "version": VERSION,

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -16,8 +17,8 @@ import pytest
 from infini_run.multinode.protocol import GOODBYE, pack_json
 from tests.multinode.test_border import join, meet
 from tests.multinode.test_by_hand import TOKEN, no_agent_left, port, told  # noqa: F401
-from tests.multinode.test_elastic_ssh import finish, hear_world, in_world, launcher_of, ring
-from tests.support.processes import lead_group, marked, processes
+from tests.multinode.test_elastic_ssh import finish, hear_world, in_world, launcher_of, process_of, ring
+from tests.support.processes import GUARD, lead_group, marked, processes
 from tests.support.waiting import until
 
 FAST = ("--node_timeout=3", "--grace=1")  # a machine with much to do may be silent for more than a second
@@ -218,8 +219,8 @@ def test_launchers_whose_head_was_killed_end_after_the_join_timeout(start, bell)
     others = [command for command in commands if command is not head]
     for other in others:
         assert other.wait() == 1
-        assert "the head has gone; joining again" in other.err.decode()
-        assert "that was so for 6 s (--join_timeout)" in other.err.decode().splitlines()[-1]
+        assert "the connection to the head has ended; joining again" in other.err.decode()
+        assert "no job has taken us for 6 s (--join_timeout)" in other.err.decode().splitlines()[-1]
     head.wait()
     until(lambda: not marked())
 
@@ -362,17 +363,117 @@ def test_a_head_that_was_stopped_says_so_and_goes_on_with_its_own_node(start, be
     hear_world(bell, 1, 3)
     head.signal(signal.SIGTERM)
     assert [command.wait() for command in commands] == [143] * 3
-    assert head.err.count(b"infini-run itself was stopped for") == 1
+    assert head.err.count(b"infini-run itself was stopped, or its machine slept: it sent no heartbeat for ") == 1
+    assert b"and nodes end their ranks after 2.04 s or more without one (--node_timeout)" in head.err
     assert b"only be suspended" not in head.err
+    assert b"was lost" not in head.err, "it blames no node"
+
+
+def three_launchers(start, bell, *flags):
+    """Of a job that could go on with two: the head, and those of ranks 1 and 2."""
+    commands = [start("--join_window=60", *flags, *ring(bell), nnodes="2:3") for _ in range(3)]
+    hear_world(bell, 0, 3)
+    others = [next(each for each in commands if each.pid == launcher_of(rank)) for rank in (1, 2)]
+    (head,) = set(commands) - set(others)
+    return head, *others
+
+
+def test_a_new_head_starts_nothing_while_ranks_of_the_old_one_may_live(start, bell):
+    """A node that does not come back may not know yet that its head has gone."""
+    head, other, cut = three_launchers(start, bell, *FAST)
+    old = process_of(2)
+    cut.signal(signal.SIGSTOP)
+    head.signal(signal.SIGKILL)
+    head.wait()
+    again = start("--join_window=0", *FAST, *ring(bell), nnodes="2:3")
+    hear_world(bell, 0, 2)
+    assert processes().get(old, (0, "X", ""))[1] in "ZX", "two worlds at a time"
+    cut.signal(signal.SIGKILL)
+    again.signal(signal.SIGTERM)
+    assert [again.wait(), other.wait(), cut.wait()] == [143, 143, -signal.SIGKILL]
+    until(lambda: not marked())
+
+
+def test_a_new_head_whose_nodes_all_come_back_does_not_wait(start, bell):
+    patient = ("--node_timeout=1000", "--grace=1")
+    head, *others = three_launchers(start, bell, *patient)
+    head.signal(signal.SIGKILL)
+    head.wait()
+    again = start("--join_window=60", *patient, *ring(bell), nnodes="2:3")
+    hear_world(bell, 0, 3)
+    again.signal(signal.SIGTERM)
+    assert [command.wait() for command in (again, *others)] == [143] * 3
+    until(lambda: not marked())
+
+
+def test_another_job_at_the_port_of_a_head_that_is_away_ends_no_launcher(start, bell, port):
+    """Their token was taken before: whoever does not take it now is not their head."""
+    head, *others = three_launchers(start, bell, *FAST)
+    head.signal(signal.SIGKILL)
+    head.wait()
+    stranger = start(*FAST, "true", nnodes="2:3", token="another-token-of-somebody-else")
+    until(lambda: error_so_far(stranger).count("was turned away: the other side has another token") >= 3)
+    stranger.signal(signal.SIGKILL)
+    stranger.wait()
+    again = start("--join_window=60", *FAST, *ring(bell), nnodes="2:3")
+    hear_world(bell, 0, 3)
+    again.signal(signal.SIGTERM)
+    assert [command.wait() for command in (again, *others)] == [143] * 3
+    until(lambda: not marked())
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="another name for a machine needs root")
+def test_a_newcomer_does_not_get_the_place_of_a_node_that_comes_back(start, bell):
+    """All places are kept for a while after the head itself was stopped, for its nodes have done nothing wrong."""
+    words = (*FAST, "--join_window=60", *ring(bell))
+    commands = {name: start(*words, nnodes="2:3", under=named(name)) for name in ("hosta", "hostb", "hostc")}
+    hosts = hear_world(bell, 0, 3)
+    head = commands[hosts[0]]
+    head.signal(signal.SIGSTOP)
+    until(lambda: not marked())
+    late = start(*words, nnodes="2:3", under=named("hostd"))
+    until(lambda: is_connected(late.pid))
+    time.sleep(3)  # the timeout
+    head.signal(signal.SIGCONT)
+    assert hear_world(bell, 1, 3) == hosts
+    read_error_until([late], b"the head has turned this node away: there are nodes 0 to 2, and ")
+    late.signal(signal.SIGTERM)
+    head.signal(signal.SIGTERM)
+    assert [command.wait() for command in (*commands.values(), late)] == [143] * 3 + [-signal.SIGTERM]
+    until(lambda: not marked())
+
+
+def is_connected(pid):
+    """Whether it has a socket."""
+    links = []
+    for entry in os.scandir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(OSError):  # closed meanwhile
+            links.append(os.readlink(entry.path))
+    return any(link.startswith("socket:") for link in links)
+
+
+def test_a_guard_that_was_killed_is_the_reason(start, bell):
+    head, other, _ = three_launchers(start, bell, *FAST)
+    (guard,) = [pid for pid, (parent, _, name) in processes().items() if parent == other.pid and name == GUARD]
+    os.kill(guard, signal.SIGKILL)
+    read_error_until([other], b"the guard of the ranks was killed, and they with it; joining again")
+    hear_world(bell, 1, 3)
+    head.signal(signal.SIGTERM)
+    assert head.wait() == 143
+
+
+def named(host):
+    """Under this name for the machine."""
+    return ["unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', host]
 
 
 def test_another_launcher_that_takes_a_lost_place_is_named(start, bell, tmp_path):
     """Its own name, and not that of who was there before."""
-    host = ["unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"']
     words = (*FAST, "--join_window=60", *ring(bell, in_world(1, "echo from; exit 0")))
-    commands = [start(*words, nnodes="2:3", under=[*host, name]) for name in ("hosta", "hostb", "hostc")]
+    commands = [start(*words, nnodes="2:3", under=named(name)) for name in ("hosta", "hostb", "hostc")]
     hosts = hear_world(bell, 0, 3)
-    late = start(*words, nnodes="2:3", under=[*host, "hostd"])
+    late = start(*words, nnodes="2:3", under=named("hostd"))
     read_error_until([late], b"all of them are here")
     victim = next(each for each in commands if each.pid == launcher_of(1))
     victim.signal(signal.SIGKILL)

@@ -59,7 +59,13 @@ def launcher_of(rank, world=0):
 
 
 def process_of(rank, world=0):
-    """The rank itself."""
+    """The rank itself. In the middle of an exec it has no environment for a moment."""
+    found = []
+    until(lambda: found.extend(_processes_of(rank, world)) or found)
+    return found[0]
+
+
+def _processes_of(rank, world):
     wanted = {f"RANK={rank}", f"TORCHELASTIC_RESTART_COUNT={world}", "=".join(OURS)}
     for pid, (parent, state, _) in processes().items():
         try:
@@ -67,8 +73,8 @@ def process_of(rank, world=0):
         except OSError:
             continue
         if state not in "ZX" and wanted <= set(environ) and f"RANK={rank}".encode() not in environ_of(parent):
-            return pid
-    raise AssertionError(f"no rank {rank} runs")
+            return [pid]
+    return []
 
 
 def environ_of(pid):

@@ -277,6 +277,26 @@ def test_strangers_are_let_go_and_told_of_a_few_times(listener):
     assert listener.notices[-1].endswith("(no more of these will be told)")
 
 
+def test_a_launcher_with_another_token_is_told_of_after_many_strangers(listener):
+    for _ in range(20):
+        with socket.create_connection(("127.0.0.1", listener.port)) as scan:
+            scan.send(b"GET / HTTP/1.1\r\n\r\n" * 3)
+            until(lambda: (listener.poll(0.01), scan.recv(1000, socket.MSG_PEEK) == b"" or _is_reset(scan))[1])
+    wire = connect(listener)
+    hand = Handshake(wire, b"another", is_head=False)
+    until(lambda: (listener.poll(0.01), _read_all(wire, hand), wire.has_ended)[2])
+    assert listener.notices[-1].endswith(
+        "the other side has another token, or something changed its bytes on the way"
+    )
+    wire.close()
+
+
+def _read_all(wire, hand):
+    if select.select([wire.fileno()], [], [], 0)[0]:
+        for kind, payload in wire.read():
+            hand.handle_frame(kind, payload)
+
+
 def _is_reset(scan):
     try:
         while scan.recv(1000, socket.MSG_DONTWAIT):

@@ -19,6 +19,7 @@ pytestmark = [
     pytest.mark.root,
     pytest.mark.skipif(os.geteuid() != 0, reason="a PID namespace of its own needs root"),
 ]
+PRINTS_TERM = 'trap "echo term; exit 0" TERM; grep SigBlk /proc/self/status'
 ORPHANS = "for at in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do (sh -c : &); done"
 
 
@@ -41,6 +42,25 @@ def test_orphans_are_reaped_and_commands_are_not(node, many, bell, way):  # noqa
     until(lambda: not zombies(first))
     os.kill(first, signal.SIGTERM)
     assert [command.wait() for command in commands] == [143] * len(commands), head.err
+
+
+def test_ranks_of_a_launcher_that_joins_get_signals(node, bell):  # noqa: F811
+    """It has blocked all of them from its first line on, and they have not."""
+    waits = "while :; do sleep 1000 & wait; done"
+    commands = [node(rank, *ring(bell, waits, first=PRINTS_TERM), under=UNSHARE if rank else ()) for rank in range(2)]
+    bell.hear(4)
+    commands[0].signal(signal.SIGTERM)
+    assert [command.wait() for command in commands] == [0, 0]  # as the ranks, which were told to stop
+    assert commands[0].out.count(b"SigBlk:\t0000000000000000") == 4, commands[0].out
+    assert commands[0].out.count(b"term") == 4
+
+
+@pytest.mark.parametrize("name", ["TERM", "INT", "HUP"])
+def test_a_launcher_that_waits_for_the_head_ends_when_told_to(node, name):  # noqa: F811
+    command = node(1, "true", under=UNSHARE)
+    command.read_error_until(b"waiting for node 0")
+    os.kill(process_1(command), signal.Signals[f"SIG{name}"])
+    assert command.wait() == 128 + signal.Signals[f"SIG{name}"]
 
 
 def test_an_exit_code_is_the_ranks_own(many):  # noqa: F811
