@@ -17,7 +17,7 @@ def _that_mean(*meanings: int) -> frozenset[int]:
 
 STOP_SIGNALS = _that_mean(lib.IR_SIGNAL_STOPS)
 GROUP_SIGNALS = _that_mean(lib.IR_SIGNAL_FORWARD_TO_GROUP)  # they go to process groups, others to leaders
-_ASK_FOR_THE_END = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+_END_OTHERS = _that_mean(lib.IR_SIGNAL_FORWARD) | {signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM}
 _LEFT_ALONE = _that_mean(lib.IR_SIGNAL_DROPPED) | {signal.SIGKILL, signal.SIGSTOP}
 
 
@@ -83,9 +83,10 @@ def stop_self() -> None:
 
 
 def end_by_signals() -> None:
-    """Let the signals that people and schedulers send end process 1, as they end any other process. Without a handler
-    the kernel drops them there (pid_namespaces(7)). Those that are ignored at entry stay so."""
-    for number in _ASK_FOR_THE_END:
+    """Let the signals that people and schedulers send end process 1, as they end any other process, if not within a
+    name lookup. Without a handler the kernel drops them there (pid_namespaces(7)). Those that are ignored at entry
+    stay so."""
+    for number in _END_OTHERS - _LEFT_ALONE - {signal.SIGURG}:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _end)
 

@@ -12,8 +12,9 @@ import time
 
 from infini_run.errors import InfiniRunError, LinkError, printable
 from infini_run.multinode import message_schema, protocol
-from infini_run.multinode.agent_setup import EarlierJob, NodeSetup, check_version, hello, make_node_plan, prepare
+from infini_run.multinode.agent_setup import NodeSetup, check_version, hello, make_node_plan, prepare
 from infini_run.multinode.head_link import HeadLink
+from infini_run.multinode.lease import LEAST_LEASE
 from infini_run.multinode.protocol import HANDSHAKE_S, pack, pack_json, unpack_json
 from infini_run.multinode.rank_stdio import RankStdio
 from infini_run.multinode.record_codec import to_jsonable
@@ -51,7 +52,8 @@ class Agent:
         environ: environment that ranks inherit; None: that of this process.
         host: the name of this node in the head's list of hosts, for engines that may number nodes otherwise.
         entry: what an earlier agent of this process has taken over. None: there was none, or it ran no ranks.
-        earlier: the job of which an earlier agent of this process was a node. None: there was none.
+        last_job: the job of which an earlier agent of this process was a node: its launch id, and the --node_timeout
+            there in seconds.
     """
 
     def __init__(
@@ -63,13 +65,13 @@ class Agent:
         environ: Mapping[str, str] | None = None,
         host: str = "",
         entry: ProcessAtEntry | None = None,
-        earlier: EarlierJob | None = None,
+        last_job: tuple[str, float] = ("", 0.0),
     ) -> None:
         self._poller = Poller()
         self._link = HeadLink(connection, self._poller, on_frame=self._handle_frame, on_lost=self._on_link_lost)
         self._identity: dict[str, object] = {"node": node, "host": host}
         if own is not None:
-            self._identity["run_id"] = own.run_id
+            self._identity |= {"run_id": own.run_id, "last_job": last_job[0], "last_timeout_s": last_job[1]}
         self._own = own
         self._environ = os.environ if environ is None else environ
         self._engine_facts = facts
@@ -77,7 +79,7 @@ class Agent:
         self._stream: AgentStream | None = None  # between the head and the one process that we run
         self._ctrl_z: CtrlZ | None = None
         self.entry = entry
-        self.earlier = earlier
+        self.last_job = last_job
         self.has_joined = False
         self._observe: tuple[str, ...] = ()  # what the head wants to see of our ranks
         self._relay: ObserverRelay | None = None
@@ -125,6 +127,7 @@ class Agent:
             check_version(unpack_json(payload))
             spec = message_schema.read(payload, message_schema.SPEC)
             self._link.silence_limit_s = spec["silence_s"]
+            self.last_job = spec["launch_id"], spec["silence_s"]
             setup = self._prepare(spec)
         except InfiniRunError as error:
             self._refuse(error)
@@ -162,19 +165,12 @@ class Agent:
             from infini_run.multinode.lease import Lease
             from infini_run.multinode.old_world import wait_until_gone
 
-            if self.earlier is not None and self.earlier.launch_id == spec["launch_id"]:
-                self.earlier = None
-            is_clear = all(
-                wait_until_gone(launch_id, _OLD_RANKS_S)
-                for launch_id in (spec["launch_id"], *([self.earlier.launch_id] if self.earlier else []))
-            )
+            is_clear = wait_until_gone(spec["launch_id"], _OLD_RANKS_S)
             self._setup = setup
             self._link.watchers.append(self._go_on_with_check)
             self._link.lease = Lease(spec["lease_s"])
             self._link.connection.send(self._link.lease.request())  # answered before LAUNCH can come
-        fields = hello(setup, self._engine_facts, is_clear=is_clear, earlier=self.earlier)
-        self._link.connection.send(pack_json(protocol.HELLO, fields))
-        self.earlier = EarlierJob(launch_id=spec["launch_id"], nodes=0)
+        self._link.connection.send(pack_json(protocol.HELLO, hello(setup, self._engine_facts, is_clear=is_clear)))
         import infini_run.node.launch  # noqa: F401  now, while other nodes are still joining
 
         self._link.forgive_silence()  # until HELLO the head sends nothing, and we did not listen
@@ -237,7 +233,6 @@ class Agent:
         assert self._stdio is not None
         self._unwatch_ctrl_z()
         plan, options = make_node_plan(setup, launch)
-        launch_id = launch["launch_id"].partition(".")[0]
         for notice in plan.nodes[0].notices:
             self._stdio.print_line(f"infini-run: {launch['host']}: {printable(notice)}")
         self._has_reported_failure, self._sent_progress = False, -1
@@ -262,7 +257,6 @@ class Agent:
         if self._stream is not None:
             self._stream.child_socket.close()
         self._launch = run
-        self.earlier = EarlierJob(launch_id=launch_id, nodes=plan.nnodes)
         release_caller_descriptors()
         for number in self._signals:
             _forward_signal(run, number)
@@ -292,7 +286,6 @@ class Agent:
         report = run.outcome.report()
         done = {"report": to_jsonable(report), "port": free_port(), "progress": run.progress}
         self._link.connection.send(pack_json(protocol.DONE, done))
-        self.earlier = EarlierJob(launch_id=launch_id, nodes=0)  # the next world may be without us
         if report.stuck and self._link.lease is not None:
             self._await_end(launch["launch_id"], [process.pid for process in report.stuck])
 
@@ -328,10 +321,13 @@ class Agent:
             return
         run.renew_lease(lease.since_ns / 1e9)
         if run.guard_killed:
-            self._link.give_up("the guard of the ranks was killed, and they with it")
+            self._link.give_up("the guard of the ranks has ended, and they with it")
         elif run.lease_ended or lease.left_s <= 0:
-            late = f"the head has not renewed the lease for {lease.length_s:g} s (0.9 of --node_timeout)"
-            self._link.give_up(self._link.own_absence() or late)
+            length = f"{lease.length_s:g} s (0.9 of --node_timeout)"
+            self._link.give_up(
+                self._link.own_absence(LEAST_LEASE * self._link.silence_limit_s, f"its lease of {length} is over")
+                or f"the head has not renewed the lease for {length}"
+            )
 
     def _open_relay(self) -> ObserverRelay | None:
         if not self._observe:

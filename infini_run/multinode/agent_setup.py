@@ -22,19 +22,6 @@ if TYPE_CHECKING:
 
 
 @record
-class EarlierJob:
-    """The job of a head that has gone, as a launcher knows it that was a node of it.
-
-    Args:
-        launch_id: of the job, without the number of an attempt.
-        nodes: that ran its last world, ours among them; 0: not known here.
-    """
-
-    launch_id: str
-    nodes: int
-
-
-@record
 class NodeSetup:
     """What stays the same over all attempts on this node.
 
@@ -167,15 +154,12 @@ def _idle_flags(own: Options, heads: Options, asked: Sequence[str]) -> tuple[str
     return (f"infini-run: {', '.join(idle)}: no effect here, it is node 0's",) if idle else ()
 
 
-def hello(
-    setup: NodeSetup, engine_facts: Sequence[str], *, is_clear: bool, earlier: EarlierJob | None
-) -> dict[str, Any]:
+def hello(setup: NodeSetup, engine_facts: Sequence[str], *, is_clear: bool) -> dict[str, Any]:
     """Return the fields of HELLO.
 
     Args:
+        is_clear: no rank of the job's earlier attempts lives here.
         engine_facts: values of the variables that the engine asked for.
-        is_clear: no rank of the job's earlier attempts lives here, nor one of `earlier`.
-        earlier: the job of another head, of which this launcher was a node until that head was lost.
     """
     from infini_run.multinode.old_world import machine_id
     from infini_run.node.ports import free_port
@@ -191,8 +175,6 @@ def hello(
         "address": own_address(),
         "machine": machine_id(),
         "is_clear": is_clear,
-        "earlier_id": "" if earlier is None else earlier.launch_id,
-        "earlier_nodes": 0 if earlier is None else earlier.nodes,
         "facts": list(engine_facts),
     }
 

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from infini_run.core.group import ProcessAtEntry
-    from infini_run.multinode.agent_setup import EarlierJob
     from infini_run.multinode.head_observers import HeadObservers
     from infini_run.options.options import Options
 
@@ -173,7 +172,7 @@ class _Peer:
         self._host = os.uname().nodename if options.node_rank == HANDED_OUT else ""
         self._entry: ProcessAtEntry | None = None
         self.has_ever_joined = False
-        self._earlier: EarlierJob | None = None
+        self._last_job = "", 0.0
         self._cwd = os.getcwd()  # once it has run ranks, a launcher is in /
         self.has_joined = False
 
@@ -208,7 +207,7 @@ class _Peer:
             environ=self._environ,
             host=self._host,
             entry=self._entry,
-            earlier=self._earlier,
+            last_job=self._last_job,
         )
         try:
             return agent.serve(self._token)
@@ -218,7 +217,7 @@ class _Peer:
             raise
         finally:
             connection.close()
-            self._entry, self.has_joined, self._earlier = agent.entry, agent.has_joined, agent.earlier
+            self._entry, self.has_joined, self._last_job = agent.entry, agent.has_joined, agent.last_job
             self.has_ever_joined = self.has_ever_joined or agent.has_joined
 
     def _take_port(self) -> bool:
@@ -236,6 +235,7 @@ class _Peer:
         from infini_run.multinode.head_link import TurnedAway
 
         end_s, pause_s = time.monotonic() + self._options.join_timeout_s, _FIRST_PAUSE_S
+        reasons: set[str] = set()  # that a line has said
         while True:
             try:
                 return self.serve(max(0.0, end_s - time.monotonic()))
@@ -249,7 +249,8 @@ class _Peer:
                     raise LinkError(f"{error}; no job has taken us for {limit_s:g} s (--join_timeout)") from None
                 elif not isinstance(error, (TurnedAway, Unheard)) and not self.has_ever_joined:
                     raise  # later it is another program that has the port for a while
-                if self.has_joined or pause_s == _FIRST_PAUSE_S:
+                if self.has_joined or str(error) not in reasons:
+                    reasons.add(str(error))
                     self._print(f"{error}; joining again")
             time.sleep(pause_s)  # nothing tells when a place becomes free
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)

@@ -8,6 +8,7 @@ import time
 from infini_run.errors import InfiniRunError, LinkError, ProgramError, UsageError
 from infini_run.multinode import message_schema, protocol
 from infini_run.multinode.clock_offset import clock_answer
+from infini_run.multinode.lease import LEAST_LEASE
 from infini_run.multinode.protocol import HANDSHAKE_S, pack_json
 from infini_run.report.text import duration_text
 from infini_run.system.poller import READ, WRITE
@@ -157,24 +158,30 @@ class HeadLink:
         left_s = self.silence_left_s()
         if left_s is not None and left_s <= 0 and not self.is_lost:
             silence = f"nothing was heard of the head for {self.silence_limit_s:g} s (--node_timeout)"
-            self.give_up(self.own_absence() or silence)
+            self.give_up(self._given_up() or silence)
         for watch in self.watchers:  # while ranks run, their group waits for the poller's own descriptor
             watch()
 
     def _note_absence(self) -> None:
         """No wait is so long, for the head's silence ends it."""
         before_s, self._last_wait_s = self._last_wait_s, _boot_s()
-        limit_s = self.silence_limit_s + _LATE_S if self.lease is None else self.lease.length_s / 2
-        if self._last_wait_s - before_s >= limit_s:
+        if self._last_wait_s - before_s >= LEAST_LEASE * self.silence_limit_s:
             self._absence_s = self._last_wait_s - before_s, self._last_wait_s
 
-    def own_absence(self) -> str:
-        """Why the head has given this node up, if this process was stopped for too long just before; else ""."""
+    def own_absence(self, least_s: float, what: str) -> str:
+        """Why the link was lost, if this process was stopped just before, for at least so long; else "".
+
+        Args:
+            what: what follows from such a stop.
+        """
         away_s, end_s = self._absence_s
-        if _boot_s() - end_s >= self.silence_limit_s:
+        if away_s < least_s or _boot_s() - end_s >= self.silence_limit_s:
             return ""
-        away = f"this launcher itself was stopped for {duration_text(away_s)}, or its machine slept"
-        return f"{away}: the head gives a node up after {self.silence_limit_s:g} s (--node_timeout)"
+        return f"this launcher itself was stopped for {duration_text(away_s)}, or its machine slept: {what}"
+
+    def _given_up(self) -> str:
+        what = f"the head gives a node up after {self.silence_limit_s:g} s (--node_timeout)"
+        return self.own_absence(self.silence_limit_s + _LATE_S, what)
 
     def drain(self) -> None:
         """Wait until the head has taken all that was sent, or has gone."""
@@ -209,10 +216,10 @@ class HeadLink:
         except LinkError as error:
             if self._handshake is None or self._handshake.is_done:
                 self.send_error(error)  # the other direction may still work
-            self.give_up(self.own_absence() if self.connection.has_ended else str(error))
+            self.give_up(self._given_up() if self.connection.has_ended else str(error))
             return
         if self.connection.has_ended:
-            self.give_up(self.own_absence())
+            self.give_up(self._given_up())
 
     def _handle_frame(self, kind: bytes, payload: bytes) -> None:
         if self._handshake is not None and not self._handshake.is_done:

@@ -197,6 +197,9 @@ class IndependentNodes:
         if agent is self._lost.get(agent.index):
             agent.fence_s = min(agent.fence_s, time.monotonic() + GUARD_S)
 
+    def on_earlier_job(self, node_timeout_s: float) -> None:
+        """No launcher that was started by hand joins such a job."""
+
     def on_cleared(self, agent: RemoteAgent) -> None:
         """What SIGKILL did not end there has ended."""
         if agent in self._unclear:

@@ -15,7 +15,7 @@ from infini_run.multinode.connection import TOKEN
 from infini_run.multinode.engines import Contact
 from infini_run.multinode.protocol import pack_json
 from infini_run.multinode.record_codec import to_jsonable
-from infini_run.multinode.rendezvous import missing_names
+from infini_run.multinode.rendezvous import join_names, missing_names
 from infini_run.options.nodes import HEADS_OWN, MANUAL
 from infini_run.options.options import HANDED_OUT
 from infini_run.record import fields, replace
@@ -144,6 +144,8 @@ class JoinPhase:
         number: an engine may number nodes in an order of its own, and rank 0 must be where the others look for it."""
         agents, run_id = self._state.agents.all, self._state.options.run_id
         host, is_other_job = identity.host, identity.run_id not in (None, run_id)
+        if self._state.changes is not None and identity.last_job not in ("", self._state.launch_id):
+            self._state.changes.on_earlier_job(identity.last_timeout_s)
         node = identity.node if is_other_job else self._place_of(identity.node, host)
         if 0 <= node < len(agents) and agents[node].state == "connecting" and not is_other_job:
             agents[node].address = address
@@ -156,8 +158,9 @@ class JoinPhase:
             return
         why = f"there are nodes 0 to {len(agents) - 1}"
         if node == HANDED_OUT:
-            kept = next((agent for agent in agents if agent.state == "connecting"), None)
-            why += f", and the place of {kept.name} is kept for it" if kept else ", and all of them are here"
+            now_s = time.monotonic()
+            kept = join_names([each for each in agents if each.state == "connecting" and now_s < each.kept_end_s])
+            why += f"; the place of {kept} is kept for a moment" if kept else ", and all of them are here"
         if is_other_job:
             why = f"its --rdzv_id is {identity.run_id or 'none'}, that of this job is {run_id or 'none'}: "
             why += "give each job a port of its own"
@@ -190,7 +193,7 @@ class JoinPhase:
             for agent in agents
             if agent.state == "connecting"
             and not agent.has_command
-            and (agent.name == host or now_s >= agent.kept_end_s)  # until then no world starts anyway
+            and (agent.name == host or now_s >= agent.kept_end_s)
         ]
         free.sort(key=lambda agent: (agent.name != host, bool(agent.name)))
         return free[0].index if free else HANDED_OUT

@@ -24,6 +24,7 @@ from infini_run.multinode.protocol import LEASE, pack
 _TIME = Struct(">q")  # ns
 _LIMIT_NS = 2**62
 _DRIFT = 0.0005  # by which the rates of two clocks may differ: as much as the kernel corrects one by (adjtimex(2))
+LEAST_LEASE = 0.68  # of --node_timeout: for so long a lease goes on at least that is not renewed any more
 _OVERDUE = 0.22  # of --node_timeout: a lease that counts from longer ago lacks a request
 _REQUESTS = 4.5  # within one lease: a cut of a third of --node_timeout, and TCP's next try after it, cost no rank
 

@@ -16,6 +16,7 @@ from infini_run.core.group import forking
 from infini_run.errors import LinkError, UsageError
 from infini_run.multinode import protocol
 from infini_run.multinode.handshake import Handshake
+from infini_run.multinode.message_schema import is_seconds
 from infini_run.multinode.protocol import HANDSHAKE_S, unpack_json
 from infini_run.multinode.tcp import accept, find_address, listen, own_addresses
 from infini_run.record import record
@@ -45,11 +46,15 @@ class Identity:
         node: index of its node; HANDED_OUT: the head chooses.
         host: its name; "": it does not say.
         run_id: the user's name for the run, if the user started it by hand; else None.
+        last_job: launch id of the job of which it was a node before; "": of none.
+        last_timeout_s: --node_timeout there.
     """
 
     node: int
     host: str
     run_id: str | None
+    last_job: str
+    last_timeout_s: float
 
 
 class _Unauthenticated:
@@ -248,11 +253,15 @@ class AgentListener:
     def _pass_on(self, connection: Connection, content: object) -> None:
         fields = content if isinstance(content, dict) else {}
         node, host, run_id = fields.get("node"), fields.get("host", ""), fields.get("run_id")
+        last_job, last_timeout_s = fields.get("last_job", ""), fields.get("last_timeout_s", 0.0)
         if type(node) is not int or not isinstance(host, str) or not isinstance(run_id, (str, type(None))):
+            raise LinkError("it does not say which node it is")
+        if not isinstance(last_job, str) or not is_seconds(last_timeout_s):
             raise LinkError("it does not say which node it is")
         address = self._waiting[connection].address
         self._release(connection)
-        self._on_authenticated(connection, Identity(node=node, host=host, run_id=run_id), address)
+        identity = Identity(node=node, host=host, run_id=run_id, last_job=last_job, last_timeout_s=last_timeout_s)
+        self._on_authenticated(connection, identity, address)
 
     def _turn_away(self, text: str, *, is_launcher: bool) -> None:
         self._turned_away[is_launcher] += 1

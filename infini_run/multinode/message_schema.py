@@ -53,7 +53,8 @@ def _flag(value: Any) -> bool:
     return type(value) is bool
 
 
-def _seconds(value: Any) -> bool:
+def is_seconds(value: Any) -> bool:
+    """Whether it is a duration, in seconds."""
     return type(value) in (int, float) and 0 <= value <= _FOREVER_S
 
 
@@ -91,9 +92,9 @@ def _ranks(value: Any) -> bool:
 
 # head to agent
 SPEC: Schema = {
-    "version": _text, "is_by_hand": _flag, "silence_s": _seconds, "cwd": _text, "environ": _variables,
+    "version": _text, "is_by_hand": _flag, "silence_s": is_seconds, "cwd": _text, "environ": _variables,
     "options": _record, "has_stream": _flag, "asked": _texts, "observe": _texts,
-    "lease_s": _seconds, "launch_id": _text, "workers": _workers,
+    "lease_s": is_seconds, "launch_id": _text, "workers": _workers,
 }  # fmt: skip
 LAUNCH: Schema = {
     "node": _count, "nnodes": _whole(1, MAX_INT), "nproc": _whole(1, MOST_RANKS), "first": _count,
@@ -109,7 +110,6 @@ TURNED_AWAY: Schema = {"error": _text, "may_return": _flag}  # a GOODBYE before 
 HELLO: Schema = {
     "version": _text, "host": _text, "pid": _pid, "start_ticks": _ticks, "nproc": _whole(1, MOST_RANKS),
     "port": _port, "address": _text, "facts": _texts, "machine": _text, "is_clear": _flag,
-    "earlier_id": _text, "earlier_nodes": _count,
 }  # fmt: skip
 REFUSAL: Schema = {"error": _text, "exit_code": _code, "kind": _text, "host": _text}
 STARTED: Schema = {"started": _rank, "pid": _pid}

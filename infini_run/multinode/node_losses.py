@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 
 from infini_run.errors import InfiniRunError, NodeLost
-from infini_run.multinode.head_state import HEARTBEATS, LEAST_LEASE
+from infini_run.multinode.head_state import HEARTBEATS
+from infini_run.multinode.lease import LEAST_LEASE
 from infini_run.multinode.rendezvous import explain_missed, join_names
 from infini_run.report.text import duration_text
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 _OTHERS_S = 2.0  # after the first node that cannot be reached, for others that cannot be reached either
 _NEVER = float("inf")
+_ENDED = "its connection has ended"  # all that is known of a launcher that was started by hand
 _CANCELLED_S = 60.0  # from the end of its steps to that of an allocation: twice Slurm's KillWait
 
 
@@ -88,7 +90,7 @@ class NodeLosses:
         state = self._state
         state.agents.disconnect(agent)
         if not reason and not agent.has_command:
-            reason = "its connection has ended"
+            reason = _ENDED
         if state.is_over and state.changes is not None:
             return
         changes = state.changes if not state.stop_signal and state.error is None else None
@@ -104,7 +106,7 @@ class NodeLosses:
         text = f"{agent.title} {'was lost' if was_running else 'could not be reached'}" + (reason and f": {reason}")
         error = self._own_absence() if was_running else None
         error = error or NodeLost(text, agent.name, agent.node_rank)
-        agent.is_unexplained = not reason
+        agent.is_unexplained = reason in ("", _ENDED)
         state.agents.set_state(agent, "lost")
         agent.first_failure_s = min(agent.first_failure_s, time.monotonic())
         agent.loss = text if was_running else ""
@@ -127,11 +129,10 @@ class NodeLosses:
             self._reported_absence_s = state.absence.since_s
             state.notice(str(absence))
         was_running, was_not_ready = agent.state == "running", agent.is_not_ready
-        text = f"{agent.title} {'could not be reached' if was_not_ready else 'was lost'}"
-        text += f": {reason}" if reason else ""
-        if absence is not None and not was_not_ready:
-            text = f"{agent.title} has given this head up"
-        agent.was_running, agent.is_unexplained = was_running, not reason
+        has_given_up = absence is not None and not agent.is_silent
+        how = "could not be reached" if was_not_ready else "has given this head up" if has_given_up else "was lost"
+        text = f"{agent.title} {how}" + (f": {reason}" if reason else "")
+        agent.was_running, agent.is_unexplained = was_running, reason in ("", _ENDED)
         state.agents.set_state(agent, "lost")
         if was_not_ready:
             changes.refuse(agent, text)
@@ -165,7 +166,7 @@ class NodeLosses:
         if not self._state.absence.is_recent(limit_s * (1 + 2 / HEARTBEATS)):
             return None
         is_elastic = self._state.options.is_elastic
-        after = f"{LEAST_LEASE * limit_s:.3g} s or more" if is_elastic else f"{limit_s:g} s"
+        after = f"{duration_text(LEAST_LEASE * limit_s)} or more" if is_elastic else f"{limit_s:g} s"
         return InfiniRunError(
             "infini-run itself was stopped, or its machine slept: it sent no heartbeat for "
             f"{duration_text(self._state.absence.away_s)}, and nodes end their ranks after {after} without one "

@@ -21,7 +21,7 @@ from infini_run.system.signal_numbers import SIGTERM
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
     from typing import Any
 
     from infini_run.multinode.agent_state import RemoteAgent
@@ -31,6 +31,7 @@ FENCE_S = 1.0  # beyond --node_timeout: for clocks that differ in rate, and for 
 _CHECK_SPARE_S = 75.0  # beyond --node_check_timeout: for GPU memory that ranks give back, and to end the check
 GUARD_S = 1.0  # in which the guard of an agent that is known to have ended has ended its ranks
 REDIAL_S = (0.2, 60.0)  # between two commands for a node that was lost; doubled each time
+_KEPT_S = 3.0  # for a node that is well and was lost, as all are when the head was stopped: it asks every second
 AT_ONCE_S = 2.0  # launchers that are told to stop within this time are told for one reason
 _NOTICE_S = 5.0  # between two lines about missing nodes
 _NEVER = float("inf")
@@ -82,7 +83,6 @@ class WorldChanges:
         self._fenced: dict[int, RemoteAgent] = {}  # the last agent of a place that was lost while it ran ranks
         self._last_end = (-1, "")
         self._begin_s = time.monotonic()
-        self._earlier: dict[tuple[str, int], dict[str, Any]] = {}  # HELLOs of launchers that had another head before
         self._restart_due_s: float | None = None  # a worker has failed, and its owner wants the next world
 
     # ---- the loop
@@ -156,7 +156,8 @@ class WorldChanges:
     def _print_missing(self, now_s: float) -> None:
         m = self._membership
         fenced = max(place.fence_s for place in m.places)
-        if max(fenced, earlier_s := self._earlier_end_s()) > now_s + 0.05:
+        earlier_s = -_NEVER if self.has_started else m.due_s
+        if max(fenced, earlier_s) > now_s + 0.05:
             left_s = max(fenced, earlier_s) - now_s
             whose = "a lost node" if fenced >= earlier_s else "an earlier head's job"
             self._state.print(f"waiting up to {left_s:.1f} s until no rank of {whose} can live")
@@ -189,22 +190,15 @@ class WorldChanges:
         if lost is not None and proves_clear(agent, lost, is_by_hand=self._is_by_hand):
             del self._fenced[at]
             self._handle(membership.Gone(place=at, fence_s=time.monotonic()))
-        if agent.hello["earlier_id"] and not self.has_started:
-            self._earlier[agent.name, agent.hello["pid"]] = agent.hello
-            self._membership = membership.delay(self._membership, self._earlier_end_s())
         self._handle(membership.Joined(place=at))
 
-    def _earlier_end_s(self) -> float:
-        """Until when ranks of an earlier head's job may live. It had gone when we began; nodes of it that have come
-        to us have ended theirs, and the others do so when their leases are over."""
-        hellos = self._earlier.values()
-        if not hellos or self.has_started:
-            return -_NEVER
-        known = max(hellos, key=lambda hello: hello["earlier_nodes"])
-        back = [hello for hello in hellos if hello["is_clear"] and _same_world(hello, known)]
-        is_one_job = len({hello["earlier_id"] for hello in hellos}) == 1
-        is_whole = is_one_job and len(back) == known["earlier_nodes"] - 1  # our own node was the other one
-        return self._begin_s + (GUARD_S if is_whole else self._state.options.node_timeout_s + FENCE_S)
+    def on_earlier_job(self, node_timeout_s: float) -> None:
+        """A launcher was a node of another head's job. That head had gone when we began, for we have its port; nodes
+        that cannot come to us may run its ranks until their leases are over."""
+        if not self.has_started:
+            end_s = self._begin_s + node_timeout_s + FENCE_S
+            self._membership = membership.delay(self._membership, max(end_s, self._membership.due_s))
+            self._handle(membership.TimePassed())
 
     def on_checked(self, agent: RemoteAgent, reason: str) -> None:
         """The check of its node has ended; reason: why it failed, or ""."""
@@ -259,7 +253,8 @@ class WorldChanges:
         at = agent.index
         if self._state.is_stopping and (self._membership.phase == "ended" or self._state.is_unwanted):
             return
-        self._state.agents.renew(at).kept_end_s = self._membership.places[at].fence_s
+        kept_end_s = min(self._membership.places[at].fence_s, time.monotonic() + _KEPT_S)
+        self._state.agents.renew(at).kept_end_s = kept_end_s
         self._reach(at, time.monotonic() + self._redial_s[at])
         self._redial_s[at] = min(2 * self._redial_s[at], REDIAL_S[1])
 
@@ -383,10 +378,6 @@ class WorldChanges:
     def _end(self, action: membership.End) -> None:
         why = "; ".join(dict.fromkeys(self._refusals.values()))
         self._state.fail(NodeLost(action.reason + (f"; {why}" if why else ""), "", -1))
-
-
-def _same_world(hello: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    return all(hello[name] == other[name] for name in ("earlier_id", "earlier_nodes"))
 
 
 def proves_clear(agent: RemoteAgent, lost: RemoteAgent, *, is_by_hand: bool) -> bool:

@@ -42,8 +42,6 @@ HELLO = {
     "facts": [],
     "machine": "boot 1",
     "is_clear": False,
-    "earlier_id": "",
-    "earlier_nodes": 0,
 }
 SPEC = {
     "version": VERSION,

@@ -364,7 +364,7 @@ def test_a_head_that_was_stopped_says_so_and_goes_on_with_its_own_node(start, be
     head.signal(signal.SIGTERM)
     assert [command.wait() for command in commands] == [143] * 3
     assert head.err.count(b"infini-run itself was stopped, or its machine slept: it sent no heartbeat for ") == 1
-    assert b"and nodes end their ranks after 2.04 s or more without one (--node_timeout)" in head.err
+    assert b"and nodes end their ranks after 2.0 s or more without one (--node_timeout)" in head.err
     assert b"only be suspended" not in head.err
     assert b"was lost" not in head.err, "it blames no node"
 
@@ -385,24 +385,14 @@ def test_a_new_head_starts_nothing_while_ranks_of_the_old_one_may_live(start, be
     cut.signal(signal.SIGSTOP)
     head.signal(signal.SIGKILL)
     head.wait()
+    killed_s = time.monotonic()
     again = start("--join_window=0", *FAST, *ring(bell), nnodes="2:3")
     hear_world(bell, 0, 2)
     assert processes().get(old, (0, "X", ""))[1] in "ZX", "two worlds at a time"
+    assert time.monotonic() - killed_s > 3, "the lease of a node that cannot be asked"
     cut.signal(signal.SIGKILL)
     again.signal(signal.SIGTERM)
     assert [again.wait(), other.wait(), cut.wait()] == [143, 143, -signal.SIGKILL]
-    until(lambda: not marked())
-
-
-def test_a_new_head_whose_nodes_all_come_back_does_not_wait(start, bell):
-    patient = ("--node_timeout=1000", "--grace=1")
-    head, *others = three_launchers(start, bell, *patient)
-    head.signal(signal.SIGKILL)
-    head.wait()
-    again = start("--join_window=60", *patient, *ring(bell), nnodes="2:3")
-    hear_world(bell, 0, 3)
-    again.signal(signal.SIGTERM)
-    assert [command.wait() for command in (again, *others)] == [143] * 3
     until(lambda: not marked())
 
 
@@ -431,13 +421,13 @@ def test_a_newcomer_does_not_get_the_place_of_a_node_that_comes_back(start, bell
     hosts = hear_world(bell, 0, 3)
     head = commands[hosts[0]]
     head.signal(signal.SIGSTOP)
-    until(lambda: not marked())
     late = start(*words, nnodes="2:3", under=named("hostd"))
-    until(lambda: is_connected(late.pid))
+    until(lambda: is_connected(late.pid))  # the first one that the head will find
+    until(lambda: not marked())
     time.sleep(3)  # the timeout
     head.signal(signal.SIGCONT)
     assert hear_world(bell, 1, 3) == hosts
-    read_error_until([late], b"the head has turned this node away: there are nodes 0 to 2, and ")
+    read_error_until([late], b"the head has turned this node away: there are nodes 0 to 2")
     late.signal(signal.SIGTERM)
     head.signal(signal.SIGTERM)
     assert [command.wait() for command in (*commands.values(), late)] == [143] * 3 + [-signal.SIGTERM]
@@ -457,7 +447,7 @@ def test_a_guard_that_was_killed_is_the_reason(start, bell):
     head, other, _ = three_launchers(start, bell, *FAST)
     (guard,) = [pid for pid, (parent, _, name) in processes().items() if parent == other.pid and name == GUARD]
     os.kill(guard, signal.SIGKILL)
-    read_error_until([other], b"the guard of the ranks was killed, and they with it; joining again")
+    read_error_until([other], b"the guard of the ranks has ended, and they with it; joining again")
     hear_world(bell, 1, 3)
     head.signal(signal.SIGTERM)
     assert head.wait() == 143
@@ -485,6 +475,7 @@ def test_another_launcher_that_takes_a_lost_place_is_named(start, bell, tmp_path
     assert sorted(line.split(":")[0] for line in out.splitlines()) == sorted(f"[{name}" for name in after)
     err = b"".join(command.err for command in (*commands, late)).decode()
     assert f"hostd is node {after.index('hostd')} in place of {hosts[1]}" in err
+    assert f"; the place of {hosts[1]} is kept for a moment" in err
 
 
 def test_a_node_that_cannot_start_its_ranks_is_replaced_and_stays_out(start, bell):

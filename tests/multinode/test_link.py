@@ -253,7 +253,18 @@ def test_who_knows_the_token_is_admitted(listener):
     wire.close()
 
 
-@pytest.mark.parametrize("name", [b"[]", b"{}", b'{"node": "x"}', b'{"node": 1, "host": 2}', b"{"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        b"[]",
+        b"{}",
+        b'{"node": "x"}',
+        b'{"node": 1, "host": 2}',
+        b'{"node": 1, "last_job": 2}',
+        b'{"node": 1, "last_timeout_s": -1}',
+        b"{",
+    ],
+)
 def test_who_does_not_say_which_node_it_is_is_turned_away(listener, name):
     wire = connect(listener)
     hand = Handshake(wire, b"t", is_head=False)
