@@ -5,6 +5,7 @@
  * BINPRM_BUF_SIZE before Linux 5.1). So the line is read here, and a Python is started without site and its .pth
  * files (-S), a twentieth of our start: the script finds us, or brings them. There is no libc in it: its start
  * takes longer than all of this (guard/freestanding_start.c). */
+#include <errno.h>
 #include <fcntl.h>
 #include <linux/auxvec.h>
 #include <linux/limits.h>
@@ -120,8 +121,12 @@ void start_program(uintptr_t *stack) {
         stack[0] = argc;
         argv[0] = self;
     }
-    (void)raw(SYS_execve, (long)script, (long)argv, (long)variables, 0, 0);
+    long r = raw(SYS_execve, (long)script, (long)argv, (long)variables, 0, 0);
     (void)raw(SYS_write, 2, (long)script, (long)size, 0, 0);
+    if (r == -EACCES) {
+        PRINT(" cannot be started: you may not execute it, or the Python in its first line\n");
+        (void)raw(SYS_exit_group, 126, 0, 0, 0, 0);
+    }
     PRINT(" cannot be started: it, or the Python in its first line, is not there\n");
     (void)raw(SYS_exit_group, 127, 0, 0, 0, 0);
 }

@@ -7,8 +7,12 @@ thread still runs (threading.py, `_wait_for_tstate_lock`, bpo-45274). An event o
 from __future__ import annotations
 
 import _signal  # signal makes an enum member of each number that these return
+import errno
 import os
 from threading import Event, Thread, current_thread
+
+from infini_run.errors import StartError
+from infini_run.system.resource_limits import LIMITS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,10 +30,15 @@ class JoinableThread(Thread):
 
     def start(self) -> None:
         """Start it. A signal that comes meanwhile is handled once the thread runs: an exception of a handler (Ctrl-C)
-        that came out of Thread.start would leave open whether it does."""
+        that came out of Thread.start would leave open whether it does. Raises StartError: none can be had."""
         before = self._signals = _signal.pthread_sigmask(_signal.SIG_BLOCK, _signal.valid_signals())
         try:
             super().start()
+        except RuntimeError:
+            if self.ident is not None:  # it was started before
+                raise
+            text = f"a thread cannot be started: {LIMITS[errno.EAGAIN]}"
+            raise StartError(text, "starting a thread", errno.EAGAIN) from None
         finally:
             _signal.pthread_sigmask(_signal.SIG_SETMASK, before)
 

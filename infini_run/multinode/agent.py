@@ -306,8 +306,9 @@ class Agent:
             _signal.pthread_sigmask(_signal.SIG_BLOCK, _signal.valid_signals())
 
     def _return_signals(self) -> None:
-        """Between two attempts of a job that goes on without us, a signal does what it did before the first."""
-        if self._link.lease is not None and self.entry is not None:
+        """Between two attempts of a job that goes on without us, or that the user has started here by hand, a signal
+        does what it did before the first."""
+        if (self._link.lease is not None or self._own is not None) and self.entry is not None:
             blocked = self.entry.blocked
             _signal.pthread_sigmask(
                 _signal.SIG_SETMASK, {number for number in _signal.valid_signals() if blocked >> (number - 1) & 1}
@@ -320,14 +321,16 @@ class Agent:
         if lease is None or self._link.is_lost:
             return
         run.renew_lease(lease.since_ns / 1e9)
+        why = ""
         if run.guard_killed:
-            self._link.give_up("the guard of the ranks has ended, and they with it")
+            why = "the guard of the ranks has ended, and they with it"
         elif run.lease_ended or lease.left_s <= 0:
             length = f"{lease.length_s:g} s (0.9 of --node_timeout)"
-            self._link.give_up(
-                self._link.own_absence(LEAST_LEASE * self._link.silence_limit_s, f"its lease of {length} is over")
-                or f"the head has not renewed the lease for {length}"
-            )
+            why = self._link.own_absence(LEAST_LEASE * self._link.silence_limit_s, f"its lease of {length} is over")
+            why = why or f"the head has not renewed the lease for {length}"
+        if why:
+            self._link.send_error(LinkError(why))  # as far as the connection works
+            self._link.give_up(why)
 
     def _open_relay(self) -> ObserverRelay | None:
         if not self._observe:

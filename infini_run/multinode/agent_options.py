@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+
+from infini_run.errors import UsageError
 from infini_run.record import record, replace
 
 TYPE_CHECKING = False
@@ -26,6 +29,15 @@ class WorkerNeeds:
     nproc: int | str
     log_dir: str
     environ: Mapping[str, str]
+
+
+def working_directory() -> str:
+    """Return the current directory. Raises UsageError: it was deleted, or its path cannot be read."""
+    try:
+        return os.getcwd()
+    except OSError as error:
+        text = f"the current directory cannot be used: {error.strerror}; start from one that is there"
+        raise UsageError(text) from None
 
 
 def options_of_agents(options: Options) -> Options:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 
 from infini_run.errors import UsageError
-from infini_run.multinode.agent_options import WorkerNeeds, options_of_agents
+from infini_run.multinode.agent_options import WorkerNeeds, options_of_agents, working_directory
 from infini_run.multinode.connection import TOKEN
 from infini_run.multinode.record_codec import decode_record
 from infini_run.options.nodes import HEADS_OWN
@@ -67,7 +67,7 @@ def prepare(spec: Mapping[str, Any], own: Options | None, own_environ: Mapping[s
     from infini_run.options.options import Options
     from infini_run.plan.program import find_command, inspect_node
 
-    cwd = spec["cwd"] if own is None else os.getcwd()
+    cwd = spec["cwd"] if own is None else working_directory()
     try:
         os.chdir(cwd)
     except OSError as error:
@@ -230,8 +230,11 @@ def _log_dir(setup: NodeSetup, restarts: int) -> str:
 def _start_ticks() -> str:
     """When this process started, in the kernel's ticks: together with the pid this names it and no other (proc(5),
     stat)."""
-    with open("/proc/self/stat", "rb") as file:
-        return file.read().rpartition(b")")[2].split()[19].decode()
+    try:
+        with open("/proc/self/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[19].decode()
+    except OSError:  # no /proc here: then nobody can find this process by them either
+        return "0"
 
 
 def own_address() -> str:

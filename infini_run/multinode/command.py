@@ -8,8 +8,8 @@ import time
 from infini_run.core.nonblocking_writer import CONSOLE_WAIT_S, write_all
 from infini_run.core.signal_pipe import SignalPipe
 from infini_run.environments.hostlist import Host
-from infini_run.errors import LinkError, UsageError, printable
-from infini_run.multinode.agent_options import options_of_agents
+from infini_run.errors import LinkError, StartError, UsageError, printable
+from infini_run.multinode.agent_options import options_of_agents, working_directory
 from infini_run.multinode.connection import TOKEN
 from infini_run.multinode.head import Head
 from infini_run.options.nodes import MANUAL, NodeList
@@ -102,15 +102,21 @@ def raise_fd_limit(nodes: int) -> None:
 
 
 def _fill_stdio() -> None:
-    """Open /dev/null in place of a closed stdin, stdout or stderr, so that no descriptor of ours gets that number."""
-    while (fd := os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)) < 3:
-        pass
+    """Open /dev/null in place of a closed stdin, stdout or stderr, so that no descriptor of ours gets that number.
+    Raises StartError: it cannot be opened."""
+    try:
+        while (fd := os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)) < 3:
+            pass
+    except OSError as error:
+        text = f"nothing can be started: /dev/null cannot be opened: {error.strerror}"
+        raise StartError(text, "opening /dev/null", error.errno or 0) from None
     os.close(fd)
 
 
 def run_as_peer(options: Options, environ: Mapping[str, str], *, print_line: Callable[[str], None]) -> int:
     """Run one of the same commands that the user started on every node, with a token: node 0 is the head, the others
-    join it. Returns the exit code; raises UsageError, LinkError."""
+    join it. Returns the exit code; raises UsageError, LinkError, StartError."""
+    _fill_stdio()
     if not options.rdzv_explicit:
         raise UsageError("a token joins the nodes: give --rdzv_endpoint=HOST:PORT, so that they find the first one")
     if options.isolate:
@@ -131,7 +137,7 @@ def run_as_peer(options: Options, environ: Mapping[str, str], *, print_line: Cal
         except LinkError as error:
             listening = peer.listening
             if listening is None:
-                if is_head_host and not peer.has_ever_joined:  # another program may have the port
+                if is_head_host and peer.may_be_head:  # no head has spoken: another program may have the port
                     raise LinkError(f"{error}; port {port} is in use on this machine: by another program?") from None
                 raise
     if len(token) < _SHORT_TOKEN:
@@ -167,13 +173,13 @@ class _Peer:
         self._target = f"{options.master_addr}:{options.link_port}"
         self._token = token
         self._print_line = print_line
-        self._may_be_head = may_be_head
+        self.may_be_head = may_be_head
         self.listening: socket | None = None
         self._host = os.uname().nodename if options.node_rank == HANDED_OUT else ""
         self._entry: ProcessAtEntry | None = None
         self.has_ever_joined = False
         self._last_job = "", 0.0
-        self._cwd = os.getcwd()  # once it has run ranks, a launcher is in /
+        self._cwd = working_directory()  # once it has run ranks, a launcher is in /
         self.has_joined = False
 
     def serve(self, limit_s: float | None = None) -> int:
@@ -213,7 +219,7 @@ class _Peer:
             return agent.serve(self._token)
         except LinkError as error:
             if not isinstance(error, Unheard):
-                self._may_be_head = False  # a head has spoken: its job is not begun a second time
+                self.may_be_head = False  # a head has spoken: its job is not begun a second time
             raise
         finally:
             connection.close()
@@ -224,7 +230,7 @@ class _Peer:
         """Whether we listen in the head's place now: nobody does, and there was none so far."""
         from infini_run.multinode.tcp import listen_if_free
 
-        if self._may_be_head:
+        if self.may_be_head:
             self.listening = listen_if_free(self._options.link_port, self._options.link_address)
         return self.listening is not None
 

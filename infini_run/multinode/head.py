@@ -17,6 +17,7 @@ from _signal import SIGCHLD, SIGCONT, SIGINT, SIGQUIT, SIGTSTP  # the C module: 
 from infini_run.core.signal_pipe import STOP_SIGNALS
 from infini_run.errors import InfiniRunError, LinkError
 from infini_run.multinode import message_schema, protocol
+from infini_run.multinode.agent_options import working_directory
 from infini_run.multinode.agent_set import AgentSet
 from infini_run.multinode.agent_state import OVER, STATES
 from infini_run.multinode.attempts import Attempts
@@ -32,6 +33,7 @@ from infini_run.multinode.node_losses import NodeLosses
 from infini_run.multinode.protocol import pack, pack_json, unpack_json
 from infini_run.multinode.record_codec import decode_record
 from infini_run.multinode.stdin_forwarder import StdinForwarder
+from infini_run.options.nodes import MANUAL
 from infini_run.report.report import Report
 from infini_run.report.text import signal_name
 from infini_run.system.poller import READ, Poller
@@ -121,7 +123,7 @@ class Head:
             self._losses,
             self._processes,
             environ=environ,
-            cwd=os.getcwd() if cwd is None else os.path.abspath(cwd),
+            cwd=working_directory() if cwd is None else os.path.abspath(cwd),
             has_stream=on_stream is not None,
             listening=listening,
         )
@@ -133,7 +135,7 @@ class Head:
         if options.is_elastic:
             self._state.changes = self._make_changes(is_independent)
         self._stop_signal_s = 0.0
-        self._was_signalled_here = False  # not only an agent on its node
+        self._signalled: set[int] = set()  # the nodes whose agents, or own launchers, were told to stop; -1: we were
         self._early_signals: list[int] | None = []  # that came before the first ranks; None: these have started
         self._is_forgotten = False
 
@@ -349,7 +351,7 @@ class Head:
             changes = self._state.changes
             number = event["signalled"]
             if self._state.stop_signal or changes is None or not changes.on_stop_signal(agent, number):
-                self.on_stop_signal(number, host=agent.name)
+                self.on_stop_signal(number, host=agent.name, place=agent.index)
         elif "progress" in event:
             self._state.restarts.note_progress(event["progress"])
 
@@ -392,10 +394,10 @@ class Head:
         else:
             self.forward_signal(number)
 
-    def on_stop_signal(self, number: int, host: str = "") -> None:
-        """We, or the agent on `host`, got a signal that asks for the end: the first time ranks have their grace, the
-        second time they are killed. A scheduler that ends a job signals every agent and us: that is the first
-        time."""
+    def on_stop_signal(self, number: int, host: str = "", place: int = -1) -> None:
+        """We, or the agent of that place on `host`, got a signal that asks for the end: the first time ranks have
+        their grace, the second time they are killed. A scheduler that ends a job signals every agent and us, and
+        perhaps an agent twice: that is the first time."""
         state = self._state
         ends_with_one = state.changes is None  # then an engine that has lost a node may be ending the others
         if host and ends_with_one and self._losses.is_engine_ending:
@@ -407,10 +409,12 @@ class Head:
             return
         is_echo = number == state.stop_signal and time.monotonic() - self._stop_signal_s < _ECHO_S
         is_by_user = number in (SIGINT, SIGQUIT)
-        if is_echo and not host and not is_by_user:
+        was_signalled_there = place in self._signalled and (place < 0 or state.node_list.engine == MANUAL)
+        if host or not is_echo or is_by_user:
+            self._signalled.add(place)
+        if is_echo and not is_by_user:
             return
         name, where = signal_name(number), f" on {host}" if host else ""
-        was_signalled_here, self._was_signalled_here = self._was_signalled_here, self._was_signalled_here or not host
         if not state.stop_signal:
             state.stop_signal, self._stop_signal_s = number, time.monotonic()
             if self._observers is not None:
@@ -419,9 +423,9 @@ class Head:
             state.print(f"{name}{where}: stopping; SIGKILL in {grace_s:g} s, or at once when told again")
             state.stop(number if is_by_user else 0, by_signal=True)
             self._end.limit_reader()
-        elif was_signalled_here and not host:
+        elif was_signalled_there:
             self._end.end_reader()
-            state.print(f"{name} again: killing what is left")
+            state.print(f"{name}{where} again: killing what is left")
             self.kill()
 
     def forward_signal(self, number: int) -> None:

@@ -172,7 +172,7 @@ def _on_refused(turn: _Turn, event: Refused) -> None:
 
 
 def _on_leaving(turn: _Turn, event: Leaving) -> None:
-    if turn.m.places[event.place].state == "absent":
+    if turn.m.places[event.place].state == "absent" or turn.m.places[event.place].is_leaving:
         return
     turn.set_place(event.place, is_leaving=True)
     if turn.m.places[event.place].state != "active" or turn.m.phase != "running":

@@ -165,7 +165,7 @@ class WorldChanges:
         checking = [place.name for place in m.places if place.state == "checking"]
         if checking and (awaits_checks(m, self._rules) or not m.having("absent")):
             self._state.print(f"waiting for the check of {', '.join(checking[:8])}")
-        elif m.wait_end_s != _NEVER:
+        elif now_s + 0.5 < m.wait_end_s < _NEVER:
             left_s = max(0.0, m.wait_end_s - now_s)
             self._state.print(f"{describe_missing(m, self._rules)}; waiting for {left_s:.0f} s more")
         elif now_s + 0.5 < m.window_end_s < _NEVER:
@@ -195,9 +195,13 @@ class WorldChanges:
     def on_earlier_job(self, node_timeout_s: float) -> None:
         """A launcher was a node of another head's job. That head had gone when we began, for we have its port; nodes
         that cannot come to us may run its ranks until their leases are over."""
-        if not self.has_started:
-            end_s = self._begin_s + node_timeout_s + FENCE_S
-            self._membership = membership.delay(self._membership, max(end_s, self._membership.due_s))
+        now_s, end_s = time.monotonic(), self._begin_s + node_timeout_s + FENCE_S
+        if not self.has_started and end_s > max(now_s, self._membership.due_s):
+            self._state.print(
+                "an earlier head has gone, and nodes that are cut off may still run its ranks: the first attempt "
+                f"starts in {end_s - now_s:.1f} s or later"
+            )
+            self._membership = membership.delay(self._membership, end_s)
             self._handle(membership.TimePassed())
 
     def on_checked(self, agent: RemoteAgent, reason: str) -> None:

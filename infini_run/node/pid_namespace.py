@@ -11,6 +11,7 @@ import os
 from infini_run.core.group import GUARD, STEPS, Group, SpawnSpec, debug_flags, release_caller_descriptors
 from infini_run.errors import StartError
 from infini_run.record import replace
+from infini_run.system.resource_limits import LIMITS
 from infini_run.system.signal_numbers import SIGINT, SIGKILL, SIGQUIT, SIGTERM
 from infini_run.value_types import MARKER_VARIABLE
 
@@ -119,9 +120,8 @@ def _code(event: Event, received: int) -> int:
 
 
 def _refused(step: str, errno: int) -> StartError:
-    return StartError(
-        f"--isolate: {step}: {os.strerror(errno)}; it needs root, or user namespaces and a /proc "
-        "that may be mounted (not inside most containers, whose own PID namespace does the same)",
-        step,
-        errno,
+    needs = LIMITS.get(errno) or (
+        "it needs root, or user namespaces and a /proc that may be mounted (not inside most containers, whose own "
+        "PID namespace does the same)"
     )
+    return StartError(f"--isolate: {step}: {os.strerror(errno)}; {needs}", step, errno)

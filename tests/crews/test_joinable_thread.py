@@ -1,6 +1,8 @@
 """joinable_thread.py: a join that an exception has interrupted can be repeated."""
 
 import os
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -63,3 +65,21 @@ def test_a_thread_does_not_wait_for_itself():
     thread.start()
     thread.join()
     assert told == ["cannot join current thread"]
+
+
+def test_a_thread_that_cannot_be_had_is_an_error_of_ours():
+    code = """
+import resource, threading
+from infini_run.crews.joinable_thread import JoinableThread
+from infini_run.errors import StartError
+threading.stack_size(1 << 40)
+thread = JoinableThread(print, "none")
+try:
+    thread.start()
+except StartError as error:
+    print(error)
+assert not thread.is_alive()
+thread.join()
+"""
+    got = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert got.stdout.startswith("a thread cannot be started: the limit on processes was hit: ulimit -u, ")

@@ -238,6 +238,52 @@ def test_nothing_outlives_a_killed_head(node, stray):
     until(lambda: not marked())
 
 
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_launcher_with_closed_descriptors_is_as_any(node, rank, closed):
+    """/dev/null is there in place of them, before anything of ours gets their numbers."""
+    closes = ["sh", "-c", f'exec "$@" {closed}', "sh"]
+    script = "sleep 0.2; [ $RANK = 3 ] && exit 7; exec sleep 1000"
+    commands = [node(at, "sh", "-c", script, under=closes if at == rank else ()) for at in range(2)]
+    assert [command.wait() for command in commands] == [7, 7]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_directory_that_was_deleted_is_one_line(node, tmp_path, rank):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    deletes = ["sh", "-c", f'rmdir {gone}; exec "$@"', "sh"]
+    command = node(rank, "true", cwd=gone, under=deletes)
+    assert command.wait() == 2
+    (line,) = told(command)
+    assert line.startswith("infini-run: the current directory cannot be used: No such file or directory; start from")
+
+
+def test_a_joiner_that_is_told_to_stop_in_the_delay_of_a_restart_ends_at_once(node):
+    script = "[ $TORCHELASTIC_RESTART_COUNT = 0 ] || echo again; [ $RANK = 2 ] && exit 3; exec sleep 1000"
+    flags = ("--max_restarts=1", "--restart_delay=1000", "--grace=1")
+    head, joiner = (node(rank, "sh", "-c", script, flags=flags) for rank in range(2))
+    head.read_error_until(b"restart 1 of 1 in ")
+    until(lambda: not marked())
+    joiner.signal(signal.SIGTERM)
+    assert joiner.wait() in (143, -signal.SIGTERM)
+    assert head.wait() == 1
+    assert b"node 1 (" in head.err
+    assert b"again" not in head.out
+
+
+def test_a_joiner_that_is_told_twice_kills(node, bell):
+    commands = [node(rank, *ring(bell, first="trap '' TERM"), flags=("--grace=1000",)) for rank in range(2)]
+    bell.hear(4)
+    commands[1].signal(signal.SIGTERM)
+    commands[0].read_error_until(b": stopping; SIGKILL in ")
+    time.sleep(0.5)  # TERM again at once is the same request: timeout(1)
+    commands[1].signal(signal.SIGTERM)
+    assert [command.wait() for command in commands] == [143, 143]
+    assert b" again: killing what is left" in commands[0].err
+    until(lambda: not marked())
+
+
 def test_a_killed_joiner_is_a_lost_node(node, bell):
     commands = [node(rank, *ring(bell)) for rank in range(2)]
     bell.hear(4)

@@ -63,6 +63,22 @@ def test_a_launcher_that_waits_for_the_head_ends_when_told_to(node, name):  # no
     assert command.wait() == 128 + signal.Signals[f"SIG{name}"]
 
 
+def test_without_proc_a_job_by_hand_runs(node):  # noqa: F811
+    hides = [
+        "unshare",
+        "--pid",
+        "--fork",
+        "--kill-child",
+        "--mount",
+        "sh",
+        "-c",
+        'mount -t tmpfs none /proc; exec "$@"',
+        "sh",
+    ]
+    commands = [node(rank, "sh", "-c", "exit 7", under=hides) for rank in range(2)]
+    assert [command.wait() for command in commands] == [7, 7], [command.err for command in commands]
+
+
 def test_an_exit_code_is_the_ranks_own(many):  # noqa: F811
     """That of an ssh, which is our child, is not taken for an orphan's."""
     assert many("sh", "-c", "exit 7", hosts="host[1-2]", under=UNSHARE).wait() == 7
