@@ -242,6 +242,9 @@ class Head:
 
     def _wait_s(self, timeout_s: float | None) -> float:
         now_s, state = time.monotonic(), self._state
+        if state.is_new_stop:  # between two calls of poll
+            state.is_new_stop = False
+            return 0.0
         deadline_s = min(
             state.restarts.due_s,
             state.stop_end_s,

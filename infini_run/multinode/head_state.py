@@ -106,6 +106,7 @@ class HeadState:
         self.is_handing_out = False  # a node has joined that leaves its rank to us
         self.goodbye = b""  # the frame that lets agents go; b"": it was not sent yet
         self.is_stopping = False
+        self.is_new_stop = False  # nobody has looked yet whether anything is left to be stopped
         self.is_unwanted = False  # by the program that owns this launch: no other attempt follows
         self.stop_end_s = float("inf")  # a node that has not stopped by then is lost
 
@@ -161,7 +162,7 @@ class HeadState:
         """
         if self.is_stopping:
             return
-        self.is_stopping = True
+        self.is_stopping = self.is_new_stop = True
         grace_s = self.options.signal_grace_s if by_signal else self.options.grace_s
         graces = 1 if by_signal else 2  # after a signal, ranks and strays share one
         self.stop_end_s = time.monotonic() + graces * grace_s + _SPARE_S

@@ -272,6 +272,19 @@ def test_a_joiner_that_is_told_to_stop_in_the_delay_of_a_restart_ends_at_once(no
     assert b"again" not in head.out
 
 
+def test_a_head_that_waits_for_nodes_ends_at_once(node):
+    """It has nothing to stop. A busy machine gets some tries."""
+    for _ in range(5):
+        head = node(0, "true")
+        head.read_error_until(b"waiting for 1 of 2 nodes")
+        begun_s = time.monotonic()
+        head.signal(signal.SIGTERM)
+        assert head.wait() == 143
+        if time.monotonic() - begun_s < 0.9:
+            return
+    raise AssertionError("it waits for a second")
+
+
 def test_a_joiner_that_is_told_twice_kills(node, bell):
     commands = [node(rank, *ring(bell, first="trap '' TERM"), flags=("--grace=1000",)) for rank in range(2)]
     bell.hear(4)
