@@ -9,6 +9,7 @@ from __future__ import annotations
 import _signal  # signal makes an enum member of each number that these return
 import errno
 import os
+import sys
 from threading import Event, Thread, current_thread
 
 from infini_run.errors import StartError
@@ -35,7 +36,7 @@ class JoinableThread(Thread):
         try:
             super().start()
         except RuntimeError:
-            if self.ident is not None:  # it was started before
+            if self.ident is not None or sys.is_finalizing():  # it was started before, or comes too late
                 raise
             text = f"a thread cannot be started: {LIMITS[errno.EAGAIN]}"
             raise StartError(text, "starting a thread", errno.EAGAIN) from None

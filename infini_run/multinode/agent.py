@@ -9,6 +9,7 @@ from __future__ import annotations
 import _signal
 import os
 import time
+from _functools import partial
 
 from infini_run.errors import InfiniRunError, LinkError, printable
 from infini_run.multinode import message_schema, protocol
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from infini_run.core.group import Event, ProcessAtEntry
-    from infini_run.core.signal_pipe import CtrlZ
+    from infini_run.core.signal_pipe import CtrlZ, SignalPipe
     from infini_run.display.relay import ObserverRelay
     from infini_run.multinode.byte_stream import AgentStream
     from infini_run.multinode.connection import Connection
@@ -92,6 +93,7 @@ class Agent:
         self._stop: dict[str, Any] | None = None  # these three may come before the ranks have started
         self._is_killed = False
         self._signals: list[int] = []
+        self._signal_pipe: SignalPipe | None = None
 
     def serve(self, token: bytes | None) -> int:
         """Do all that the head says, until the end.
@@ -276,7 +278,8 @@ class Agent:
             self._keep_lease(run)
         run.close()
         self._launch = None
-        self._return_signals()
+        if self._link.lease is not None:
+            self._return_signals()
         self._close_relay()
         self._stdio.drain()
         if self._stream is not None:
@@ -304,15 +307,36 @@ class Agent:
             self.entry = _take_over_process()
         else:
             _signal.pthread_sigmask(_signal.SIG_BLOCK, _signal.valid_signals())
+        if self._signal_pipe is not None:
+            self._poller.unwatch(self._signal_pipe.fd)
+            self._on_signals(self._signal_pipe)
 
     def _return_signals(self) -> None:
-        """Between two attempts of a job that goes on without us, or that the user has started here by hand, a signal
-        does what it did before the first."""
-        if (self._link.lease is not None or self._own is not None) and self.entry is not None:
+        """Between two attempts of a job that goes on without us, a signal does what it did before the first. In one
+        that does not, the head is told if the user has started us by hand."""
+        if self.entry is None:
+            return
+        if self._link.lease is None:
+            if self._own is not None:
+                from infini_run.core.signal_pipe import SignalPipe
+
+                pipe = self._signal_pipe = self._signal_pipe or SignalPipe()
+                _signal.pthread_sigmask(_signal.SIG_UNBLOCK, _signal.valid_signals())
+                self._poller.watch(pipe.fd, READ, partial(self._on_signals, pipe))
+        else:
             blocked = self.entry.blocked
             _signal.pthread_sigmask(
                 _signal.SIG_SETMASK, {number for number in _signal.valid_signals() if blocked >> (number - 1) & 1}
             )
+
+    def _on_signals(self, pipe: SignalPipe) -> None:
+        from infini_run.core.signal_pipe import STOP_SIGNALS, stop_self
+
+        for number in pipe.read():
+            if number == SIGTSTP:
+                self._link.suspend(stop_self, print_line)
+            elif number in STOP_SIGNALS:
+                self._link.connection.send(pack_json(protocol.EVENT, {"signalled": number}))
 
     def _keep_lease(self, run: NodeLaunch) -> None:
         """Renew the lease that the guard holds. If it is over, the ranks are dead, and the head may have given us
@@ -329,7 +353,8 @@ class Agent:
             why = self._link.own_absence(LEAST_LEASE * self._link.silence_limit_s, f"its lease of {length} is over")
             why = why or f"the head has not renewed the lease for {length}"
         if why:
-            self._link.send_error(LinkError(why))  # as far as the connection works
+            if self._launch is not None:  # else the head would take it for a refusal to start them
+                self._link.send_error(LinkError(why))  # as far as the connection works
             self._link.give_up(why)
 
     def _open_relay(self) -> ObserverRelay | None:

@@ -147,7 +147,7 @@ class OwnAbsence:
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
         self._last_s = _clocks()  # after the last wait
-        self._noticed_s = -float("inf")  # by CLOCK_MONOTONIC
+        self.noticed_s = -float("inf")  # when the last absence was noticed, by CLOCK_MONOTONIC
         self.heartbeat_s = self._last_s[1]  # the last one that was sent, by CLOCK_BOOTTIME
         self.since_s = 0.0  # when the last absence began, by CLOCK_BOOTTIME
         self.away_s = 0.0  # how long it was, as far as it is known
@@ -174,13 +174,13 @@ class OwnAbsence:
     def is_recent(self, within_s: float) -> bool:
         """Whether there is an absence now, or one ended within the last so many seconds."""
         self.notice()
-        return time.monotonic() - self._noticed_s <= within_s
+        return time.monotonic() - self.noticed_s <= within_s
 
     def notice(self) -> None:
         """Remember an absence that there is now."""
         now_s, boot_s = _clocks()
         if boot_s - self.heartbeat_s > self._limit_s:
-            self._noticed_s, self.since_s, self.away_s = now_s, self.heartbeat_s, boot_s - self.heartbeat_s
+            self.noticed_s, self.since_s, self.away_s = now_s, self.heartbeat_s, boot_s - self.heartbeat_s
 
 
 def _clocks() -> tuple[float, float]:

@@ -195,7 +195,7 @@ class _Peer:
             LinkError: the head has gone, or does not take us; or there is none, and we listen in its place.
         """
         from infini_run.multinode.agent import Agent
-        from infini_run.multinode.handshake import Unheard
+        from infini_run.multinode.handshake import Silent, Unheard
         from infini_run.multinode.tcp import connect_with_retry
 
         self.has_joined = False
@@ -218,7 +218,7 @@ class _Peer:
         try:
             return agent.serve(self._token)
         except LinkError as error:
-            if not isinstance(error, Unheard):
+            if not isinstance(error, (Silent, Unheard)):
                 self.may_be_head = False  # a head has spoken: its job is not begun a second time
             raise
         finally:
@@ -249,6 +249,7 @@ class _Peer:
                 if self.listening is not None:
                     raise
                 if self.has_joined:
+                    reasons.clear()
                     end_s, pause_s = time.monotonic() + self._options.join_timeout_s, _FIRST_PAUSE_S
                 elif time.monotonic() + _LONGEST_PAUSE_S > end_s:
                     limit_s = self._options.join_timeout_s

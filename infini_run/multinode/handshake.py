@@ -24,6 +24,10 @@ class Unheard(LinkError):
     """The head dropped the connection before it had sent anything: its list of unauthenticated ones was full."""
 
 
+class Silent(LinkError):
+    """What listens in the head's place has said nothing: it may be another program."""
+
+
 class Handshake:
     """One side of the handshake. Pass it frames until `is_done`; then the connection is authenticated.
 

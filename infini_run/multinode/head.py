@@ -58,7 +58,8 @@ _DUE_IN = {  # the states in which an agent may send a frame of that kind; other
     protocol.HELLO: ("connected", "ready", "running"),
     protocol.CHECKED: ("ready", "done"),
     protocol.CLEARED: ("done",),
-    **dict.fromkeys((protocol.EVENT, protocol.DONE, protocol.STREAM_UP, protocol.OBSERVATIONS), ("running",)),
+    protocol.EVENT: ("running", "done"),
+    **dict.fromkeys((protocol.DONE, protocol.STREAM_UP, protocol.OBSERVATIONS), ("running",)),
 }
 
 
@@ -138,6 +139,7 @@ class Head:
         self._signalled: set[int] = set()  # the nodes whose agents, or own launchers, were told to stop; -1: we were
         self._early_signals: list[int] | None = []  # that came before the first ranks; None: these have started
         self._is_forgotten = False
+        self._late_stop: tuple[int, RemoteAgent] | None = None  # a signal that a node got when its ranks had ended
 
     @property
     def agents(self) -> Sequence[RemoteAgent]:
@@ -262,6 +264,9 @@ class Head:
 
     def _run_due(self, now_s: float) -> None:
         state, counts = self._state, self._agents.counts
+        if self._late_stop is not None and state.restarts.is_waiting:
+            number, agent = self._late_stop
+            self.on_stop_signal(number, host=agent.name, place=agent.index)
         self._join.run_due(now_s)
         are_ready = counts.count("ready") == counts.total
         if state.changes is not None and not self._end.has_begun:
@@ -288,6 +293,7 @@ class Head:
     def _start_ranks(self, agents: Sequence[RemoteAgent]) -> None:
         """Start the ranks of these nodes, in the order of their node ranks."""
         self._state.forwarded_signals.clear()
+        self._late_stop = None
         self._attempts.start_ranks(agents)
         self._send_early_signals()
 
@@ -338,7 +344,11 @@ class Head:
 
     def _on_event(self, agent: RemoteAgent, payload: bytes) -> None:
         event = message_schema.read(payload, *message_schema.EVENTS)
-        if "started" in event:
+        if agent.state == "done":
+            if "signalled" not in event:
+                raise LinkError("what came over the link was not due")
+            self._late_stop = event["signalled"], agent  # if others still run, they run on
+        elif "started" in event:
             agent.rank_pids[event["started"]] = event["pid"]
         elif "failed" in event:
             is_first = all(each.first_failure_s == float("inf") for each in self.agents)

@@ -87,7 +87,7 @@ class HeadLink:
             TurnedAway: the head has no place for this node, or not yet.
             LinkError: the other side has another token, or is the head of another job.
         """
-        from infini_run.multinode.handshake import Handshake, Unheard
+        from infini_run.multinode.handshake import Handshake, Silent, Unheard
 
         handshake = self._handshake = Handshake(self.connection, token, is_head=False)
         start_s, notice = time.monotonic(), ""
@@ -101,7 +101,7 @@ class HeadLink:
                 silence_s = end_s - start_s
                 notice = f"what listens there has said nothing for {silence_s:g} s: is it node 0's infini-run?"
                 if silence_s >= limit_s:
-                    raise LinkError(notice)
+                    raise Silent(notice)
                 print_line(f"infini-run: {notice}")
         self.connection.send(pack_json(protocol.IDENTITY, identity))
         try:
@@ -163,9 +163,11 @@ class HeadLink:
             watch()
 
     def _note_absence(self) -> None:
-        """No wait is so long, for the head's silence ends it."""
+        """No wait is as long as --node_timeout, for the head's silence ends it; nor 0.68 of it, if there is a
+        lease."""
         before_s, self._last_wait_s = self._last_wait_s, _boot_s()
-        if self._last_wait_s - before_s >= LEAST_LEASE * self.silence_limit_s:
+        least_s = self.silence_limit_s + _LATE_S if self.lease is None else LEAST_LEASE * self.silence_limit_s
+        if self._last_wait_s - before_s >= least_s:
             self._absence_s = self._last_wait_s - before_s, self._last_wait_s
 
     def own_absence(self, least_s: float, what: str) -> str:

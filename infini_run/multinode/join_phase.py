@@ -144,7 +144,8 @@ class JoinPhase:
         number: an engine may number nodes in an order of its own, and rank 0 must be where the others look for it."""
         agents, run_id = self._state.agents.all, self._state.options.run_id
         host, is_other_job = identity.host, identity.run_id not in (None, run_id)
-        if self._state.changes is not None and identity.last_job not in ("", self._state.launch_id):
+        is_of_another_head = identity.last_job not in ("", self._state.launch_id) and not is_other_job
+        if self._state.changes is not None and is_of_another_head:
             self._state.changes.on_earlier_job(identity.last_timeout_s)
         node = identity.node if is_other_job else self._place_of(identity.node, host)
         if 0 <= node < len(agents) and agents[node].state == "connecting" and not is_other_job:

@@ -129,7 +129,8 @@ class NodeLosses:
             self._reported_absence_s = state.absence.since_s
             state.notice(str(absence))
         was_running, was_not_ready = agent.state == "running", agent.is_not_ready
-        has_given_up = absence is not None and not agent.is_silent
+        was_before = absence is not None and agent.alive_s < state.absence.noticed_s
+        has_given_up = was_before and not agent.is_silent
         how = "could not be reached" if was_not_ready else "has given this head up" if has_given_up else "was lost"
         text = f"{agent.title} {how}" + (f": {reason}" if reason else "")
         agent.was_running, agent.is_unexplained = was_running, reason in ("", _ENDED)

@@ -156,7 +156,7 @@ class WorldChanges:
     def _print_missing(self, now_s: float) -> None:
         m = self._membership
         fenced = max(place.fence_s for place in m.places)
-        earlier_s = -_NEVER if self.has_started else m.due_s
+        earlier_s = m.due_s if not self.has_started and m.wait_end_s == _NEVER else -_NEVER
         if max(fenced, earlier_s) > now_s + 0.05:
             left_s = max(fenced, earlier_s) - now_s
             whose = "a lost node" if fenced >= earlier_s else "an earlier head's job"
@@ -196,7 +196,7 @@ class WorldChanges:
         """A launcher was a node of another head's job. That head had gone when we began, for we have its port; nodes
         that cannot come to us may run its ranks until their leases are over."""
         now_s, end_s = time.monotonic(), self._begin_s + node_timeout_s + FENCE_S
-        if not self.has_started and end_s > max(now_s, self._membership.due_s):
+        if self._is_waiting and not self.has_started and end_s > max(now_s, self._membership.due_s):
             self._state.print(
                 "an earlier head has gone, and nodes that are cut off may still run its ranks: the first attempt "
                 f"starts in {end_s - now_s:.1f} s or later"

@@ -259,16 +259,19 @@ def test_a_directory_that_was_deleted_is_one_line(node, tmp_path, rank):
     assert line.startswith("infini-run: the current directory cannot be used: No such file or directory; start from")
 
 
-def test_a_joiner_that_is_told_to_stop_in_the_delay_of_a_restart_ends_at_once(node):
+def test_a_joiner_in_the_delay_of_a_restart_can_be_suspended_and_stops_the_job_at_once(node):
     script = "[ $TORCHELASTIC_RESTART_COUNT = 0 ] || echo again; [ $RANK = 2 ] && exit 3; exec sleep 1000"
-    flags = ("--max_restarts=1", "--restart_delay=1000", "--grace=1")
+    flags = ("--max_restarts=1", "--restart_delay=1000", "--grace=1", "--node_timeout=3")
     head, joiner = (node(rank, "sh", "-c", script, flags=flags) for rank in range(2))
     head.read_error_until(b"restart 1 of 1 in ")
     until(lambda: not marked())
+    joiner.signal(signal.SIGTSTP)
+    until(lambda: state_of(joiner.pid) == "T")
+    time.sleep(3)  # the timeout
+    joiner.signal(signal.SIGCONT)
     joiner.signal(signal.SIGTERM)
-    assert joiner.wait() in (143, -signal.SIGTERM)
-    assert head.wait() == 1
-    assert b"node 1 (" in head.err
+    assert [joiner.wait(), head.wait()] == [143, 143]
+    assert b": stopping; " in head.err
     assert b"again" not in head.out
 
 
@@ -338,6 +341,26 @@ def test_what_takes_the_connection_and_says_nothing_is_given_up(node, port):
         command = node(1, "true", flags=("--join_timeout=1",))
         assert command.wait() == 1
     assert told(command) == ["infini-run: what listens there has said nothing for 1 s: is it node 0's infini-run?"]
+
+
+def test_another_program_at_the_port_of_our_own_head_is_guessed(infini_run, port):
+    env = {**os.environ, "INFINI_RUN_TOKEN": TOKEN}
+    with socket.create_server(("127.0.0.1", port + 1)):
+        command = infini_run("--nnodes=2", f"--rdzv_endpoint=127.0.0.1:{port}", "--join_timeout=1", "true", env=env)
+        assert command.wait() == 1
+    assert told(command)[-1].endswith(f"; port {port + 1} is in use on this machine: by another program?")
+
+
+def test_a_joiner_that_is_told_to_stop_when_its_ranks_have_ended_waits_for_the_end(node, bell):
+    """Its report may still be on its way."""
+    commands = [node(rank, *ring(bell, "[ $RANK -ge 2 ] || exec sleep 1000")) for rank in range(2)]
+    bell.hear(4)
+    until(lambda: len([name for name in marked().values() if name == "sleep"]) == 2 and len(marked()) <= 3)
+    commands[1].signal(signal.SIGTERM)
+    time.sleep(0.5)  # it does nothing, which nothing tells
+    assert commands[1].process.poll() is None
+    commands[0].signal(signal.SIGINT)
+    assert [command.wait() for command in commands] == [130, 130]
 
 
 def test_a_joiner_says_whom_it_waits_for(node, port):

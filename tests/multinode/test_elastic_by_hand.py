@@ -367,6 +367,7 @@ def test_a_head_that_was_stopped_says_so_and_goes_on_with_its_own_node(start, be
     assert b"and nodes end their ranks after 2.0 s or more without one (--node_timeout)" in head.err
     assert b"only be suspended" not in head.err
     assert b"was lost" not in head.err, "it blames no node"
+    assert b" has given this head up" in head.err, head.err
 
 
 def three_launchers(start, bell, *flags):
@@ -393,6 +394,33 @@ def test_a_new_head_starts_nothing_while_ranks_of_the_old_one_may_live(start, be
     cut.signal(signal.SIGKILL)
     again.signal(signal.SIGTERM)
     assert [again.wait(), other.wait(), cut.wait()] == [143, 143, -signal.SIGKILL]
+    assert b"an earlier head has gone, and nodes that are cut off may still run its ranks" in again.err
+    until(lambda: not marked())
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="another name for a machine needs root")
+def test_a_lease_that_is_over_before_the_ranks_begin_is_no_refusal(start, bell, tmp_path):
+    """A launcher was suspended while the attempt began. Then it is lost, and comes back."""
+    gate, checked = tmp_path / "gate", tmp_path / "checked"
+    waits = f"until [ -e {gate} ]; do sleep 0.1; done"
+    check = f"--node_check=sh -c 'if [ $(hostname) = hostb ]; then touch {checked}; else {waits}; fi'"
+    flags = ("--node_timeout=6", "--grace=1", "--join_window=60", check, *ring(bell))
+    head = start(*flags, nnodes="1:2", under=named("hosta"))
+    read_error_until([head], b"waiting for the check of hosta")
+    other = start(*flags, nnodes="1:2", under=named("hostb"))
+    until(checked.exists)
+    time.sleep(0.5)  # until the head knows that, which nothing tells
+    other.signal(signal.SIGSTOP)
+    stopped_s = time.monotonic()
+    gate.touch()
+    assert bell.hear(1)[0].startswith("0 0/2 "), "the attempt has begun"
+    time.sleep(max(0.0, stopped_s + 4.9 - time.monotonic()))  # half the time its lease is over, and its patience is not
+    other.signal(signal.SIGCONT)
+    hear_world(bell, 1, 2)
+    head.signal(signal.SIGTERM)
+    assert [head.wait(), other.wait()] == [143, 143]
+    assert b"stays out" not in head.err
     until(lambda: not marked())
 
 
@@ -451,6 +479,7 @@ def test_a_guard_that_was_killed_is_the_reason(start, bell):
     hear_world(bell, 1, 3)
     head.signal(signal.SIGTERM)
     assert head.wait() == 143
+    assert b" was lost: the guard of the ranks has ended, and they with it; all ranks are stopped" in head.err
 
 
 def named(host):
