@@ -30,6 +30,7 @@ from infini_run.plan.model import spans_of
 from infini_run.record import replace
 from infini_run.system.exit_hooks import close_at_exit
 from infini_run.system.fork_hooks import call_in_forked_children, stayed_with_parent
+from infini_run.system.signal_numbers import check_signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -278,10 +279,7 @@ class ProcessLauncher:
         Raises:
             UsageError: There is no such signal, or no such rank.
         """
-        try:
-            return self._launched().run.signal(number, rank)
-        except OSError:
-            raise UsageError(f"number={number}: there is no such signal") from None
+        return self._launched().run.signal(check_signal(number), rank)
 
     def terminate(self) -> None:
         """Begin to stop all ranks: the stop signal, then SIGKILL after the grace. Returns at once."""

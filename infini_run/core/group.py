@@ -382,9 +382,13 @@ class Group:
             config.entry.nofile_soft = entry.nofile_soft
             config.entry.nofile_hard = entry.nofile_hard
         self._handle_place = ffi.new("struct ir_group **")
-        error = lib.ir_group_new(config, size, self._handle_place)
-        if error < 0:
-            raise StartError(f"no launch can be set up: {os.strerror(-error)}", "setting up", -error)
+        try:
+            error = lib.ir_group_new(config, size, self._handle_place)
+            if error < 0:
+                raise StartError(f"no launch can be set up: {os.strerror(-error)}", "setting up", -error)
+        except BaseException:  # also an interrupt that came within the call
+            lib.ir_group_free(self._handle_place)
+            raise
 
     @property
     def _handle(self) -> Any:

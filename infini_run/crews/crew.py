@@ -34,6 +34,7 @@ from infini_run.node.host_stderr import print_line
 from infini_run.number_arguments import read_count, read_wait
 from infini_run.options.from_python import check_environment, check_names
 from infini_run.options.table import TABLE
+from infini_run.system.signal_numbers import check_signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -320,10 +321,8 @@ class Crew(Generic[T, R]):
             UsageError: there is no such signal or rank.
         """
         workers = self._supervisor.workers if rank is None else [self._supervisor.workers[self.worker(rank).rank]]
-        try:
-            return sum(w.process.signal(number) for w in workers if w.process is not None and not w.is_settled)
-        except OSError:
-            raise UsageError(f"number={number}: there is no such signal") from None
+        number = check_signal(number)
+        return sum(w.process.signal(number) for w in workers if w.process is not None and not w.is_settled)
 
     # ---- the end
 

@@ -122,8 +122,7 @@ class ExecSpawner:
         processes: list[ExecProcess] = []
         try:
             for some in [[rank] for rank in ranks] if apart else [ranks]:
-                group = self._start_group(self._plan(some, restarts))
-                processes += group.processes
+                group = self._start_group(self._plan(some, restarts), processes)
                 if is_job and not apart:
                     group.on_close = partial(self._free_port, self._port)
         except BaseException:
@@ -145,8 +144,8 @@ class ExecSpawner:
             self._ports.remove(port)
         let_go(port)
 
-    def _start_group(self, plan: Plan) -> WorkerGroup:
-        return WorkerGroup(plan, self.options, self._environ, self._cwd)
+    def _start_group(self, plan: Plan, started: list[ExecProcess]) -> WorkerGroup:
+        return WorkerGroup(plan, self.options, self._environ, self._cwd, started)
 
     def _plan(self, ranks: Sequence[int], restarts: int) -> Plan:
         launch_id = ".".join(filter(None, (self._within, new_launch_id())))

@@ -12,7 +12,7 @@ from warnings import warn
 
 from infini_run.crews.callables import path_of_workers
 from infini_run.crews.exec_spawner import ExecSpawner
-from infini_run.crews.worker_group import WorkerGroup
+from infini_run.crews.worker_group import ExecProcess, WorkerGroup
 from infini_run.crews.zygote_client import CannotFork, ZygoteLaunch, ZygoteProcess
 from infini_run.errors import UsageError
 from infini_run.record import replace
@@ -94,13 +94,13 @@ class ForkSpawner(ExecSpawner):
         threads = dict(plan.env).get("OMP_NUM_THREADS")
         return dict(self._environ) | ({"OMP_NUM_THREADS": threads} if threads else {})
 
-    def _start_group(self, plan: Plan) -> WorkerGroup:
+    def _start_group(self, plan: Plan, started: list[ExecProcess]) -> WorkerGroup:
         self.open()
         zygote = self._zygote
         if zygote is None:
-            return super()._start_group(plan)
+            return super()._start_group(plan, started)
         try:
-            return _ForkGroup(zygote, plan, self.options, self._environ, self._cwd)
+            return _ForkGroup(zygote, plan, self.options, self._environ, self._cwd, started)
         except CannotFork as refused:
             with self._lock:
                 self.refusal = str(refused)
@@ -108,7 +108,7 @@ class ForkSpawner(ExecSpawner):
             zygote.close()
             if not self._is_silent:
                 warn(f"workers are started afresh and not forked: {refused}", RuntimeWarning, stacklevel=2)
-        return super()._start_group(plan)
+        return super()._start_group(plan, started)
 
     def close(self) -> None:
         with self._lock:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from typing import Generic, TypeVar
 from warnings import warn
@@ -14,6 +13,7 @@ from infini_run.crews.result import LaunchResult
 from infini_run.errors import InfiniRunError, UsageError
 from infini_run.number_arguments import read_wait
 from infini_run.system.fork_hooks import stayed_with_parent
+from infini_run.system.signal_numbers import check_signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -187,8 +187,7 @@ class LaunchHandle(Generic[R]):
         Raises:
             UsageError: there is no such signal or rank.
         """
-        if number not in (0, *signal.valid_signals()):
-            raise UsageError(f"number={number!r}: there is no such signal")
+        number = check_signal(number)
         workers = self._launch.workers
         if rank is not None and rank not in range(len(workers)):
             raise UsageError(f"rank={rank!r}: the ranks are 0 to {len(workers) - 1}")

@@ -96,7 +96,7 @@ def open_show(progress: object, name: str, world_size: int) -> ProgressDisplay:
     if not progress:
         return ProgressDisplay()
     kind = progress if isinstance(progress, str) else "tqdm" if "ipykernel" in sys.modules else "rich"
-    if progress is True and kind == "rich" and not sys.stderr.isatty():
+    if progress is True and kind == "rich" and not getattr(sys.stderr, "isatty", bool)():
         return ProgressDisplay()
     try:
         return Bar(_Rich(name) if kind == "rich" else _Tqdm(name), world_size)

@@ -29,9 +29,20 @@ class WorkerGroup:
     """A ProcessGroup, started when it is made. Raises what NodeLaunch.start does; then none of it is left.
 
     on_close: called when all of it is gone and freed.
+
+    Args:
+        started: gets its processes, too, as soon as there are any: an interrupt may come before the caller has got
+            this object.
     """
 
-    def __init__(self, plan: Plan, options: Options, environ: Mapping[str, str], cwd: str | None) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        options: Options,
+        environ: Mapping[str, str],
+        cwd: str | None,
+        started: list[ExecProcess],
+    ) -> None:
         import socket
 
         self.processes: list[ExecProcess] = []
@@ -45,18 +56,21 @@ class WorkerGroup:
                 for worker in plan.workers:
                     ours, worker_ends[worker.rank] = socket.socketpair()
                     host = plan.nodes[0].host
-                    self.processes.append(ExecProcess(self, worker.rank, worker.local_rank, host, ours.detach()))
+                    process = ExecProcess(self, worker.rank, worker.local_rank, host, ours.detach())
+                    self.processes.append(process)
+                    started.append(process)
             stdins = {rank: end.fileno() for rank, end in worker_ends.items()}
             self.run = self._make_run(plan, options, environ, cwd, stdins)
             self.run.start()
+            self.poll()
         except BaseException:  # KeyboardInterrupt may come between any two steps
             for process in self.processes:
                 process.close()
+                started.remove(process)
             raise
         finally:
             for end in worker_ends.values():
                 close_link(end)
-        self.poll()
 
     def _make_run(
         self,

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import _signal
 
+from infini_run.errors import UsageError
+
 SIGINT: int = _signal.SIGINT
 SIGQUIT: int = _signal.SIGQUIT
 SIGBUS: int = _signal.SIGBUS
@@ -17,3 +19,10 @@ SIGCONT: int = _signal.SIGCONT
 SIGSTOP: int = _signal.SIGSTOP
 SIGTSTP: int = _signal.SIGTSTP
 SIGWINCH: int = _signal.SIGWINCH
+
+
+def check_signal(number: object) -> int:
+    """Return the number of a signal, or 0, that a user gives. Raises UsageError: it is none."""
+    if isinstance(number, int) and not isinstance(number, bool) and number in (0, *_signal.valid_signals()):
+        return int(number)
+    raise UsageError(f"number={number!r}: there is no such signal")

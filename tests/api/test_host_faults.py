@@ -13,6 +13,7 @@ import pytest
 
 from tests.support.command import CHILDREN, Command
 from tests.support.launch_shapes import UNSHARE, as_root
+from tests.support.paths import ROOT
 
 UNDER_PYTHON = [*shlex.split(os.environ.get("TEST_PYTHON", sys.executable)), "-c"]
 
@@ -905,3 +906,50 @@ def test_a_child_that_is_forked_while_another_thread_closes_an_end_waits_for_no_
         handle.close()
     """
     assert run_host(host, text) == "0 False\n"
+
+
+INTERRUPTED = """
+    import gc, os, sys, time
+    import infini_run as ir
+    from tests.support.waiting import until
+
+    def start(way):
+        if way == "run":
+            ir.run(["true"])
+        elif way == "crew":
+            ir.Crew(lambda crew, task: task)
+        else:
+            ir.Launcher(nproc=1).run(int)
+
+    way, what, name = sys.argv[1:]
+    ir.Launcher(nproc=1).run(int)
+    before = set(os.listdir("/proc/self/fd"))
+
+    def interrupt(frame, event, argument):
+        called = frame.f_code.co_name if event == "call" else getattr(argument, "__name__", "")
+        if (event, called) == (what, name):
+            sys.setprofile(None)
+            raise KeyboardInterrupt
+
+    sys.setprofile(interrupt)
+    try:
+        start(way)
+    except KeyboardInterrupt:
+        print("interrupted")
+    sys.setprofile(None)
+    gc.collect()
+
+    def is_clean():
+        children = open("/proc/self/task/%d/children" % os.getpid()).read()
+        return not children and set(os.listdir("/proc/self/fd")) == before
+
+    until(is_clean)
+"""
+
+
+@pytest.mark.parametrize("way", ["function", "crew"])
+@pytest.mark.parametrize(
+    "where", [("call", "_record_started"), ("call", "exits"), ("call", "is_routine"), ("c_return", "ir_group_new")]
+)
+def test_an_interrupt_while_workers_start_leaves_nothing(host, way, where):
+    assert run_host(host, INTERRUPTED, way, *where, cwd=ROOT) == "interrupted\n"

@@ -565,6 +565,8 @@ def test_a_signal_to_what_has_ended_reaches_nobody_at_any_time():
 def test_a_signal_that_is_none_is_refused(bell):
     with ir.ProcessLauncher(idle(bell)) as launcher:
         launcher.launch()
+        with pytest.raises(ir.UsageError, match="number=True: there is no such signal"):
+            launcher.signal(True)
         with pytest.raises(ir.UsageError, match="number=9999: there is no such signal"):
             launcher.signal(9999)
 

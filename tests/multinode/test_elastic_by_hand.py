@@ -415,7 +415,7 @@ def test_a_lease_that_is_over_before_the_ranks_begin_is_no_refusal(start, bell, 
     stopped_s = time.monotonic()
     gate.touch()
     assert bell.hear(1)[0].startswith("0 0/2 "), "the attempt has begun"
-    time.sleep(max(0.0, stopped_s + 4.9 - time.monotonic()))  # half the time its lease is over, and its patience is not
+    time.sleep(max(0.0, stopped_s + 4.9 - time.monotonic()))  # mostly its lease is over, and not its patience
     other.signal(signal.SIGCONT)
     hear_world(bell, 1, 2)
     head.signal(signal.SIGTERM)
