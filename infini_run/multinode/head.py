@@ -265,7 +265,7 @@ class Head:
     def _run_due(self, now_s: float) -> None:
         state, counts = self._state, self._agents.counts
         if self._late_stop is not None and state.restarts.is_waiting:
-            number, agent = self._late_stop
+            (number, agent), self._late_stop = self._late_stop, None
             self.on_stop_signal(number, host=agent.name, place=agent.index)
         self._join.run_due(now_s)
         are_ready = counts.count("ready") == counts.total

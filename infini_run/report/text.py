@@ -38,6 +38,8 @@ def headline(first: Exit) -> str:
 
 def describe_end(exit_: Exit) -> str:
     """How a worker ended: `exit code 3`, or `killed by SIGSEGV (core dumped)`."""
+    if exit_.start_failure:
+        return f"it could not be started: {exit_.start_failure}: {os.strerror(exit_.start_errno)}"
     if exit_.status_lost:
         return "no exit code is known: this program ignores SIGCHLD, or waits for every child"
     if exit_.stuck:

@@ -37,3 +37,13 @@ def test_every_limit_on_descriptors_lets_it_work_or_is_an_error_of_ours(start):
         ends.append(type(error))
     assert set(ends) <= {ir.StartError, type(None)}
     assert (ends[0], ends[-1]) == (ir.StartError, type(None))
+
+
+def test_a_worker_that_cannot_be_executed_has_the_reason():
+    too_large = {"A": "x" * 200_000}
+    why = "it could not be started: executing the program: Argument list too long"
+    with pytest.raises(ir.WorkerDied, match=why):
+        ir.Launcher(nproc=1, env=too_large).run(int)
+    with pytest.raises(ir.CrewFailed) as caught, ir.Crew(lambda crew, task: task, env=too_large) as crew:
+        crew.ask(1).result()
+    assert why in str(caught.value)
