@@ -262,7 +262,7 @@ def test_a_directory_that_was_deleted_is_one_line(node, tmp_path, rank):
 def test_a_joiner_in_the_delay_of_a_restart_can_be_suspended_and_stops_the_job_at_once(node):
     script = "[ $TORCHELASTIC_RESTART_COUNT = 0 ] || echo again; [ $RANK = 2 ] && exit 3; exec sleep 1000"
     flags = ("--max_restarts=1", "--restart_delay=1000", "--grace=1", "--node_timeout=3")
-    head, joiner = (node(rank, "sh", "-c", script, flags=flags) for rank in range(2))
+    head, joiner = (node(rank, "sh", "-c", script, flags=flags, preexec_fn=lead_group) for rank in range(2))
     head.read_error_until(b"restart 1 of 1 in ")
     until(lambda: not marked())
     joiner.signal(signal.SIGTSTP)
