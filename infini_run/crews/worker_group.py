@@ -57,8 +57,8 @@ class WorkerGroup:
                     ours, worker_ends[worker.rank] = socket.socketpair()
                     host = plan.nodes[0].host
                     process = ExecProcess(self, worker.rank, worker.local_rank, host, ours.detach())
+                    started.append(process)  # first: what is in ours is in theirs
                     self.processes.append(process)
-                    started.append(process)
             stdins = {rank: end.fileno() for rank, end in worker_ends.items()}
             self.run = self._make_run(plan, options, environ, cwd, stdins)
             self.run.start()

@@ -346,7 +346,7 @@ class Agent:
             return
         run.renew_lease(lease.since_ns / 1e9)
         why = ""
-        if run.guard_killed:
+        if run.guard_ended:
             why = "the guard of the ranks has ended, and they with it"
         elif run.lease_ended or lease.left_s <= 0:
             length = f"{lease.length_s:g} s (0.9 of --node_timeout)"

@@ -98,7 +98,7 @@ class NodeLaunch:
         self._stdins = stdins or {}
         self._lease_s, self._lease_since_s = lease_s, lease_since_s
         self.lease_ended = False  # over: the ranks were killed, and the launch ends
-        self.guard_killed = False  # which held the lease: the same
+        self.guard_ended = False  # the guard, which held the lease, ended before it was over: the ranks were killed
         self.progress = -1  # the highest PROGRESS= of a rank; -1: none has said it
         self._lock = RLock()  # the group has its own; this one keeps events and what they tell in one order
         self._group: Group | None = None
@@ -336,7 +336,7 @@ class NodeLaunch:
         if event.kind == "ready":
             self._count_ready()
         elif event.kind == "lease_ended":
-            self.lease_ended, self.guard_killed = True, bool(event.code)
+            self.lease_ended, self.guard_ended = True, bool(event.code)
         elif event.kind == "triggered" and self._watchdog is None:
             self._watchdog = self._make_watchdog()
         if self._watchdog is not None:
