@@ -953,3 +953,22 @@ INTERRUPTED = """
 )
 def test_an_interrupt_while_workers_start_leaves_nothing(host, way, where):
     assert run_host(host, INTERRUPTED, way, *where, cwd=ROOT) == "interrupted\n"
+
+
+def test_progress_takes_a_stderr_that_has_no_isatty(host):
+    text = """
+        import sys
+        import infini_run as ir
+
+        class Tee:
+            def __init__(self, file):
+                self._file = file
+            def write(self, text):
+                return self._file.write(text)
+            def flush(self):
+                self._file.flush()
+
+        sys.stderr = Tee(sys.stderr)
+        print(list(ir.Launcher(nproc=1, progress=True).run(int)))
+    """
+    assert run_host(host, text) == "[0]\n"
