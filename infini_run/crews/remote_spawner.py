@@ -217,12 +217,12 @@ class RemoteSpawner:
                         shape = {"node": place, "nnodes": len(parts), "first": part.first, "world_size": total}
                         answers.append((part.node, self._ask_start(part.node, some, shape, restarts, apart)))
                 self._await(answers)
+                by_rank = {process.rank: process for process in processes}
+                return [by_rank[rank] for rank in ranks]
             except BaseException:  # KeyboardInterrupt may come between any two steps
                 for process in processes:
                     process.close()
                 raise
-        by_rank = {process.rank: process for process in processes}
-        return [by_rank[rank] for rank in ranks]
 
     def _parts(self, ranks: Sequence[int]) -> list[Part]:
         """All parts of the ranks, in order, for a start of these. Raises NodeLost: the world has ended."""

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from infini_run.crews.pending_task import Limits, PendingTask
     from infini_run.crews.protocol import Body, Cancelled, Done, Failed, Hello
-    from infini_run.crews.spawner import ProcessGroup, Spawner
+    from infini_run.crews.spawner import ProcessGroup, Spawner, WorkerProcess
 
 PHASES = ("RUNNING", "DRAINING", "EXITED", "CLOSED")
 _LATE_S = 1.0  # a wait that took so much longer than asked for: this process itself was stopped
@@ -59,6 +59,7 @@ class Supervisor:
         self.problems: list[str] = []
         self._watches: dict[ProcessGroup, ProcessWatch] = {}
         self._unpolled: list[ProcessWatch] = []
+        self._starting: Sequence[WorkerProcess] = ()  # some of them may have no worker yet
         self._calls: deque[Callable[[], None]] = deque()
         self._wakeup_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._wakeup_lock = RLock()
@@ -237,7 +238,8 @@ class Supervisor:
 
     def _start_workers(self, ranks: Sequence[int]) -> None:
         restarts = max(self.workers[rank].starts for rank in ranks)
-        for process in self._spawner.start(ranks, restarts, apart=self.apart):
+        self._starting = self._spawner.start(ranks, restarts, apart=self.apart)
+        for process in self._starting:
             worker = self.workers[process.rank]
             watch = self._watches.get(process.group)
             if watch is None:
@@ -247,6 +249,7 @@ class Supervisor:
             own = {"rank": worker.rank, "local_rank": process.local_rank, "world_size": len(self.workers)}
             worker.post(replace(self._hello, **own, restarts=restarts))
             self._unpolled.append(watch)
+        self._starting = ()
 
     def halt_worker(self, worker: SupervisedWorker, why: str) -> None:
         """Stop a worker for a reason that is not its own."""
@@ -283,6 +286,8 @@ class Supervisor:
         for worker in self.workers:
             if worker.process is not None and not worker.is_settled:
                 self.try_step(f"ending rank {worker.rank}", worker.abandon)
+        for process in self._starting:
+            self.try_step(f"closing rank {process.rank}", process.close)
         self._on_workers_ended()
         self.try_step("closing the spawner", self._release)
         self.try_step("closing the poller", self.poller.close)

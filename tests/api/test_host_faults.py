@@ -917,25 +917,29 @@ INTERRUPTED = """
         if way == "run":
             ir.run(["true"])
         elif way == "crew":
-            ir.Crew(lambda crew, task: task)
+            ir.Crew(lambda crew, task: task, nproc=nproc)
         else:
-            ir.Launcher(nproc=1).run(int)
+            ir.Launcher(nproc=nproc).run(int)
 
-    way, what, name = sys.argv[1:]
+    way, what, name, nproc, left = *sys.argv[1:4], int(sys.argv[4]), int(sys.argv[5])
     ir.Launcher(nproc=1).run(int)
     before = set(os.listdir("/proc/self/fd"))
 
     def interrupt(frame, event, argument):
+        global left
         called = frame.f_code.co_name if event == "call" else getattr(argument, "__name__", "")
         if (event, called) == (what, name):
-            sys.setprofile(None)
-            raise KeyboardInterrupt
+            left -= 1
+            if not left:
+                sys.setprofile(None)
+                raise KeyboardInterrupt
 
     sys.setprofile(interrupt)
     try:
         start(way)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         print("interrupted")
+        sys.last_value = error  # as a notebook keeps it
     sys.setprofile(None)
     gc.collect()
 
@@ -952,7 +956,16 @@ INTERRUPTED = """
     "where", [("call", "_record_started"), ("call", "exits"), ("call", "is_routine"), ("c_return", "ir_group_new")]
 )
 def test_an_interrupt_while_workers_start_leaves_nothing(host, way, where):
-    assert run_host(host, INTERRUPTED, way, *where, cwd=ROOT) == "interrupted\n"
+    assert run_host(host, INTERRUPTED, way, *where, "1", "1", cwd=ROOT) == "interrupted\n"
+
+
+STARTS = [("function", "expect", "2")]
+STARTS += [(way, *where) for way in ("function", "crew") for where in [("begin", "1"), ("begin", "2"), ("post", "3")]]
+
+
+@pytest.mark.parametrize(("way", "name", "count"), STARTS)
+def test_an_interrupt_between_the_workers_of_a_start_leaves_none(host, way, name, count):
+    assert run_host(host, INTERRUPTED, way, "call", name, "3", count, cwd=ROOT) == "interrupted\n"
 
 
 def test_progress_takes_a_stderr_that_has_no_isatty(host):
