@@ -38,6 +38,13 @@ def main() -> None:
     except MemoryError:
         _print(2, f"infini-run: no memory is left; {NO_MEMORY}")
         code = 1
+    except OSError as error:
+        from infini_run.system.resource_limits import LIMITS
+
+        if error.errno not in LIMITS:
+            raise
+        _print(2, f"infini-run: {error.strerror}; {LIMITS[error.errno]}")
+        code = 1
     os._exit(code)
 
 

@@ -11,7 +11,7 @@ from _thread import RLock, get_ident
 
 import infini_run.lean_os as os
 from infini_run._irun import ffi, lib
-from infini_run.errors import StartError
+from infini_run.errors import InfiniRunError, StartError
 from infini_run.record import record
 
 TYPE_CHECKING = False
@@ -463,13 +463,14 @@ class Group:
         return events
 
     def signal(self, worker: int, number: int) -> int:
-        """Send a signal to one worker, or to all (-1); return how many it reached (0: it is gone)."""
+        """Send a signal to one worker, or to all (-1); return how many it reached (0: it is gone). Raises
+        InfiniRunError: it may not be sent."""
         with self._lock:
             reached = -_ESRCH if self._closed else int(lib.ir_group_signal(self._handle, worker, number))
         if reached == -_ESRCH:
             return 0
         if reached < 0:
-            raise OSError(-reached, os.strerror(-reached))
+            raise InfiniRunError(f"the signal cannot be sent: {os.strerror(-reached)}")  # to another user's process
         return reached
 
     def signal_groups(self, number: int) -> None:

@@ -10,12 +10,17 @@ import os
 
 from infini_run._irun import lib
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
 
 def _that_mean(*meanings: int) -> frozenset[int]:
     return frozenset(number for number in signal.valid_signals() if lib.ir_signal_meaning(number) in meanings)
 
 
 STOP_SIGNALS = _that_mean(lib.IR_SIGNAL_STOPS)
+END_SIGNALS = STOP_SIGNALS | {signal.SIGHUP}  # of a launcher that runs no ranks, for which HUP would be
 GROUP_SIGNALS = _that_mean(lib.IR_SIGNAL_FORWARD_TO_GROUP)  # they go to process groups, others to leaders
 _END_OTHERS = _that_mean(lib.IR_SIGNAL_FORWARD) | {signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM}
 _LEFT_ALONE = _that_mean(lib.IR_SIGNAL_DROPPED) | {signal.SIGKILL, signal.SIGSTOP}
@@ -31,9 +36,12 @@ class SignalPipe:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # it would leave no exit code of what we start
         self._before = signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
         left_alone = _LEFT_ALONE if os.getpid() == 1 else _LEFT_ALONE | {signal.SIGCHLD}
+        self._handlers: dict[int, Any] = {}
         for number in signal.valid_signals() - left_alone:
-            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup, and what a shell ignores in the background
+            handler = signal.getsignal(number)
+            if handler is not signal.SIG_IGN:  # nohup, and what a shell ignores in the background
                 signal.signal(number, _nothing)
+                self._handlers[number] = signal.SIG_DFL if handler is None else handler
         signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
 
     def read(self) -> bytes:
@@ -43,33 +51,16 @@ class SignalPipe:
         except BlockingIOError:
             return b""
 
-
-class CtrlZ:
-    """SIGTSTP as a descriptor, which can be read when the signal has come. All other signals stay as they are."""
-
-    def __init__(self) -> None:
-        self.fd, self._write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self._is_ignored = signal.getsignal(signal.SIGTSTP) is signal.SIG_IGN
-        if not self._is_ignored:
-            signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
-            signal.signal(signal.SIGTSTP, _nothing)
-
-    def has_come(self) -> bool:
-        """Whether SIGTSTP has come since the last call."""
-        try:
-            return signal.SIGTSTP in os.read(self.fd, 256)
-        except BlockingIOError:
-            return False
-
     def close(self) -> None:
-        """Make SIGTSTP what it was before. One that has come and was not acted on comes again."""
-        if not self._is_ignored:
-            signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGTSTP, signal.SIG_DFL)
-            if self.has_come():
-                os.kill(os.getpid(), signal.SIGTSTP)
+        """Let each signal do what it did before. One that ends or suspends, and was not read, comes again."""
+        signal.set_wakeup_fd(self._before)
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        unread = END_SIGNALS.union({signal.SIGTSTP}).intersection(self.read())
         os.close(self.fd)
         os.close(self._write_fd)
+        for number in unread:
+            os.kill(os.getpid(), number)
 
 
 def stop_self() -> None:

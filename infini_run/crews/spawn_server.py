@@ -12,6 +12,7 @@ import os
 import socket
 import sys
 import time
+from contextlib import suppress
 
 from infini_run.core.signal_pipe import STOP_SIGNALS, SignalPipe
 from infini_run.core.write_buffer import write_pending
@@ -137,7 +138,7 @@ class SpawnServer:
         elif kind == "start":
             self._start(value)
         elif worker is not None and kind == "signal":
-            worker.process.signal(value["number"])
+            _send_signal(worker, value["number"])
         elif worker is not None and kind == "stop":
             worker.process.group.stop(value["number"])
         elif worker is not None and kind == "kill":
@@ -274,8 +275,14 @@ class SpawnServer:
                 if number in STOP_SIGNALS:
                     worker.process.group.stop(number if number in (SIGINT, SIGQUIT) else 0)
                 else:
-                    worker.process.signal(number)
+                    _send_signal(worker, number)
             self._is_stopping = self._is_stopping or number in STOP_SIGNALS
+
+
+def _send_signal(worker: HostedWorker, number: int) -> None:
+    """As far as it may be sent: a process that has become another user's gets none."""
+    with suppress(InfiniRunError):
+        worker.process.signal(number)
 
 
 def _error_fields(error: InfiniRunError) -> dict[str, object]:

@@ -7,19 +7,20 @@ head. If the head has gone, or is silent for too long, everything here is killed
 from __future__ import annotations
 
 import _signal
+import errno
 import os
 import time
-from _functools import partial
 
-from infini_run.errors import InfiniRunError, LinkError, printable
+from infini_run.errors import InfiniRunError, LinkError, StartError, printable
 from infini_run.multinode import message_schema, protocol
 from infini_run.multinode.agent_setup import NodeSetup, check_version, hello, make_node_plan, prepare
-from infini_run.multinode.head_link import HeadLink
+from infini_run.multinode.head_link import HeadLink, TurnedAway
 from infini_run.multinode.lease import LEAST_LEASE
 from infini_run.multinode.protocol import HANDSHAKE_S, pack, pack_json, unpack_json
 from infini_run.multinode.rank_stdio import RankStdio
 from infini_run.multinode.record_codec import to_jsonable
 from infini_run.system.poller import READ, Poller
+from infini_run.system.resource_limits import with_limit_hint
 from infini_run.system.signal_numbers import SIGSTOP, SIGTSTP
 
 TYPE_CHECKING = False
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from infini_run.core.group import Event, ProcessAtEntry
-    from infini_run.core.signal_pipe import CtrlZ, SignalPipe
+    from infini_run.core.signal_pipe import SignalPipe
     from infini_run.display.relay import ObserverRelay
     from infini_run.multinode.byte_stream import AgentStream
     from infini_run.multinode.connection import Connection
@@ -52,9 +53,9 @@ class Agent:
         facts: values of variables that the engine asked for.
         environ: environment that ranks inherit; None: that of this process.
         host: the name of this node in the head's list of hosts, for engines that may number nodes otherwise.
-        entry: what an earlier agent of this process has taken over. None: there was none, or it ran no ranks.
-        last_job: the job of which an earlier agent of this process was a node: its launch id, and the --node_timeout
-            there in seconds.
+        entry: what an earlier agent of this process has taken over. None: none has.
+        last_job: the job of which an earlier agent of this process was a node, or asked to be: its launch id, and the
+            --node_timeout there in seconds.
     """
 
     def __init__(
@@ -78,7 +79,6 @@ class Agent:
         self._engine_facts = facts
         self._stdio: RankStdio | None = None
         self._stream: AgentStream | None = None  # between the head and the one process that we run
-        self._ctrl_z: CtrlZ | None = None
         self.entry = entry
         self.last_job = last_job
         self.has_joined = False
@@ -93,7 +93,9 @@ class Agent:
         self._stop: dict[str, Any] | None = None  # these three may come before the ranks have started
         self._is_killed = False
         self._signals: list[int] = []
-        self._signal_pipe: SignalPipe | None = None
+        self._signal_pipe: SignalPipe | None = None  # of a launcher that the user has started
+        self._is_idle = False  # no ranks run, and all that was to be said of the last ones is said
+        self._left_by = 0  # the signal that ends this launcher, while the job goes on without it
 
     def serve(self, token: bytes | None) -> int:
         """Do all that the head says, until the end.
@@ -109,20 +111,31 @@ class Agent:
         """
         try:
             return self._serve(token)
+        except LinkError:
+            if self._left_by:
+                return 128 + self._left_by
+            raise
         finally:
-            self._unwatch_ctrl_z()
+            if self._own is not None and self.entry is not None:
+                self._close_signal_pipe()
+                self._restore_mask()
             if self._check is not None:
                 self._check.close()
             if self._stuck is not None:
                 self._stuck.close()
             if self._stdio is not None:
-                self._stdio.restore_stderr()
+                self._stdio.close()
             self._poller.close()
 
     def _serve(self, token: bytes | None) -> int:
         if token is not None:
             limit_s = HANDSHAKE_S if self._own is None else self._own.join_timeout_s
-            self._link.authenticate(token, self._identity, limit_s=limit_s, print_line=print_line)
+            try:
+                self._link.authenticate(token, self._identity, limit_s=limit_s, print_line=print_line)
+            except TurnedAway as error:  # its job may run without us: a head that comes after it has to know
+                if self._own is not None and error.launch_id:
+                    self.last_job = error.launch_id, self._own.node_timeout_s
+                raise
         payload = self._link.next_frame(protocol.SPEC)[1]
         self.has_joined = True
         try:
@@ -135,7 +148,11 @@ class Agent:
             self._refuse(error)
             return error.exit_code
         while True:
+            self._is_idle = True
+            if self._left_by:
+                self._link.give_up()
             kind, payload = self._link.next_frame(protocol.LAUNCH, protocol.GOODBYE)
+            self._is_idle = False
             if kind == protocol.GOODBYE:
                 code: int = message_schema.read(payload, message_schema.GOODBYE)["exit_code"]
                 return code if self._own is not None else 0
@@ -159,8 +176,14 @@ class Agent:
             self._stream = AgentStream(self._poller, self._link.connection)
             self._link.watchers.append(self._watch_stream)  # its first bytes may come with LAUNCH
         if self._own is not None:
-            self._watch_ctrl_z()
-        self._stdio = RankStdio(self._link.connection, self._poller, with_input=setup.options.stdin != "none")
+            self._take_signals()
+            self._return_signals()
+        try:
+            self._stdio = RankStdio(self._link.connection, self._poller, with_input=setup.options.stdin != "none")
+        except OSError as error:
+            raise with_limit_hint(
+                StartError(os.strerror(error.errno or 0), "opening pipes", error.errno or 0)
+            ) from None
         self._link.watchers.append(self._stdio.watch)
         is_clear = False
         if spec["lease_s"]:
@@ -214,6 +237,8 @@ class Agent:
             self._link.due_s = check.due_s
 
     def _refuse(self, error: InfiniRunError) -> None:
+        if self._own is not None:  # this node's user may not see what the head says
+            print_line(f"infini-run: {printable(str(error))}", 2 if self._stdio is None else self._stdio.own_stderr)
         self._link.send_error(error)
         self._link.drain()
 
@@ -233,7 +258,6 @@ class Agent:
         from infini_run.node.ports import free_port
 
         assert self._stdio is not None
-        self._unwatch_ctrl_z()
         plan, options = make_node_plan(setup, launch)
         for notice in plan.nodes[0].notices:
             self._stdio.print_line(f"infini-run: {launch['host']}: {printable(notice)}")
@@ -255,7 +279,13 @@ class Agent:
         self._keep_lease(run)  # LAUNCH may come late, after the head has given this node up
         if self._link.is_lost:
             raise self._link.lost_error()
-        run.start()
+        try:
+            run.start()
+        except StartError as error:
+            if error.errno != errno.ETIME or self._link.is_lost:
+                raise
+            self._link.give_up("the lease of the ranks was over before they could start")  # which is no refusal
+            raise self._link.lost_error() from None
         if self._stream is not None:
             self._stream.child_socket.close()
         self._launch = run
@@ -307,36 +337,45 @@ class Agent:
             self.entry = _take_over_process()
         else:
             _signal.pthread_sigmask(_signal.SIG_BLOCK, _signal.valid_signals())
-        if self._signal_pipe is not None:
-            self._poller.unwatch(self._signal_pipe.fd)
-            self._on_signals(self._signal_pipe)
+        self._close_signal_pipe()  # what it has, comes again
 
     def _return_signals(self) -> None:
-        """Between two attempts of a job that goes on without us, a signal does what it did before the first. In one
-        that does not, the head is told if the user has started us by hand."""
-        if self.entry is None:
-            return
-        if self._link.lease is None:
-            if self._own is not None:
-                from infini_run.core.signal_pipe import SignalPipe
+        """While no ranks run here, a launcher that the user has started tells the head what it is told; an agent of
+        a job that goes on without it ends, as any program. A silent launcher would be given up, so it acts on Ctrl-Z,
+        too."""
+        if self._own is not None:
+            from infini_run.core.signal_pipe import SignalPipe
 
-                pipe = self._signal_pipe = self._signal_pipe or SignalPipe()
-                _signal.pthread_sigmask(_signal.SIG_UNBLOCK, _signal.valid_signals())
-                self._poller.watch(pipe.fd, READ, partial(self._on_signals, pipe))
-        else:
-            blocked = self.entry.blocked
-            _signal.pthread_sigmask(
-                _signal.SIG_SETMASK, {number for number in _signal.valid_signals() if blocked >> (number - 1) & 1}
-            )
+            self._signal_pipe = self._signal_pipe or SignalPipe()
+            self._poller.watch(self._signal_pipe.fd, READ, self._on_signals)
+        elif self._link.lease is not None:
+            self._restore_mask()
 
-    def _on_signals(self, pipe: SignalPipe) -> None:
-        from infini_run.core.signal_pipe import STOP_SIGNALS, stop_self
+    def _close_signal_pipe(self) -> None:
+        pipe, self._signal_pipe = self._signal_pipe, None
+        if pipe is not None:
+            self._poller.unwatch(pipe.fd)
+            pipe.close()
 
-        for number in pipe.read():
+    def _restore_mask(self) -> None:
+        blocked = 0 if self.entry is None else self.entry.blocked
+        _signal.pthread_sigmask(
+            _signal.SIG_SETMASK, {number for number in _signal.valid_signals() if blocked >> (number - 1) & 1}
+        )
+
+    def _on_signals(self) -> None:
+        from infini_run.core.signal_pipe import END_SIGNALS, stop_self
+
+        assert self._signal_pipe is not None
+        for number in self._signal_pipe.read():
             if number == SIGTSTP:
-                self._link.suspend(stop_self, print_line)
-            elif number in STOP_SIGNALS:
+                self._link.suspend(stop_self, print_line if self._stdio is None else self._stdio.print_line)
+            elif number in END_SIGNALS and not self._link.is_lost:
                 self._link.connection.send(pack_json(protocol.EVENT, {"signalled": number}))
+                if self._link.lease is not None:
+                    if self._is_idle or self._left_by:
+                        self._link.give_up()
+                    self._left_by = self._left_by or number
 
     def _keep_lease(self, run: NodeLaunch) -> None:
         """Renew the lease that the guard holds. If it is over, the ranks are dead, and the head may have given us
@@ -435,26 +474,6 @@ class Agent:
         if self._launch is not None:
             self._launch.kill()
 
-    # ---- Ctrl-Z at this node, in a job started by hand
-
-    def _watch_ctrl_z(self) -> None:
-        """Act on Ctrl-Z until the ranks' group takes the signals over: a silent agent would be given up."""
-        from infini_run.core.signal_pipe import CtrlZ, stop_self
-
-        ctrl_z = self._ctrl_z = CtrlZ()
-
-        def on_readable() -> None:
-            if ctrl_z.has_come():
-                self._link.suspend(stop_self, print_line if self._stdio is None else self._stdio.print_line)
-
-        self._poller.watch(ctrl_z.fd, READ, on_readable)
-
-    def _unwatch_ctrl_z(self) -> None:
-        ctrl_z, self._ctrl_z = self._ctrl_z, None
-        if ctrl_z is not None:
-            self._poller.unwatch(ctrl_z.fd)
-            ctrl_z.close()
-
 
 def _forward_signal(run: NodeLaunch, number: int) -> None:
     """Pass a signal of the head's on as the launcher of one node does (csrc/group/signals.c)."""
@@ -476,8 +495,8 @@ def _take_over_process() -> ProcessAtEntry:
     return take_over_process(sum(1 << (number - 1) for number in before))
 
 
-def print_line(text: str) -> None:
+def print_line(text: str, fd: int = 2) -> None:
     """Print a line on our own stderr, and wait a second at most for its reader."""
     from infini_run.core.nonblocking_writer import CONSOLE_WAIT_S, write_all
 
-    write_all(2, os.fsencode(text + "\n"), CONSOLE_WAIT_S)
+    write_all(fd, os.fsencode(text + "\n"), CONSOLE_WAIT_S)

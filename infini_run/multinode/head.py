@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import time
-from _signal import SIGCHLD, SIGCONT, SIGINT, SIGQUIT, SIGTSTP  # the C module: `signal` imports enum
+from _signal import SIGCHLD, SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTSTP  # the C module: `signal` imports enum
 
 from infini_run.core.signal_pipe import STOP_SIGNALS
 from infini_run.errors import InfiniRunError, LinkError
@@ -58,7 +58,7 @@ _DUE_IN = {  # the states in which an agent may send a frame of that kind; other
     protocol.HELLO: ("connected", "ready", "running"),
     protocol.CHECKED: ("ready", "done"),
     protocol.CLEARED: ("done",),
-    protocol.EVENT: ("running", "done"),
+    protocol.EVENT: ("ready", "running", "done", "lost"),
     **dict.fromkeys((protocol.DONE, protocol.STREAM_UP, protocol.OBSERVATIONS), ("running",)),
 }
 
@@ -344,10 +344,15 @@ class Head:
 
     def _on_event(self, agent: RemoteAgent, payload: bytes) -> None:
         event = message_schema.read(payload, *message_schema.EVENTS)
-        if agent.state == "done":
-            if "signalled" not in event:
-                raise LinkError("what came over the link was not due")
-            self._late_stop = event["signalled"], agent  # if others still run, they run on
+        if agent.state != "running" and "signalled" not in event:
+            raise LinkError("what came over the link was not due")
+        if agent.state == "lost":
+            return  # it has refused; the job ends for that
+        if agent.state == "done" and self._state.changes is None and not self._state.stop_signal:
+            if self._agents.counts.count("running"):
+                name = signal_name(event["signalled"])
+                self._state.print(f"{name} on {agent.name}: its ranks have ended, and the others run on")
+            self._late_stop = event["signalled"], agent
         elif "started" in event:
             agent.rank_pids[event["started"]] = event["pid"]
         elif "failed" in event:
@@ -402,8 +407,8 @@ class Head:
             self._suspend()
         elif number == SIGCHLD:
             self.reap_orphans()
-        elif number in STOP_SIGNALS:
-            self.on_stop_signal(number)
+        elif number in STOP_SIGNALS or (number == SIGHUP and self._early_signals is not None):
+            self.on_stop_signal(number)  # HUP is for the ranks; before the first, for whoever waits for them
         else:
             self.forward_signal(number)
 

@@ -33,7 +33,11 @@ class HeadGone(LinkError):
 
 
 class TurnedAway(LinkError):
-    """The head has no place for this node, or not yet."""
+    """The head has no place for this node, or not yet. launch_id: of its job; "": it is not known."""
+
+    def __init__(self, message: str, launch_id: str = "") -> None:
+        super().__init__(message)
+        self.launch_id = launch_id
 
 
 class HeadLink:
@@ -111,8 +115,8 @@ class HeadLink:
         if kind == protocol.GOODBYE:
             answer = message_schema.read(payload, message_schema.TURNED_AWAY)
             node = "this node" if identity["node"] == -1 else f"node {identity['node']}"
-            error_class = TurnedAway if answer["may_return"] else LinkError
-            raise error_class(f"the head has turned {node} away: {answer['error']}")
+            text = f"the head has turned {node} away: {answer['error']}"
+            raise TurnedAway(text, answer["launch_id"]) if answer["may_return"] else LinkError(text)
         self._frames.insert(0, (kind, payload))  # a GOODBYE may have come with it
 
     # ---- waiting

@@ -46,7 +46,7 @@ class Identity:
         node: index of its node; HANDED_OUT: the head chooses.
         host: its name; "": it does not say.
         run_id: the user's name for the run, if the user started it by hand; else None.
-        last_job: launch id of the job of which it was a node before; "": of none.
+        last_job: launch id of the job of which it was a node before, or asked to be; "": of none.
         last_timeout_s: --node_timeout there.
     """
 

@@ -158,7 +158,7 @@ class Lost:
     Args:
         place: which.
         fence_s: until then its ranks may live.
-        reason: a sentence.
+        reason: a sentence; empty: a line has said it.
     """
 
     place: int

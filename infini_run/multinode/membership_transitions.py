@@ -148,7 +148,8 @@ def _on_lost(turn: _Turn, event: Lost) -> None:
         turn.set(phase="stopping", reason=event.reason)
         turn.actions.append(Stop(reason=event.reason))
         return
-    turn.notice(event.reason)
+    if event.reason:
+        turn.notice(event.reason)
     if not turn.m.reason:
         turn.set(reason=event.reason)
 

@@ -28,19 +28,25 @@ class RankStdio:
     Args:
         connection: the Link. It gets what ranks write as OUT and ERR frames.
         with_input: whether ranks read stdin; else it is /dev/null.
+
+    Raises:
+        OSError: the limit on descriptors was hit; then nothing has changed.
     """
 
     def __init__(self, connection: Connection, poller: Poller, *, with_input: bool) -> None:
         self._connection = connection
         self._poller = poller
-        self._own_stderr = fcntl.fcntl(2, fcntl.F_DUPFD_CLOEXEC, 3)
-        self.out_fd, out = os.pipe()
-        self.err_fd, err = os.pipe()
-        self.in_fd = -1
-        source = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
-        if with_input:
-            os.close(source)
-            source, self.in_fd = os.pipe()
+        opened = []
+        try:
+            opened.append(fcntl.fcntl(2, fcntl.F_DUPFD_CLOEXEC, 3))
+            opened += os.pipe()
+            opened += os.pipe()
+            opened += os.pipe() if with_input else (os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC), -1)
+        except OSError:
+            for fd in opened:
+                os.close(fd)
+            raise
+        self.own_stderr, self.out_fd, out, self.err_fd, err, source, self.in_fd = opened
         for theirs, number in ((source, 0), (out, 1), (err, 2)):
             os.dup2(theirs, number)
             os.close(theirs)
@@ -52,9 +58,13 @@ class RankStdio:
         self._own_lines = b""  # of the agent, until a line of the ranks ends
         self._is_in_line = False  # the last piece of the ranks' stderr that was sent did not end a line
 
-    def restore_stderr(self) -> None:
-        """Give this process its own stderr back: nobody reads the pipe that stands in its place."""
-        os.dup2(self._own_stderr, 2)
+    def close(self) -> None:
+        """Give this process its own stderr back, and close the pipes that stood in its place."""
+        os.dup2(self.own_stderr, 2)
+        for fd in (self.own_stderr, self.out_fd, self.err_fd, self.in_fd):
+            if fd >= 0:
+                self._poller.unwatch(fd)
+                os.close(fd)
 
     def watch(self) -> None:
         """Tell the poller what to wait for next."""

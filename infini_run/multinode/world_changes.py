@@ -79,6 +79,7 @@ class WorldChanges:
         self._redial_s = dict.fromkeys(range(len(agents)), REDIAL_S[0])
         self._stop_signals_s: dict[int, float] = {}  # when launchers on nodes were told to stop, by place
         self._exit_codes: dict[int, int] = {}  # of launchers that leave
+        self._leaving: set[RemoteAgent] = set()  # a line has said so
         self._refusals: dict[int, str] = {}  # why a place is empty, if a line has said it
         self._fenced: dict[int, RemoteAgent] = {}  # the last agent of a place that was lost while it ran ranks
         self._last_end = (-1, "")
@@ -193,7 +194,7 @@ class WorldChanges:
         self._handle(membership.Joined(place=at))
 
     def on_earlier_job(self, node_timeout_s: float) -> None:
-        """A launcher was a node of another head's job. That head had gone when we began, for we have its port; nodes
+        """A launcher has met another head's job. That head had gone when we began, for we have its port; nodes
         that cannot come to us may run its ranks until their leases are over."""
         now_s, end_s = time.monotonic(), self._begin_s + node_timeout_s + FENCE_S
         if self._is_waiting and not self.has_started and end_s > max(now_s, self._membership.due_s):
@@ -218,11 +219,15 @@ class WorldChanges:
         now_s = time.monotonic()
         self._stop_signals_s[agent.index] = now_s
         recent_s = [at_s for at_s in self._stop_signals_s.values() if now_s - at_s <= AT_ONCE_S]
-        if 2 * len(recent_s) > len(self._state.world):
+        if 2 * len(recent_s) > len(self._state.world) + sum(other.is_spare for other in self._state.agents.all):
             return False
         text = f"{agent.title}: told {signal_name(number)} there, it leaves"
         self._exit_codes[agent.index] = 128 + number
-        self._handle(membership.Leaving(place=agent.index, reason=text))
+        self._leaving.add(agent)
+        if agent.state == "done":  # its ranks have ended, and its launcher has; others may run on
+            self._state.notice(text)
+        else:
+            self._handle(membership.Leaving(place=agent.index, reason=text))
         return True
 
     def on_lost(self, agent: RemoteAgent, text: str) -> None:
@@ -317,7 +322,8 @@ class WorldChanges:
             state.observers.rest()
         for agent in [agent for agent in state.agents.all if agent.state == "done"]:
             if agent.connection is None or agent.connection.has_ended:  # it went after its ranks had ended
-                self._handle(membership.Lost(place=agent.index, fence_s=-_NEVER, reason=f"{agent.title} has gone"))
+                reason = "" if agent in self._leaving else f"{agent.title} has gone"
+                self._handle(membership.Lost(place=agent.index, fence_s=-_NEVER, reason=reason))
                 state.agents.set_state(agent, "lost")
                 self._free_place(agent)
         self._handle(membership.Over(due_s=due_s))
@@ -358,7 +364,7 @@ class WorldChanges:
             for rank, (old, agent) in enumerate(zip(before, agents, strict=True))
             if old.index != agent.index or old.name != agent.name
         ]
-        return "; ".join(new) or f"the same {count} nodes"
+        return "; ".join(new) or f"the same {count} node{'s' * (count > 1)}"
 
     def _stop(self, action: membership.Stop) -> None:
         self._state.notice(f"{action.reason}; all ranks are stopped, and start again")

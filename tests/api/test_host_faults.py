@@ -985,3 +985,25 @@ def test_progress_takes_a_stderr_that_has_no_isatty(host):
         print(list(ir.Launcher(nproc=1, progress=True).run(int)))
     """
     assert run_host(host, text) == "[0]\n"
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="another user's process needs root")
+def test_a_signal_to_another_users_process_is_an_error_of_ours(host):
+    text = """
+        import os, signal
+        import infini_run as ir
+
+        ranks, crew = ir.ProcessLauncher(["sleep", "1000"]), ir.Crew(lambda crew, task: task)
+        with ranks, crew:
+            ranks.launch()
+            for owner in (ranks, crew):
+                os.setresuid(65534, 65534, 0)  # as if the rank were a setuid program
+                try:
+                    owner.signal(signal.SIGUSR1, rank=0)
+                except ir.InfiniRunError as error:
+                    print(error)
+                os.setresuid(0, 0, 0)
+            ranks.kill()
+    """
+    assert run_host(host, text) == "the signal cannot be sent: Operation not permitted\n" * 2

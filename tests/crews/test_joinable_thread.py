@@ -83,3 +83,19 @@ thread.join()
 """
     got = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert got.stdout.startswith("a thread cannot be started: the limit on processes was hit: ulimit -u, ")
+
+
+def test_a_thread_that_comes_too_late_is_as_python_says_it():
+    """Python 3.12 starts none once the interpreter ends; that is no limit on processes."""
+    code = """
+import atexit
+from infini_run.crews.joinable_thread import JoinableThread
+def start():
+    try:
+        JoinableThread(print, "late").start()
+    except RuntimeError as error:
+        assert "shutdown" in str(error)
+atexit.register(start)
+"""
+    got = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert got.stderr == ""

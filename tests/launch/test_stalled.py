@@ -201,7 +201,7 @@ def heard():
 def agent_that(code):
     """What the head hears on stderr of an agent that does so; its fd 2 is the ranks' pipe, which it reads itself."""
     done = subprocess.run(
-        [sys.executable, "-c", AGENT + code + "\nos.write(stdio._own_stderr, heard())"],
+        [sys.executable, "-c", AGENT + code + "\nos.write(stdio.own_stderr, heard())"],
         stderr=subprocess.PIPE,
         timeout=LIMIT_S,
         check=False,

@@ -96,7 +96,7 @@ def test_a_signal_that_comes_before_the_ranks_reaches_them(node, bell):
     script = f"trap 'echo got $RANK > {path}; exit 0' USR1; echo up $RANK > {path}; while :; do sleep 0.05; done"
     words = ("sh", "-c", script)
     head, joiner = (node(rank, *words, nnodes=3, nproc=1, preexec_fn=lead_group) for rank in range(2))
-    until(lambda: takes_ctrl_z(joiner.pid))
+    until(lambda: handles(joiner.pid, signal.SIGTSTP))
     joiner.signal(signal.SIGTSTP)
     until(lambda: state_of(joiner.pid) == "T")
     last = node(2, *words, nnodes=3, nproc=1)
@@ -109,13 +109,20 @@ def test_a_signal_that_comes_before_the_ranks_reaches_them(node, bell):
     assert codes <= {0, 128 + signal.SIGUSR1}  # that of a rank which it reached before its trap was set
 
 
-@pytest.mark.parametrize("name", ["HUP", "USR1"])
-def test_a_signal_to_the_head_that_waits_for_nodes_reaches_the_ranks_at_their_start(node, bell, name):
-    path, number = shlex.quote(bell.path), getattr(signal, f"SIG{name}")
-    script = f"trap 'echo got $RANK > {path}; exit 0' {name}; while :; do sleep 0.05; done"
+def test_a_head_whose_terminal_hangs_up_while_it_waits_for_nodes_ends(node):
+    head = node(0, "true")
+    head.read_error_until(b"waiting for 1 of 2 nodes")
+    head.signal(signal.SIGHUP)
+    assert head.wait() == 128 + signal.SIGHUP
+    assert told(head)[-1].startswith("infini-run: SIGHUP: stopping")
+
+
+def test_a_signal_to_the_head_that_waits_for_nodes_reaches_the_ranks_at_their_start(node, bell):
+    path, number = shlex.quote(bell.path), signal.SIGUSR1
+    script = f"trap 'echo got $RANK > {path}; exit 0' USR1; while :; do sleep 0.05; done"
     words = ("--keep_going", "--max_restarts=1", "sh", "-c", script)  # after a signal that was passed on: no restart
     head = node(0, *words, nproc=1)
-    until(lambda: takes_ctrl_z(head.pid))
+    until(lambda: handles(head.pid, signal.SIGTSTP))
     head.signal(number)
     other = node(1, *words, nproc=1)
     codes = {head.wait(), other.wait()}
@@ -123,11 +130,11 @@ def test_a_signal_to_the_head_that_waits_for_nodes_reaches_the_ranks_at_their_st
     assert codes <= {0, 128 + number}  # that of a rank which it reached before its trap was set
 
 
-def takes_ctrl_z(pid):
-    """Whether a handler for SIGTSTP is there (proc(5), SigCgt)."""
+def handles(pid, number):
+    """Whether a handler for that signal is there (proc(5), SigCgt). While ranks run, their launcher has none."""
     with open(f"/proc/{pid}/status") as file:
         (mask,) = (line.split()[1] for line in file if line.startswith("SigCgt"))
-    return int(mask, 16) >> (signal.SIGTSTP - 1) & 1
+    return int(mask, 16) >> (number - 1) & 1
 
 
 def test_what_the_user_has_set_for_mpi_is_the_ranks_own(node):
@@ -215,14 +222,13 @@ def test_a_joiner_that_waits_is_told_to_stop(node):
     assert command.err == b""
 
 
-def test_a_joiner_that_has_come_and_waits_for_others_is_told_to_stop(node):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_joiner_that_has_come_and_waits_for_others_is_told_to_stop(node, number):
     head, joiner = node(0, "true", nnodes=3), node(1, "true", nnodes=3)
     head.read_error_until(b"waiting for 1 of 3 nodes: node 2")
-    joiner.signal(signal.SIGTERM)
-    joiner.wait()
-    assert b"Traceback" not in joiner.err
-    assert head.wait() == 1
-    assert told(head)[-1].startswith("infini-run: node 1 (")
+    joiner.signal(number)
+    assert [command.wait() for command in (head, joiner)] == [128 + number] * 2
+    assert told(head)[-1].startswith(f"infini-run: {number.name} on {os.uname().nodename}: stopping")
 
 
 @pytest.mark.parametrize("stray", [(), ("ignore=TERM", "daemon", "ignore=TERM", "say=stray", "wait", "done")])
@@ -298,6 +304,40 @@ def test_a_joiner_that_is_told_twice_kills(node, bell):
     assert [command.wait() for command in commands] == [143, 143]
     assert b" again: killing what is left" in commands[0].err
     until(lambda: not marked())
+
+
+def test_a_joiner_whose_ranks_have_ended_may_insist(node, bell):
+    first = "[ $RANK -lt 2 ] && trap '' TERM"
+    commands = [node(rank, *ring(bell, first=first), flags=("--grace=1000",)) for rank in range(2)]
+    bell.hear(4)
+    commands[1].signal(signal.SIGTERM)
+    commands[0].read_error_until(b": stopping; SIGKILL in ")
+    until(lambda: handles(commands[1].pid, signal.SIGTERM))
+    time.sleep(0.5)  # TERM again at once is the same request: timeout(1)
+    commands[1].signal(signal.SIGTERM)
+    assert [command.wait() for command in commands] == [143, 143]
+    assert b" again: killing what is left" in commands[0].err
+
+
+def test_it_is_said_that_others_run_on_when_a_joiner_whose_ranks_have_ended_is_told_to_stop(node, bell):
+    commands = [node(rank, *ring(bell, "[ $RANK -ge 2 ] || exec sleep 1000")) for rank in range(2)]
+    bell.hear(4)
+    until(lambda: handles(commands[1].pid, signal.SIGTERM))
+    commands[1].signal(signal.SIGTERM)
+    commands[0].read_error_until(b": its ranks have ended, and the others run on")
+    commands[0].signal(signal.SIGTERM)
+    assert [command.wait() for command in commands] == [143, 143]
+
+
+@pytest.mark.parametrize("most", [7, 10, 12, 14, 18, 24])
+def test_a_joiner_that_may_open_few_descriptors_says_which_limit_it_was(node, most):
+    few = ["sh", "-c", f'ulimit -n {most}; exec "$@"', "sh"]
+    head, joiner = node(0, "true"), node(1, "true", under=few)
+    assert [command.wait() for command in (head, joiner)] == [1, 1]
+    assert b"Traceback" not in joiner.err
+    assert b"the limit on open descriptors was hit: ulimit -n, or ulimit -Hn" in head.err
+    if most > 7:  # with fewer it cannot even wait for the reader of its own line
+        assert b"ulimit -n" in joiner.err
 
 
 def test_a_killed_joiner_is_a_lost_node(node, bell):

@@ -7,16 +7,18 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import signal
 import socket
 import stat
 import time
+from pathlib import Path
 
 import pytest
 
 from infini_run.multinode.protocol import GOODBYE, pack_json
 from tests.multinode.test_border import join, meet
-from tests.multinode.test_by_hand import TOKEN, no_agent_left, port, told  # noqa: F401
+from tests.multinode.test_by_hand import TOKEN, handles, no_agent_left, port, told  # noqa: F401
 from tests.multinode.test_elastic_ssh import finish, hear_world, in_world, launcher_of, process_of, ring
 from tests.support.processes import GUARD, lead_group, marked, processes
 from tests.support.waiting import until
@@ -121,6 +123,63 @@ def test_a_launcher_that_is_told_to_stop_leaves_and_the_job_goes_on(start, bell)
     hear_world(bell, 1, 3)
     assert [command.wait() for command in commands if command is not victim] == [0, 0, 0]
     assert victim.wait() == 143
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_spare_that_is_told_to_stop_says_so(start, bell, number):
+    commands = [start("--spares=1", *FAST, *ring(bell)) for _ in range(3)]
+    hear_world(bell, 0, 2)
+    (head,) = [command for command in commands if "spares: " in error_so_far(command)]
+    (spare,) = [command for command in commands if command.pid not in (head.pid, launcher_of(1))]
+    spare.signal(signal.SIGUSR1)  # is nothing to it
+    spare.signal(number)
+    assert spare.wait() == 128 + number
+    head.read_error_until(f": told {number.name} there, it leaves".encode())
+    head.signal(signal.SIGTERM)
+    assert [command.wait() for command in commands if command is not spare] == [143, 143]
+    assert b"was lost" not in head.err
+
+
+def test_a_job_of_which_most_launchers_are_told_to_stop_ends(start, bell):
+    """A spare counts, too. The head reads both at once."""
+    commands = [start("--spares=1", *ring(bell)) for _ in range(3)]
+    hear_world(bell, 0, 2)
+    (head,) = [command for command in commands if "spares: " in error_so_far(command)]
+    (node,) = [command for command in commands if command.pid == launcher_of(1)]
+    (spare,) = [command for command in commands if command not in (head, node)]
+    head.signal(signal.SIGSTOP)
+    for command in (node, spare):
+        command.signal(signal.SIGTERM)
+    until(lambda: handles(node.pid, signal.SIGTERM))
+    assert spare.wait() == 143
+    head.signal(signal.SIGCONT)
+    assert head.wait() == node.wait() == 143
+    assert b"attempt 2" not in head.err
+    assert b"was lost" not in head.err
+
+
+def test_a_launcher_is_told_to_stop_after_the_end_of_its_ranks_and_the_job_goes_on(start, bell):
+    first = "[ $RANK = 0 ] && trap '' TERM"
+    then = in_world(0, f"[ $RANK = 2 ] && {{ read line < {shlex.quote(bell.path)}.go; exit 5; }}")
+    os.mkfifo(f"{bell.path}.go")
+    words = ("--max_restarts=1", "--grace=1000", *ring(bell, then, first=first))
+    commands = [start(*words, nnodes="1:3") for _ in range(3)]
+    hear_world(bell, 0, 3)
+    (head,) = [command for command in commands if command.pid not in (launcher_of(1), launcher_of(2))]
+    (node,) = [command for command in commands if command.pid == launcher_of(1)]
+    rank = process_of(0)
+    Path(f"{bell.path}.go").write_text("now\n")
+    until(lambda: handles(node.pid, signal.SIGTERM))
+    node.signal(signal.SIGTERM)
+    assert node.wait() == 143
+    read_error_until([head], b": told SIGTERM there, it leaves")
+    os.kill(rank, signal.SIGKILL)
+    hear_world(bell, 1, 2)
+    head.signal(signal.SIGTERM)
+    os.kill(process_of(0, world=1), signal.SIGKILL)
+    assert [command.wait() for command in commands if command is not node] == [143, 143]
+    assert head.err.count(b"(" + os.uname().nodename.encode() + b")") == 1
+    assert b"smaller: 2 nodes in place of 3" in head.err
 
 
 def test_a_job_ends_when_its_head_is_told_to_stop(start, bell):
@@ -281,7 +340,7 @@ def test_a_launcher_that_asks_again_and_again_has_one_connection(start, port):
             head = meet(server)
             fds = [f"/proc/{joiner.pid}/fd/{fd}" for fd in os.listdir(f"/proc/{joiner.pid}/fd")]
             counts.append(sum(os.readlink(fd).startswith("socket:") for fd in fds))
-            head.send(pack_json(GOODBYE, {"error": "no place", "may_return": may_return}))
+            head.send(pack_json(GOODBYE, {"error": "no place", "may_return": may_return, "launch_id": "id"}))
             head.close()
     assert joiner.wait() == 1
     assert counts == [1, 1, 1]
@@ -398,6 +457,29 @@ def test_a_new_head_starts_nothing_while_ranks_of_the_old_one_may_live(start, be
     until(lambda: not marked())
 
 
+def test_a_launcher_that_waits_for_a_place_has_met_the_old_head_too(start, bell):
+    """It takes the place of a node that is cut off, and may still run its ranks."""
+    flags = ("--join_window=0", *FAST, *ring(bell))
+    head = start("--join_window=60", *FAST, *ring(bell), nnodes="1:2")
+    cut = start(*flags, nnodes="1:2")
+    hear_world(bell, 0, 2)
+    if head.pid == launcher_of(1):
+        head, cut = cut, head
+    third = start(*flags, nnodes="1:2")
+    read_error_until([third], b"the head has turned this node away")
+    old = process_of(1)
+    cut.signal(signal.SIGSTOP)
+    head.signal(signal.SIGKILL)
+    head.wait()
+    again = start("--join_window=60", *FAST, *ring(bell), nnodes="1:2")
+    hear_world(bell, 0, 2)
+    assert processes().get(old, (0, "X", ""))[1] in "ZX", "two worlds at a time"
+    cut.signal(signal.SIGKILL)
+    again.signal(signal.SIGTERM)
+    assert [again.wait(), third.wait(), cut.wait()] == [143, 143, -signal.SIGKILL]
+    until(lambda: not marked())
+
+
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="another name for a machine needs root")
 def test_a_lease_that_is_over_before_the_ranks_begin_is_no_refusal(start, bell, tmp_path):
@@ -410,7 +492,8 @@ def test_a_lease_that_is_over_before_the_ranks_begin_is_no_refusal(start, bell, 
     read_error_until([head], b"waiting for the check of hosta")
     other = start(*flags, nnodes="1:2", under=named("hostb"))
     until(checked.exists)
-    time.sleep(0.5)  # until the head knows that, which nothing tells
+    known = error_so_far(head).count("check of hosta\n")
+    until(lambda: error_so_far(head).count("check of hosta\n") > known)  # hostb's has passed
     other.signal(signal.SIGSTOP)
     stopped_s = time.monotonic()
     gate.touch()

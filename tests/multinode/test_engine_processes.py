@@ -77,7 +77,7 @@ def test_a_connection_that_was_dropped_is_tried_again(fake, tmp_path):
     command = fake("--hosts=a,b,c", "--nproc_per_node=1", "echo", "said", before=before)
     assert command.wait() == 0, command.err
     assert command.out.count(b"said") == 3
-    assert command.err == b""
+    assert all(b": waiting for " in line for line in command.err.splitlines()), command.err  # on a busy machine
 
 
 def test_it_is_not_tried_for_ever(fake, tmp_path):
