@@ -27,15 +27,19 @@ _LEFT_ALONE = _that_mean(lib.IR_SIGNAL_DROPPED) | {signal.SIGKILL, signal.SIGSTO
 
 
 class SignalPipe:
-    """Every byte read from `fd` is the number of a signal that came to this process. SIGCHLD is among them for
-    process 1, to which all orphans come; signals that are ignored at entry are not."""
+    """Every byte read from `fd` is the number of a signal that came to this process. Signals that are ignored at
+    entry are not among them, and SIGCHLD is for process 1, to which all orphans come.
 
-    def __init__(self) -> None:
+    Args:
+        reaps: SIGCHLD is, too: this process is another one to which orphans come.
+    """
+
+    def __init__(self, *, reaps: bool = False) -> None:
         self.fd, self._write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # it would leave no exit code of what we start
         self._before = signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
-        left_alone = _LEFT_ALONE if os.getpid() == 1 else _LEFT_ALONE | {signal.SIGCHLD}
+        left_alone = _LEFT_ALONE if reaps or os.getpid() == 1 else _LEFT_ALONE | {signal.SIGCHLD}
         self._handlers: dict[int, Any] = {}
         for number in signal.valid_signals() - left_alone:
             handler = signal.getsignal(number)
@@ -52,7 +56,8 @@ class SignalPipe:
             return b""
 
     def close(self) -> None:
-        """Let each signal do what it did before. One that ends or suspends, and was not read, comes again."""
+        """Let each signal do what it did before. One that ends or suspends, and was not read, comes again. The caller
+        has blocked all of them."""
         signal.set_wakeup_fd(self._before)
         for number, handler in self._handlers.items():
             signal.signal(number, handler)

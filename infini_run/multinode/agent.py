@@ -10,6 +10,8 @@ import _signal
 import errno
 import os
 import time
+from _signal import SIGCHLD
+from contextlib import suppress
 
 from infini_run.errors import InfiniRunError, LinkError, StartError, printable
 from infini_run.multinode import message_schema, protocol
@@ -95,7 +97,9 @@ class Agent:
         self._signals: list[int] = []
         self._signal_pipe: SignalPipe | None = None  # of a launcher that the user has started
         self._is_idle = False  # no ranks run, and all that was to be said of the last ones is said
-        self._left_by = 0  # the signal that ends this launcher, while the job goes on without it
+        self._has_run = False  # ranks
+        self._end_signals = 0  # that came while no ranks ran here
+        self._left_by = 0  # the one that ends this launcher, whatever the head says
 
     def serve(self, token: bytes | None) -> int:
         """Do all that the head says, until the end.
@@ -117,6 +121,7 @@ class Agent:
             raise
         finally:
             if self._own is not None and self.entry is not None:
+                _signal.pthread_sigmask(_signal.SIG_BLOCK, _signal.valid_signals())  # none may come in between
                 self._close_signal_pipe()
                 self._restore_mask()
             if self._check is not None:
@@ -134,7 +139,7 @@ class Agent:
                 self._link.authenticate(token, self._identity, limit_s=limit_s, print_line=print_line)
             except TurnedAway as error:  # its job may run without us: a head that comes after it has to know
                 if self._own is not None and error.launch_id:
-                    self.last_job = error.launch_id, self._own.node_timeout_s
+                    self.last_job = error.launch_id, error.timeout_s
                 raise
         payload = self._link.next_frame(protocol.SPEC)[1]
         self.has_joined = True
@@ -149,8 +154,7 @@ class Agent:
             return error.exit_code
         while True:
             self._is_idle = True
-            if self._left_by:
-                self._link.give_up()
+            self._leave_if_due()
             kind, payload = self._link.next_frame(protocol.LAUNCH, protocol.GOODBYE)
             self._is_idle = False
             if kind == protocol.GOODBYE:
@@ -178,6 +182,7 @@ class Agent:
         if self._own is not None:
             self._take_signals()
             self._return_signals()
+            self._link.watchers.append(self._leave_if_due)
         try:
             self._stdio = RankStdio(self._link.connection, self._poller, with_input=setup.options.stdin != "none")
         except OSError as error:
@@ -231,6 +236,7 @@ class Agent:
             self._poller.unwatch(check.fileno())  # at its end the descriptor is closed
         if check.poll(0):
             self._check, self._link.due_s = None, float("inf")
+            self._reap_orphans()
             self._link.connection.send(pack_json(protocol.CHECKED, {"reason": check.reason}))
         else:
             self._poller.watch(check.fileno(), READ, self._go_on_with_check)
@@ -261,7 +267,7 @@ class Agent:
         plan, options = make_node_plan(setup, launch)
         for notice in plan.nodes[0].notices:
             self._stdio.print_line(f"infini-run: {launch['host']}: {printable(notice)}")
-        self._has_reported_failure, self._sent_progress = False, -1
+        self._has_reported_failure, self._sent_progress, self._has_run = False, -1, True
         run = NodeLaunch(
             plan,
             options,
@@ -346,7 +352,7 @@ class Agent:
         if self._own is not None:
             from infini_run.core.signal_pipe import SignalPipe
 
-            self._signal_pipe = self._signal_pipe or SignalPipe()
+            self._signal_pipe = self._signal_pipe or SignalPipe(reaps=True)
             self._poller.watch(self._signal_pipe.fd, READ, self._on_signals)
         elif self._link.lease is not None:
             self._restore_mask()
@@ -370,12 +376,34 @@ class Agent:
         for number in self._signal_pipe.read():
             if number == SIGTSTP:
                 self._link.suspend(stop_self, print_line if self._stdio is None else self._stdio.print_line)
-            elif number in END_SIGNALS and not self._link.is_lost:
-                self._link.connection.send(pack_json(protocol.EVENT, {"signalled": number}))
-                if self._link.lease is not None:
-                    if self._is_idle or self._left_by:
-                        self._link.give_up()
-                    self._left_by = self._left_by or number
+            elif number == SIGCHLD:
+                self._reap_orphans()
+            elif number in END_SIGNALS:
+                self._end_by(number)
+
+    def _end_by(self, number: int) -> None:
+        """Tell the head. A job that can do without us goes on, and we leave; else the head ends it, and us with it,
+        unless the user insists: the ranks of others are the head's to kill, so with them a third time is needed."""
+        self._end_signals += 1
+        is_needed = self._link.lease is None
+        is_insisted = self._end_signals > (2 if is_needed and self._has_run else 1)
+        if self._link.is_lost or is_insisted or not is_needed:
+            self._left_by = self._left_by or number
+        if not self._link.is_lost:
+            self._link.connection.send(pack_json(protocol.EVENT, {"signalled": number}))
+            if is_insisted:
+                self._link.give_up()
+
+    def _leave_if_due(self) -> None:
+        """All that the head is to know has been sent."""
+        if self._left_by and self._is_idle and not self._link.is_lost and not self._link.connection.wants_write:
+            self._link.give_up()
+
+    def _reap_orphans(self) -> None:
+        """Those that a check has left, and as process 1 any: their status is nobody's. A check reaps its own."""
+        with suppress(ChildProcessError):
+            while self._check is None and os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG) is not None:
+                pass
 
     def _keep_lease(self, run: NodeLaunch) -> None:
         """Renew the lease that the guard holds. If it is over, the ranks are dead, and the head may have given us

@@ -349,7 +349,7 @@ class Head:
         if agent.state == "lost":
             return  # it has refused; the job ends for that
         if agent.state == "done" and self._state.changes is None and not self._state.stop_signal:
-            if self._agents.counts.count("running"):
+            if self._late_stop is None and self._agents.counts.count("running") and not self._state.is_stopping:
                 name = signal_name(event["signalled"])
                 self._state.print(f"{name} on {agent.name}: its ranks have ended, and the others run on")
             self._late_stop = event["signalled"], agent

@@ -33,11 +33,13 @@ class HeadGone(LinkError):
 
 
 class TurnedAway(LinkError):
-    """The head has no place for this node, or not yet. launch_id: of its job; "": it is not known."""
+    """The head has no place for this node, or not yet. launch_id: of its job; "": it is not known. timeout_s: its
+    --node_timeout."""
 
-    def __init__(self, message: str, launch_id: str = "") -> None:
+    def __init__(self, message: str, launch_id: str = "", timeout_s: float = 0.0) -> None:
         super().__init__(message)
         self.launch_id = launch_id
+        self.timeout_s = timeout_s
 
 
 class HeadLink:
@@ -116,7 +118,9 @@ class HeadLink:
             answer = message_schema.read(payload, message_schema.TURNED_AWAY)
             node = "this node" if identity["node"] == -1 else f"node {identity['node']}"
             text = f"the head has turned {node} away: {answer['error']}"
-            raise TurnedAway(text, answer["launch_id"]) if answer["may_return"] else LinkError(text)
+            if not answer["may_return"]:
+                raise LinkError(text)
+            raise TurnedAway(text, answer["launch_id"], answer["timeout_s"])
         self._frames.insert(0, (kind, payload))  # a GOODBYE may have come with it
 
     # ---- waiting

@@ -173,7 +173,8 @@ class JoinPhase:
         if line not in self._turned_away:  # whoever waits for a place asks again and again
             self._turned_away.add(line)
             self._state.notice(line)
-        answer = {"error": why, "may_return": not is_other_job, "launch_id": self._state.launch_id}
+        answer: dict[str, object] = {"error": why, "may_return": not is_other_job}
+        answer |= {"launch_id": self._state.launch_id, "timeout_s": self._state.options.node_timeout_s}
         connection.send(pack_json(protocol.GOODBYE, answer))
         connection.close()
 

@@ -105,7 +105,9 @@ SIGNAL: Schema = {"signal": _signal}
 STOP: Schema = {"signal": _signal, "by_signal": _flag}
 USAGE_REQUEST: Schema = {"ranks": _ranks}
 GOODBYE: Schema = {"exit_code": _code}
-TURNED_AWAY: Schema = {"error": _text, "may_return": _flag, "launch_id": _text}  # a GOODBYE before there was a SPEC
+TURNED_AWAY: Schema = {  # a GOODBYE before there was a SPEC
+    "error": _text, "may_return": _flag, "launch_id": _text, "timeout_s": is_seconds,
+}  # fmt: skip
 # agent to head
 HELLO: Schema = {
     "version": _text, "host": _text, "pid": _pid, "start_ticks": _ticks, "nproc": _whole(1, MOST_RANKS),

@@ -218,13 +218,16 @@ class WorldChanges:
         at once, the job is."""
         now_s = time.monotonic()
         self._stop_signals_s[agent.index] = now_s
-        recent_s = [at_s for at_s in self._stop_signals_s.values() if now_s - at_s <= AT_ONCE_S]
-        if 2 * len(recent_s) > len(self._state.world) + sum(other.is_spare for other in self._state.agents.all):
+        told = {place for place, at_s in self._stop_signals_s.items() if now_s - at_s <= AT_ONCE_S}
+        here = {other.index for other in self._state.world}
+        here |= {other.index for other in self._state.agents.all if other.is_spare}
+        if 2 * len(told) > len(here | told):  # some of which have left meanwhile
             return False
         text = f"{agent.title}: told {signal_name(number)} there, it leaves"
         self._exit_codes[agent.index] = 128 + number
         self._leaving.add(agent)
-        if agent.state == "done":  # its ranks have ended, and its launcher has; others may run on
+        if agent.state == "done" and self._membership.places[agent.index].state == "active":
+            # its ranks have ended, and its launcher has; others may run on
             self._state.notice(text)
         else:
             self._handle(membership.Leaving(place=agent.index, reason=text))

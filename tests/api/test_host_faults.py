@@ -959,11 +959,13 @@ def test_an_interrupt_while_workers_start_leaves_nothing(host, way, where):
     assert run_host(host, INTERRUPTED, way, *where, "1", "1", cwd=ROOT) == "interrupted\n"
 
 
-STARTS = [("function", "expect", "2")]
-STARTS += [(way, *where) for way in ("function", "crew") for where in [("begin", "1"), ("begin", "2"), ("post", "3")]]
+BETWEEN = [("function", "expect", "2")]
+BETWEEN += [
+    (way, *where) for way in ("function", "crew") for where in [("begin", "1"), ("begin", "2"), ("post", "3")]
+]
 
 
-@pytest.mark.parametrize(("way", "name", "count"), STARTS)
+@pytest.mark.parametrize(("way", "name", "count"), BETWEEN)
 def test_an_interrupt_between_the_workers_of_a_start_leaves_none(host, way, name, count):
     assert run_host(host, INTERRUPTED, way, "call", name, "3", count, cwd=ROOT) == "interrupted\n"
 

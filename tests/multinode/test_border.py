@@ -78,7 +78,7 @@ SCHEMAS = {
     "STOP": {"signal": 15, "by_signal": True},
     "USAGE_REQUEST": {"ranks": [0, 1]},
     "GOODBYE": {"exit_code": 0},
-    "TURNED_AWAY": {"error": "why", "may_return": True, "launch_id": "id"},
+    "TURNED_AWAY": {"error": "why", "may_return": True, "launch_id": "id", "timeout_s": 10},
     "HELLO": HELLO,
     "REFUSAL": {"error": "no", "exit_code": 1, "kind": "usage", "host": "h"},
     "STARTED": {"started": 0, "pid": 1},

@@ -15,7 +15,7 @@ import pytest
 from infini_run.node.ports import _is_free, _lock, free_port, let_go
 from tests.support.command import play
 from tests.support.hosts import agents
-from tests.support.processes import lead_group, marked, state_of
+from tests.support.processes import lead_group, marked, state_of, written
 from tests.support.waiting import until
 from tests.unit.environments.test_environments import SRUN
 
@@ -107,6 +107,20 @@ def test_a_signal_that_comes_before_the_ranks_reaches_them(node, bell):
     codes = {command.wait() for command in (head, joiner, last)}
     assert len(codes) == 1
     assert codes <= {0, 128 + signal.SIGUSR1}  # that of a rank which it reached before its trap was set
+
+
+def test_a_joiner_that_waits_may_insist_though_its_head_is_suspended(node):
+    head = node(0, "true", nnodes=3, preexec_fn=lead_group)
+    joiner = node(1, "true", nnodes=3)
+    head.read_error_until(b"waiting for 1 of 3 nodes: node 2")
+    head.suspend()
+    before = written(joiner.pid)
+    joiner.signal(signal.SIGTERM)
+    until(lambda: written(joiner.pid) > before)
+    joiner.signal(signal.SIGTERM)
+    assert joiner.wait() == 143
+    head.signal(signal.SIGCONT)
+    assert head.wait() == 143
 
 
 def test_a_head_whose_terminal_hangs_up_while_it_waits_for_nodes_ends(node):

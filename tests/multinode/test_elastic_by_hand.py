@@ -140,6 +140,48 @@ def test_a_spare_that_is_told_to_stop_says_so(start, bell, number):
     assert b"was lost" not in head.err
 
 
+def test_spares_that_are_told_to_stop_at_once_end_no_job(start, bell):
+    """Two of four are no more than half of them."""
+    commands = [start("--spares=2", *FAST, *ring(bell)) for _ in range(4)]
+    hear_world(bell, 0, 2)
+    (head,) = [command for command in commands if "spares: " in error_so_far(command)]
+    spares = [command for command in commands if command.pid not in (head.pid, launcher_of(1))]
+    for spare in spares:
+        spare.signal(signal.SIGTERM)
+    assert [spare.wait() for spare in spares] == [143, 143]
+    until(lambda: error_so_far(head).count("told SIGTERM there, it leaves") == 2)
+    assert "stopping" not in error_so_far(head)
+    head.signal(signal.SIGTERM)
+    assert [command.wait() for command in commands if command not in spares] == [143, 143]
+
+
+def test_a_launcher_that_is_told_to_stop_between_two_attempts_is_not_lost(start, bell):
+    words = ("--max_restarts=1", "--restart_delay=1000", *FAST, *ring(bell, "exit 3"))
+    commands = [start("--join_window=60", *words, nnodes="1:2") for _ in range(2)]
+    heads = []
+    until(lambda: heads or [heads.append(each) for each in commands if "restart" in error_so_far(each)])
+    (head,) = heads
+    (joiner,) = [command for command in commands if command is not head]
+    until(lambda: handles(joiner.pid, signal.SIGTERM))
+    joiner.signal(signal.SIGTERM)
+    assert joiner.wait() == 143
+    until(lambda: "told SIGTERM there, it leaves" in error_so_far(head))
+    head.signal(signal.SIGTERM)
+    head.wait()
+    assert b"was lost" not in head.err
+
+
+def test_what_a_check_leaves_is_no_zombie_of_the_launcher(start, bell):
+    check = "--node_check=sh -c '(sleep 0.2 &); exit 0'"
+    commands = [start("--spares=1", check, *ring(bell)) for _ in range(3)]
+    hear_world(bell, 0, 2)
+    pids = [command.pid for command in commands]
+    until(lambda: not any(state == "Z" and parent in pids for parent, state, _ in processes().values()))
+    for command in commands:
+        command.signal(signal.SIGTERM)
+    assert {command.wait() for command in commands} == {143}
+
+
 def test_a_job_of_which_most_launchers_are_told_to_stop_ends(start, bell):
     """A spare counts, too. The head reads both at once."""
     commands = [start("--spares=1", *ring(bell)) for _ in range(3)]
@@ -340,7 +382,8 @@ def test_a_launcher_that_asks_again_and_again_has_one_connection(start, port):
             head = meet(server)
             fds = [f"/proc/{joiner.pid}/fd/{fd}" for fd in os.listdir(f"/proc/{joiner.pid}/fd")]
             counts.append(sum(os.readlink(fd).startswith("socket:") for fd in fds))
-            head.send(pack_json(GOODBYE, {"error": "no place", "may_return": may_return, "launch_id": "id"}))
+            answer = {"error": "no place", "may_return": may_return, "launch_id": "id", "timeout_s": 10}
+            head.send(pack_json(GOODBYE, answer))
             head.close()
     assert joiner.wait() == 1
     assert counts == [1, 1, 1]

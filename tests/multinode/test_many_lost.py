@@ -10,7 +10,7 @@ import subprocess
 
 import pytest
 
-from tests.multinode.test_by_hand import node, port, ring, takes_ctrl_z, told  # noqa: F401
+from tests.multinode.test_by_hand import handles, node, port, ring, told  # noqa: F401
 from tests.multinode.test_elastic_ssh import launcher_of, process_of
 from tests.multinode.test_many_ssh import bed, cabled_bed, many, no_agent_left, own_lines  # noqa: F401
 from tests.support.hosts import agents
@@ -87,14 +87,15 @@ def test_the_rank_that_failed_first_is_named_though_the_head_reads_both_late(man
     fail = f"{gate}; read line <&3; echo $line; read line <&3; exit $((7 + RANK))"
     head = many(f"--report={tmp_path}/r", "--grace=1", *ring(bell, fail), hosts="host[1-2]", nproc=1)
     bell.hear(2)
-    theirs = [launcher_of(rank) for rank in range(2)]
+    theirs, pids = [launcher_of(rank) for rank in range(2)], [process_of(rank) for rank in range(2)]
     gates[0].write_text("0\n")
     head.read_until(b"0\n")
     head.suspend()
-    for rank in (1, 0, 1):  # 1 speaks, 0 fails, 1 fails
+    for rank, fails in ((1, False), (0, True), (1, True)):  # 1 speaks
         before = written(theirs[rank])
         gates[rank].write_text("1\n")
         until(lambda agent=theirs[rank], before=before: written(agent) > before)
+        until(lambda pid=pids[rank], fails=fails: not fails or pid not in processes())  # a late heartbeat was written
     head.signal(signal.SIGCONT)
     assert head.wait() == 7
     assert "rank 0 on host1" in own_lines(head)[0]
@@ -238,7 +239,7 @@ def test_a_head_that_is_ended_while_ctrl_z_has_stopped_it_leaves_nothing(node, b
 def test_a_node_that_ctrl_z_has_stopped_before_all_have_come_is_not_given_up(node):  # noqa: F811
     flags = ("--node_timeout=2",)
     commands = [node(rank, "true", nnodes=3, flags=flags, preexec_fn=lead_group) for rank in range(2)]
-    until(lambda: takes_ctrl_z(commands[1].pid))
+    until(lambda: handles(commands[1].pid, signal.SIGTSTP))
     for _ in range(2):
         commands[1].signal(signal.SIGTSTP)
         until(lambda: state_of(commands[1].pid) == "T")
