@@ -172,7 +172,7 @@ def test_a_launcher_that_is_told_to_stop_between_two_attempts_is_not_lost(start,
 
 
 def test_what_a_check_leaves_is_no_zombie_of_the_launcher(start, bell):
-    check = "--node_check=sh -c '(sleep 0.2 &); exit 0'"
+    check = "--node_check=sh -c '(true &); sleep 0.3'"
     commands = [start("--spares=1", check, *ring(bell)) for _ in range(3)]
     hear_world(bell, 0, 2)
     pids = [command.pid for command in commands]
