@@ -354,6 +354,15 @@ def test_a_joiner_that_may_open_few_descriptors_says_which_limit_it_was(node, mo
         assert b"ulimit -n" in joiner.err
 
 
+def test_a_head_that_may_open_few_descriptors_says_which_limit_it_was(node):
+    """Wherever the next one is missing."""
+    for most in (5, 6, 7, 8, 10, 12, 16):
+        head = node(0, "true", under=["sh", "-c", f'ulimit -n {most}; exec "$@"', "sh"])
+        assert head.wait() == 1
+        assert b"Traceback" not in head.err
+        assert b"the limit on open descriptors was hit: ulimit -n, or ulimit -Hn" in head.err
+
+
 def test_a_killed_joiner_is_a_lost_node(node, bell):
     commands = [node(rank, *ring(bell)) for rank in range(2)]
     bell.hear(4)
