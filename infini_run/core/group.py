@@ -19,7 +19,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-_ESRCH, _EINTR, _ENOMEM = 3, 4, 12  # not from `errno`: making its 130 names takes as long as this whole module
+_EPERM, _ESRCH, _EINTR, _ENOMEM = (
+    1,
+    3,
+    4,
+    12,
+)  # not from `errno`: making its 130 names takes as long as this whole module
 
 INHERIT = int(lib.IR_FD_INHERIT)
 PIPE = int(lib.IR_FD_PIPE)
@@ -469,8 +474,10 @@ class Group:
             reached = -_ESRCH if self._closed else int(lib.ir_group_signal(self._handle, worker, number))
         if reached == -_ESRCH:
             return 0
+        if reached == -_EPERM:  # it has become another user's process
+            raise InfiniRunError(f"the signal cannot be sent: {os.strerror(_EPERM)}")
         if reached < 0:
-            raise InfiniRunError(f"the signal cannot be sent: {os.strerror(-reached)}")  # to another user's process
+            raise OSError(-reached, os.strerror(-reached))
         return reached
 
     def signal_groups(self, number: int) -> None:

@@ -117,9 +117,9 @@ def test_a_python_without_infini_run_is_named(over_ssh, tmp_path):
 
 def test_a_host_that_does_not_answer_is_named_at_the_limit(bed, over_ssh):
     config = bed.config_with("slow", "Host host2\n  ProxyCommand sleep 1000\n")
-    answer = over_ssh("host[1-2]", "--join_timeout=10", config=config)
+    answer = over_ssh("host[1-2]", "--join_timeout=8", config=config)  # ssh gives up after 10 s
     assert answer.code == 1
-    assert answer.of("reach", "host2") == (PROBLEM, "no answer within 10 s: a launch would wait for it")
+    assert answer.of("reach", "host2") == (PROBLEM, "no answer within 8 s: a launch would wait for it")
     assert answer.of("reach", "host1")[0] == OK
     until(lambda: "sleep" not in marked(b"PATH=").values())
 
