@@ -218,10 +218,10 @@ class WorldChanges:
         at once, the job is."""
         now_s = time.monotonic()
         self._stop_signals_s[agent.index] = now_s
-        told = {place for place, at_s in self._stop_signals_s.items() if now_s - at_s <= AT_ONCE_S}
+        signalled = {place for place, at_s in self._stop_signals_s.items() if now_s - at_s <= AT_ONCE_S}
         here = {other.index for other in self._state.world}
         here |= {other.index for other in self._state.agents.all if other.is_spare}
-        if 2 * len(told) > len(here | told):  # some of which have left meanwhile
+        if 2 * len(signalled) > len(here | signalled):  # some of which have left meanwhile
             return False
         text = f"{agent.title}: told {signal_name(number)} there, it leaves"
         self._exit_codes[agent.index] = 128 + number

@@ -502,8 +502,8 @@ def test_a_new_head_starts_nothing_while_ranks_of_the_old_one_may_live(start, be
 
 def test_a_launcher_that_waits_for_a_place_has_met_the_old_head_too(start, bell):
     """It takes the place of a node that is cut off, and may still run its ranks."""
-    flags = ("--join_window=0", *FAST, *ring(bell))
-    head = start("--join_window=60", *FAST, *ring(bell), nnodes="1:2")
+    flags = ("--join_window=60", *FAST, *ring(bell))
+    head = start(*flags, nnodes="1:2")
     cut = start(*flags, nnodes="1:2")
     hear_world(bell, 0, 2)
     if head.pid == launcher_of(1):
@@ -514,7 +514,7 @@ def test_a_launcher_that_waits_for_a_place_has_met_the_old_head_too(start, bell)
     cut.signal(signal.SIGSTOP)
     head.signal(signal.SIGKILL)
     head.wait()
-    again = start("--join_window=60", *FAST, *ring(bell), nnodes="1:2")
+    again = start(*flags, nnodes="1:2")
     hear_world(bell, 0, 2)
     assert processes().get(old, (0, "X", ""))[1] in "ZX", "two worlds at a time"
     cut.signal(signal.SIGKILL)
