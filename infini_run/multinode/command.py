@@ -177,7 +177,7 @@ class _Peer:
         self.listening: socket | None = None
         self._host = os.uname().nodename if options.node_rank == HANDED_OUT else ""
         self._entry: ProcessAtEntry | None = None
-        self.is_token_known = False  # to a head
+        self.has_ever_joined = False
         self._last_job = "", 0.0
         self._cwd = working_directory()  # once it has run ranks, a launcher is in /
         self.has_joined = False
@@ -196,7 +196,6 @@ class _Peer:
         """
         from infini_run.multinode.agent import Agent
         from infini_run.multinode.handshake import Silent, Unheard
-        from infini_run.multinode.head_link import TurnedAway
         from infini_run.multinode.tcp import connect_with_retry
 
         self.has_joined = False
@@ -221,12 +220,11 @@ class _Peer:
         except LinkError as error:
             if not isinstance(error, (Silent, Unheard)):
                 self.may_be_head = False  # a head has spoken: its job is not begun a second time
-            self.is_token_known = self.is_token_known or isinstance(error, TurnedAway)
             raise
         finally:
             connection.close()
             self._entry, self.has_joined, self._last_job = agent.entry, agent.has_joined, agent.last_job
-            self.is_token_known = self.is_token_known or agent.has_joined
+            self.has_ever_joined = self.has_ever_joined or agent.has_joined
 
     def _take_port(self) -> bool:
         """Whether we listen in the head's place now: nobody does, and there was none so far."""
@@ -256,7 +254,7 @@ class _Peer:
                 elif time.monotonic() + _LONGEST_PAUSE_S > end_s:
                     limit_s = self._options.join_timeout_s
                     raise LinkError(f"{error}; no job has taken us for {limit_s:g} s (--join_timeout)") from None
-                elif not isinstance(error, (TurnedAway, Unheard)) and not self.is_token_known:
+                elif not isinstance(error, (TurnedAway, Unheard)) and not self.has_ever_joined:
                     raise  # later it is another program that has the port for a while
                 if self.has_joined or str(error) not in reasons:
                     reasons.add(str(error))

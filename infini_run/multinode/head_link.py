@@ -89,7 +89,8 @@ class HeadLink:
                 program may have taken its port, so after 10 s a line says that nothing has come.
 
         Raises:
-            Unheard: the head dropped the connection before it had sent anything.
+            Unheard: the head dropped the connection before it had sent anything, or it went in the middle of its
+                answer, and one has taken our token before.
             TurnedAway: the head has no place for this node, or not yet.
             LinkError: the other side has another token, or is the head of another job.
         """
@@ -101,7 +102,8 @@ class HeadLink:
             end_s = start_s + (limit_s if notice else min(HANDSHAKE_S, limit_s))
             self.poll(max(0.0, end_s - time.monotonic()))
             if self.is_lost:
-                error_class = LinkError if handshake.has_received else Unheard
+                is_known = identity.get("last_job")  # a head has taken our token before
+                error_class = LinkError if handshake.has_received and not is_known else Unheard
                 raise error_class("the head did not take our token, or is no infini-run")
             if time.monotonic() >= end_s and not handshake.is_done:
                 silence_s = end_s - start_s
