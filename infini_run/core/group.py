@@ -19,12 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-_EPERM, _ESRCH, _EINTR, _ENOMEM = (
-    1,
-    3,
-    4,
-    12,
-)  # not from `errno`: making its 130 names takes as long as this whole module
+# not from `errno`: making its 130 names takes as long as this whole module
+_EPERM, _ESRCH, _EINTR, _ENOMEM = 1, 3, 4, 12
 
 INHERIT = int(lib.IR_FD_INHERIT)
 PIPE = int(lib.IR_FD_PIPE)

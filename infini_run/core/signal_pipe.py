@@ -20,18 +20,18 @@ def _that_mean(*meanings: int) -> frozenset[int]:
 
 
 STOP_SIGNALS = _that_mean(lib.IR_SIGNAL_STOPS)
-END_SIGNALS = STOP_SIGNALS | {signal.SIGHUP}  # of a launcher that runs no ranks, for which HUP would be
+END_SIGNALS = STOP_SIGNALS | {signal.SIGHUP}  # they end a launcher that has no ranks to pass HUP to
 GROUP_SIGNALS = _that_mean(lib.IR_SIGNAL_FORWARD_TO_GROUP)  # they go to process groups, others to leaders
 _END_OTHERS = _that_mean(lib.IR_SIGNAL_FORWARD) | {signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM}
 _LEFT_ALONE = _that_mean(lib.IR_SIGNAL_DROPPED) | {signal.SIGKILL, signal.SIGSTOP}
 
 
 class SignalPipe:
-    """Every byte read from `fd` is the number of a signal that came to this process. Signals that are ignored at
-    entry are not among them, and SIGCHLD is for process 1, to which all orphans come.
+    """Every byte read from `fd` is the number of a signal that came to this process. Signals that were ignored at
+    entry do not come. SIGCHLD comes only to process 1, which gets all orphans, and with `reaps`.
 
     Args:
-        reaps: SIGCHLD is, too: this process is another one to which orphans come.
+        reaps: this process gets orphans, too (PR_SET_CHILD_SUBREAPER).
     """
 
     def __init__(self, *, reaps: bool = False) -> None:

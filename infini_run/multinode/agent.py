@@ -10,7 +10,6 @@ import _signal
 import errno
 import os
 import time
-from _signal import SIGCHLD
 from contextlib import suppress
 
 from infini_run.errors import InfiniRunError, LinkError, StartError, printable
@@ -282,16 +281,7 @@ class Agent:
             lease_since_s=0.0 if self._link.lease is None else self._link.lease.since_ns / 1e9,
             stdins={} if self._stream is None else {plan.workers[0].rank: self._stream.child_socket.fileno()},
         )
-        self._keep_lease(run)  # LAUNCH may come late, after the head has given this node up
-        if self._link.is_lost:
-            raise self._link.lost_error()
-        try:
-            run.start()
-        except StartError as error:
-            if error.errno != errno.ETIME or self._link.is_lost:
-                raise
-            self._link.give_up("the lease of the ranks was over before they could start")  # which is no refusal
-            raise self._link.lost_error() from None
+        self._start(run)
         if self._stream is not None:
             self._stream.child_socket.close()
         self._launch = run
@@ -327,6 +317,19 @@ class Agent:
         self._link.connection.send(pack_json(protocol.DONE, done))
         if report.stuck and self._link.lease is not None:
             self._await_end(launch["launch_id"], [process.pid for process in report.stuck])
+
+    def _start(self, run: NodeLaunch) -> None:
+        """Start the ranks. Raises as NodeLaunch.start; LinkError: their lease is over, which is no refusal."""
+        self._keep_lease(run)  # LAUNCH may come late, after the head has given this node up
+        if self._link.is_lost:
+            raise self._link.lost_error()
+        try:
+            run.start()
+        except StartError as error:
+            if error.errno != errno.ETIME or self._link.is_lost:
+                raise
+            self._link.give_up("the lease of the ranks was over before they could start")
+            raise self._link.lost_error() from None
 
     def _await_end(self, launch_id: str, pids: Sequence[int]) -> None:
         """Tell the head when the processes have ended that SIGKILL did not end at once."""
@@ -376,7 +379,7 @@ class Agent:
         for number in self._signal_pipe.read():
             if number == SIGTSTP:
                 self._link.suspend(stop_self, print_line if self._stdio is None else self._stdio.print_line)
-            elif number == SIGCHLD:
+            elif number == _signal.SIGCHLD:
                 self._reap_orphans()
             elif number in END_SIGNALS:
                 self._end_by(number)

@@ -79,7 +79,6 @@ class WorldChanges:
         self._redial_s = dict.fromkeys(range(len(agents)), REDIAL_S[0])
         self._stop_signals_s: dict[int, float] = {}  # when launchers on nodes were told to stop, by place
         self._exit_codes: dict[int, int] = {}  # of launchers that leave
-        self._leaving: set[RemoteAgent] = set()  # a line has said so
         self._refusals: dict[int, str] = {}  # why a place is empty, if a line has said it
         self._fenced: dict[int, RemoteAgent] = {}  # the last agent of a place that was lost while it ran ranks
         self._last_end = (-1, "")
@@ -225,7 +224,7 @@ class WorldChanges:
             return False
         text = f"{agent.title}: told {signal_name(number)} there, it leaves"
         self._exit_codes[agent.index] = 128 + number
-        self._leaving.add(agent)
+        agent.is_leaving = True
         if agent.state == "done" and self._membership.places[agent.index].state == "active":
             # its ranks have ended, and its launcher has; others may run on
             self._state.notice(text)
@@ -325,7 +324,7 @@ class WorldChanges:
             state.observers.rest()
         for agent in [agent for agent in state.agents.all if agent.state == "done"]:
             if agent.connection is None or agent.connection.has_ended:  # it went after its ranks had ended
-                reason = "" if agent in self._leaving else f"{agent.title} has gone"
+                reason = "" if agent.is_leaving else f"{agent.title} has gone"
                 self._handle(membership.Lost(place=agent.index, fence_s=-_NEVER, reason=reason))
                 state.agents.set_state(agent, "lost")
                 self._free_place(agent)
