@@ -2,6 +2,9 @@
 
 Each side sends a random number, and then a keyed hash of both numbers. The keys of all later frames are derived from
 the token and both numbers: a relay that does not know the token can change, drop, repeat or move none unnoticed.
+
+An agent adds a keyed hash of its number alone. That proves nothing, since whoever has overheard it can send it again,
+but with it the head knows whose connection to keep when strangers take all the room.
 """
 
 from __future__ import annotations
@@ -18,10 +21,12 @@ if TYPE_CHECKING:
     from infini_run.multinode.connection import Connection
 
 _NONCE = 32  # bytes
+_GREETING = 32  # bytes, of an agent's keyed hash of its nonce
 
 
 class Unheard(LinkError):
-    """The head dropped the connection before it had sent anything: its list of unauthenticated ones was full."""
+    """The head has sent nothing: its list of unauthenticated connections was full and it dropped ours, or the
+    kernel's queue was full and no connection came about."""
 
 
 class Silent(LinkError):
@@ -43,9 +48,10 @@ class Handshake:
         self._is_head = is_head
         self._own_nonce = os.urandom(_NONCE)
         self._other_nonce = b""
+        self.is_likely_agent = False  # to the head: what has come was once sent by one that knows the token
         self.is_done = False
         connection.restrict()
-        connection.send(pack(CHALLENGE, self._own_nonce))
+        connection.send(pack(CHALLENGE, self._own_nonce + (b"" if is_head else self._greeting(self._own_nonce))))
 
     @property
     def has_received(self) -> bool:
@@ -54,9 +60,13 @@ class Handshake:
 
     def handle_frame(self, kind: bytes, payload: bytes) -> None:
         """Act on one frame. Raises LinkError: the other side does not know the token, or is no infini-run."""
-        if kind == CHALLENGE and not self._other_nonce and len(payload) == _NONCE and payload != self._own_nonce:
-            self._other_nonce = payload
-            if not self._is_head:
+        nonce, greeting = payload[:_NONCE], payload[_NONCE:]
+        is_whole = len(nonce) == _NONCE and len(greeting) == (_GREETING if self._is_head else 0)
+        if kind == CHALLENGE and not self._other_nonce and is_whole and nonce != self._own_nonce:
+            self._other_nonce = nonce
+            if self._is_head:
+                self.is_likely_agent = _compare_digest(greeting, self._greeting(nonce))
+            else:
                 self._connection.send(pack(PROOF, self._derive(b"agent's proof")))
         elif kind == PROOF and self._other_nonce and self._is_proof(payload):
             if self._is_head:
@@ -75,6 +85,9 @@ class Handshake:
         head, agent = (FrameAuthenticator(self._derive(use)) for use in (b"head's frames", b"agent's frames"))
         sender, receiver = (head, agent) if self._is_head else (agent, head)
         self._connection.authenticate(sender, receiver)
+
+    def _greeting(self, agents_nonce: bytes) -> bytes:
+        return derive(self._token, agents_nonce, b"agent's greeting")
 
     def _derive(self, use: bytes) -> bytes:
         """A key or proof that only the two sides can compute; another one for each use."""

@@ -3,7 +3,7 @@
 The one rule: an unauthenticated connection has no effect on the job. One that sends something else, or nothing for
 10 s, is dropped, and the first few are reported. One turn of the loop accepts a few connections at most, so those of
 the job are served in between; after all nodes have joined, new ones get a small share of the head's time. If there
-are too many, the address with the most of them loses its oldest, one that has sent nothing before one that has.
+are too many, the address with the most of them loses its oldest; one that has greeted us as an agent does goes last.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class AgentListener:
         self._turned_away = {False: 0, True: 0}  # whether it spoke our language
         self.dropped = 0  # connections that had proved nothing
         self._waiting: dict[Connection, _Unauthenticated] = {}  # oldest first
-        self._silent, self._speaking = _ByAddress(), _ByAddress()
+        self._strangers, self._likely_agents = _ByAddress(), _ByAddress()
         self._is_expecting = True
         self._pause_end_s = float("inf")
         self._listener: socket | None = None
@@ -195,7 +195,7 @@ class AgentListener:
                 if len(self._waiting) >= self._limit:
                     self._make_room()
                 self._waiting[connection] = _Unauthenticated(address, time.monotonic() + HANDSHAKE_S)
-                self._silent.add(connection, address)
+                self._strangers.add(connection, address)
             self._poller.watch(connection.fileno(), READ, partial(self._read, connection))
             self._read(connection)  # an agent has sent its first frame by now
         if not self._is_expecting and self._listener is not None:
@@ -203,7 +203,7 @@ class AgentListener:
             self._pause_end_s = time.monotonic() + _PAUSE_S
 
     def _make_room(self) -> None:
-        group = self._silent or self._speaking
+        group = self._strangers or self._likely_agents
         self._drop(group.oldest_of_most())
 
     def _accept_next(self, is_first: bool) -> tuple[Connection, str] | None:
@@ -231,6 +231,9 @@ class AgentListener:
                 handshake = waiting.handshake or self._begin(connection, waiting)
                 if not handshake.is_done:
                     handshake.handle_frame(kind, payload)
+                    if handshake.is_likely_agent:
+                        self._strangers.remove(connection, waiting.address)
+                        self._likely_agents.add(connection, waiting.address)
                 elif kind == protocol.IDENTITY:
                     self._pass_on(connection, unpack_json(payload))
                     return
@@ -245,8 +248,6 @@ class AgentListener:
             self._drop(connection)
 
     def _begin(self, connection: Connection, waiting: _Unauthenticated) -> Handshake:
-        self._silent.remove(connection, waiting.address)
-        self._speaking.add(connection, waiting.address)
         waiting.handshake = Handshake(connection, os.fsencode(self._token), is_head=True)
         return waiting.handshake
 
@@ -271,7 +272,7 @@ class AgentListener:
 
     def _release(self, connection: Connection) -> None:
         waiting = self._waiting.pop(connection)
-        for group in (self._silent, self._speaking):
+        for group in (self._strangers, self._likely_agents):
             group.remove(connection, waiting.address)
         self._poller.unwatch(connection.fileno())
 

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _CONNECT_S = 10.0  # for one address: a host that drops packets must not keep us from the next address
-_BACKLOG = 1024
+_BACKLOG = 1024  # a longer queue lets a flood go faster: joining took three times as long under load with 4096
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 _OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-_UNHEARD_S = 10.0  # how long a head may go on dropping our connections
+_UNHEARD_S = 30.0  # how long a head may go on dropping our connections, or its kernel our packets
 _NOTICE_S = 5.0  # between two lines that say that we wait
 
 
@@ -187,15 +187,26 @@ def _ipv6_of(interface: str) -> str:
 
 
 def connect(target: str) -> Connection:
-    """Connect to the first of `HOST,HOST:PORT` that answers. Raises LinkError: none does."""
+    """Connect to the first of `HOST,HOST:PORT` that answers.
+
+    Raises:
+        Unheard: none does, and one of them has said nothing at all: the kernel drops what finds no room in the queue
+            of a port.
+        LinkError: none does.
+    """
+    from infini_run.multinode.handshake import Unheard
+
     hosts, _, port = target.rpartition(":")
     problems = []
+    error_class = LinkError
     for host in hosts.split(","):
         try:
             return _to_connection(_connect(host.strip("[]"), int(port)))
         except (OSError, UnicodeError) as error:  # the latter: no name that DNS could have
             problems.append(f"{host}: {getattr(error, 'strerror', None) or error}")
-    raise LinkError(f"the head does not answer on port {port}: {'; '.join(problems)}")
+            if isinstance(error, TimeoutError):
+                error_class = Unheard
+    raise error_class(f"the head does not answer on port {port}: {'; '.join(problems)}")
 
 
 def _connect(host: str, port: int) -> socket.socket:
@@ -219,8 +230,8 @@ def _connect(host: str, port: int) -> socket.socket:
 
 def retry_unheard(attempt: Callable[[], int]) -> int:
     """Call `attempt`, which connects and serves; again, if a head that had too many unauthenticated connections
-    dropped ours before it had sent anything. Raises LinkError: that went on for 10 s, or the reason is another
-    one."""
+    dropped ours before it had sent anything, or its kernel did not answer. Raises LinkError: that went on for 30 s,
+    or the reason is another one."""
     import time
 
     from infini_run.multinode.handshake import Unheard

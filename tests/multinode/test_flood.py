@@ -32,7 +32,7 @@ while True:
     if len(held) == 1:
         print("one", flush=True)
 """
-CHALLENGE = b"C\0\0\0 " + bytes(range(32))
+CHALLENGE = b"C\0\0\0@" + bytes(range(64))
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from infini_run.errors import LinkError, UsageError
-from infini_run.multinode import protocol
+from infini_run.multinode import protocol, tcp
 from infini_run.multinode.connection import MAGIC, Connection
 from infini_run.multinode.handshake import Handshake, Unheard
 from infini_run.multinode.head_link import HeadGone, HeadLink
@@ -94,7 +94,14 @@ def test_our_own_challenge_is_not_answered(wires):
     """Else it would prove itself with what we say."""
     head = Handshake(wires[0], b"t", is_head=True)
     with pytest.raises(LinkError):
-        head.handle_frame(protocol.CHALLENGE, head._own_nonce)
+        head.handle_frame(protocol.CHALLENGE, head._own_nonce + head._greeting(head._own_nonce))
+
+
+@pytest.mark.parametrize("is_head", [False, True])
+def test_a_challenge_has_its_sides_length(wires, is_head):
+    hand = Handshake(wires[0], b"t", is_head=is_head)
+    with pytest.raises(LinkError, match="not what infini-run sends"):
+        hand.handle_frame(protocol.CHALLENGE, b"x" * (32 if is_head else 64))
 
 
 @pytest.mark.parametrize("kind", sorted(protocol.KINDS - {protocol.CHALLENGE, protocol.PROOF}))
@@ -367,11 +374,13 @@ def test_without_any_descriptor_nobody_is_let_in_and_nothing_spins(listener):
         assert listener._waiting == {}
 
 
-def crowd(listener, count, address="127.0.0.1"):
+def crowd(listener, count, address="127.0.0.1", said=b""):
     there = len(listener._waiting) + listener.dropped
     scans = [
         socket.create_connection(("127.0.0.1", listener.port), source_address=(address, 0)) for _ in range(count)
     ]
+    for scan in scans:
+        scan.send(said)
     until(lambda: (listener.poll(0.01), len(listener._waiting) + listener.dropped >= there + count)[1])
     return scans
 
@@ -395,14 +404,32 @@ def test_the_address_that_has_the_most_gives_room(listener):
     hang_up(*one, *other)
 
 
-def test_who_has_said_nothing_goes_before_who_has(listener):
+@pytest.mark.parametrize("said", [b"", pack(protocol.CHALLENGE, b"x" * 64)], ids=["silent", "half-a-handshake"])
+@pytest.mark.parametrize("is_late", [False, True], ids=["", "greets-late"])
+def test_strangers_go_before_who_has_greeted_us_as_an_agent_does(listener, said, is_late):
     wire = connect(listener)
-    hand = Handshake(wire, b"t", is_head=False)
-    scans = crowd(listener, 300)
+    if is_late:
+        scans = crowd(listener, 200, said=said)
+        hand = Handshake(wire, b"t", is_head=False)
+        listener.poll(0)
+        scans += crowd(listener, 300, said=said)
+    else:
+        hand = Handshake(wire, b"t", is_head=False)
+        scans = crowd(listener, 300, said=said)
     while not hand.is_done:
+        assert not wire.has_ended
         listener.poll(0.01)
         for kind, payload in wire.read():
             hand.handle_frame(kind, payload)
+    hang_up(wire, *scans)
+
+
+def test_a_greeting_of_another_token_keeps_no_place(listener):
+    wire = connect(listener)
+    Handshake(wire, b"another", is_head=False)
+    scans = crowd(listener, 300)
+    until(lambda: (list(wire.read()), wire.has_ended)[1])
+    assert not _is_reset(scans[-1])
     hang_up(wire, *scans)
 
 
@@ -425,6 +452,20 @@ def test_who_is_silent_is_told_nothing_and_costs_no_handshake(listener):
     (scan,) = crowd(listener, 1)
     assert not select.select([scan], [], [], 0)[0]
     hang_up(scan)
+
+
+def test_a_full_queue_of_the_kernel_is_a_reason_to_dial_again(monkeypatch):
+    monkeypatch.setattr(tcp, "_CONNECT_S", 0.1)
+    with socket.socket() as server, socket.socket() as first:
+        server.bind(("127.0.0.1", 0))
+        server.listen(0)  # there is room for one
+        first.connect(server.getsockname())
+        target = f"127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(Unheard, match="timed out"):
+            tcp.connect(target)
+    with pytest.raises(LinkError, match="refused") as refused:
+        tcp.connect(target)
+    assert not isinstance(refused.value, Unheard)
 
 
 def test_an_agent_that_was_let_go_unheard_dials_again():
