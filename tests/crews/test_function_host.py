@@ -217,14 +217,12 @@ def test_an_interrupt_of_a_run_stops_its_ranks_and_is_raised(preload, bell, host
             sys.setswitchinterval(0.1)
             threading.Thread(target=compute, daemon=True).start()
         def work(bell):
-            def leave(*given):
-                print("saved", flush=True)
-                sys.exit(0)
-            signal.signal(signal.SIGTERM, leave)
+            signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
             with open(bell, "w") as file:
                 file.write("up\\n")
-            while True:
-                signal.pause()
+            signal.sigwait([signal.SIGTERM])
+            print("saved", flush=True)
+            sys.exit(0)
         try:
             ir.Launcher(nproc_per_node=2, preload={preload!r}).run(work, {bell.path!r})
         except KeyboardInterrupt:

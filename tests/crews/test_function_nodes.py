@@ -470,16 +470,13 @@ def test_a_caller_that_is_killed_leaves_nothing_anywhere(bed, bell, number, prel
 
 def test_a_launch_is_stopped_gracefully_on_every_host(launcher, bell):
     def wait(path):
-        def end(number, frame):
-            with open(path, "w") as file:
-                file.write(f"ended {os.environ['RANK']}\n")
-            os._exit(0)
-
-        signal.signal(signal.SIGTERM, end)
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         with open(path, "w") as file:
             file.write("here\n")
-        while True:
-            signal.pause()
+        signal.sigwait({signal.SIGTERM})
+        with open(path, "w") as file:
+            file.write(f"ended {os.environ['RANK']}\n")
+        os._exit(0)
 
     handle = launcher().start(wait, bell.path)
     assert bell.hear(4) == ["here"] * 4

@@ -26,14 +26,11 @@ HARD = 'trap "" TERM INT; setsid sleep 1000 & echo up; sleep 1000; sleep 1000'
 # a shell may take a TERM that all of its group gets into a fork of its own
 SURE = """
 import os, signal, time
-def end(*_):
-    time.sleep(1)
-    os.write(1, b"graceful\\n")
-    os._exit(0)
-signal.signal(signal.SIGTERM, end)
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
 os.write(1, b"up\\n")
-while True:
-    signal.pause()
+signal.sigwait([signal.SIGTERM])
+time.sleep(1)
+os.write(1, b"graceful\\n")
 """
 SEEN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "SLURMD_NODENAME")
 SAY = f'echo "is {" ".join("$" + name for name in SEEN)} at $MASTER_ADDR:$MASTER_PORT"'

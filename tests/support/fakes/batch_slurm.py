@@ -180,26 +180,29 @@ def srun(words, fault):
     step = {"SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": ",".join(nodes), "SLURM_STEP_NUM_NODES": str(len(nodes)),
             "SLURM_STEP_NUM_TASKS": str(len(nodes)), "SLURM_STEP_TASKS_PER_NODE": f"1(x{len(nodes)})"}  # fmt: skip
     named = ["unshare", "-u", "sh", "-c", 'hostname "$0"; exec "$@"'] if os.geteuid() == 0 else []
+    asked = {signal.SIGTERM, signal.SIGCHLD}
+    signal.pthread_sigmask(signal.SIG_BLOCK, asked)
     tasks = {}
     for index, node in enumerate(nodes):
         own = {"SLURM_NODEID": str(index), "SLURM_PROCID": str(index), "SLURM_LOCALID": "0", "SLURMD_NODENAME": node}
         task = subprocess.Popen(
             [*named, node, *argv] if named else argv, env={**os.environ, **step, **own}, stdin=subprocess.DEVNULL,
-            start_new_session=True,
+            start_new_session=True, preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, ()),
         )  # fmt: skip
         tasks[task.pid] = task
-    signal.signal(signal.SIGTERM, lambda *_: [os.killpg(pid, signal.SIGKILL) for pid in tasks])
     worst = 0
     while tasks:
-        pid, status = os.wait()
-        task = tasks.pop(pid)
-        task.returncode = os.waitstatus_to_exitcode(status)
-        code = task.returncode if task.returncode >= 0 else 128 - task.returncode
-        worst = max(worst, code)
-        if code:
-            print(f"srun: error: task 0: Exited with exit code {code}", file=sys.stderr)
-            for other in tasks:
-                os.killpg(other, signal.SIGTERM)
+        if signal.sigwait(asked) == signal.SIGTERM:
+            for pid in tasks:
+                os.killpg(pid, signal.SIGKILL)
+        for task in [task for task in tasks.values() if task.poll() is not None]:
+            del tasks[task.pid]
+            code = task.returncode if task.returncode >= 0 else 128 - task.returncode
+            worst = max(worst, code)
+            if code:
+                print(f"srun: error: task 0: Exited with exit code {code}", file=sys.stderr)
+                for other in tasks:
+                    os.killpg(other, signal.SIGTERM)
     sys.exit(worst)
 
 
