@@ -36,7 +36,11 @@ def main(argv: Sequence[str]) -> int:
 
             host = (os.environ.get(flags["host"]) or os.uname().nodename) if "host" in flags else ""
             token = _token(flags.get("token_file", ""))
-            return retry_unheard(lambda: Agent(connect(flags["link"]), index, facts=facts, host=host).serve(token))
+
+            def join() -> int:
+                return Agent(connect(flags["link"]), index, facts=facts, host=host).serve(token)
+
+            return retry_unheard(join, is_head_there=True)
         read_fd, write_fd = (fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3) for fd in (0, 1))
         connection = Connection(read_fd, write_fd)
         connection.send(MAGIC)

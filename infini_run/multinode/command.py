@@ -133,7 +133,7 @@ def run_as_peer(options: Options, environ: Mapping[str, str], *, print_line: Cal
     if options.node_rank != 0 and listening is None:
         peer = _Peer(options, environ, os.fsencode(token), print_line, may_be_head=is_head_host)
         try:
-            return peer.serve_until_over() if options.is_elastic else retry_unheard(peer.serve)
+            return peer.serve_until_over() if options.is_elastic else retry_unheard(peer.serve, is_head_there=False)
         except LinkError as error:
             listening = peer.listening
             if listening is None:

@@ -3,8 +3,9 @@
 Each side sends a random number, and then a keyed hash of both numbers. The keys of all later frames are derived from
 the token and both numbers: a relay that does not know the token can change, drop, repeat or move none unnoticed.
 
-An agent adds a keyed hash of its number alone. That proves nothing, since whoever has overheard it can send it again,
-but with it the head knows whose connection to keep when strangers take all the room.
+An agent adds a keyed hash of its number alone. That proves nothing, since whoever has got it once can send it again,
+but with it the head knows whose connection to keep when strangers take all the room. An agent of version 0.1 adds
+none: it is let in, and ends when it learns which version the head has.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ _GREETING = 32  # bytes, of an agent's keyed hash of its nonce
 
 
 class Unheard(LinkError):
-    """The head has sent nothing: its list of unauthenticated connections was full and it dropped ours, or the
-    kernel's queue was full and no connection came about."""
+    """The head had no room: its list of unauthenticated connections was full and it dropped ours, or its kernel's
+    queue was full and no connection came about."""
 
 
 class Silent(LinkError):
@@ -61,7 +62,7 @@ class Handshake:
     def handle_frame(self, kind: bytes, payload: bytes) -> None:
         """Act on one frame. Raises LinkError: the other side does not know the token, or is no infini-run."""
         nonce, greeting = payload[:_NONCE], payload[_NONCE:]
-        is_whole = len(nonce) == _NONCE and len(greeting) == (_GREETING if self._is_head else 0)
+        is_whole = len(nonce) == _NONCE and len(greeting) in ((0, _GREETING) if self._is_head else (0,))
         if kind == CHALLENGE and not self._other_nonce and is_whole and nonce != self._own_nonce:
             self._other_nonce = nonce
             if self._is_head:

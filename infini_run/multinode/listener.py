@@ -61,7 +61,7 @@ class _Unauthenticated:
     def __init__(self, address: str, end_s: float) -> None:
         self.address = address
         self.end_s = end_s
-        self.handshake: Handshake | None = None  # from its first byte on: until then it costs nothing more
+        self.handshake: Handshake | None = None  # from its first frame on: until then it costs nothing more
 
 
 class _ByAddress:
@@ -197,7 +197,7 @@ class AgentListener:
                 self._waiting[connection] = _Unauthenticated(address, time.monotonic() + HANDSHAKE_S)
                 self._strangers.add(connection, address)
             self._poller.watch(connection.fileno(), READ, partial(self._read, connection))
-            self._read(connection)  # an agent has sent its first frame by now
+            self._read(connection)  # mostly an agent has sent its first frame by now
         if not self._is_expecting and self._listener is not None:
             self._poller.unwatch(self._listener.fileno())
             self._pause_end_s = time.monotonic() + _PAUSE_S

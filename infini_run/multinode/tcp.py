@@ -228,20 +228,30 @@ def _connect(host: str, port: int) -> socket.socket:
     raise problem
 
 
-def retry_unheard(attempt: Callable[[], int]) -> int:
+def retry_unheard(attempt: Callable[[], int], *, is_head_there: bool) -> int:
     """Call `attempt`, which connects and serves; again, if a head that had too many unauthenticated connections
-    dropped ours before it had sent anything, or its kernel did not answer. Raises LinkError: that went on for 30 s,
-    or the reason is another one."""
+    dropped ours, or its kernel did not answer.
+
+    Args:
+        is_head_there: no other program listens in the head's place, so silence is a reason too: where the kernel's
+            queue was full, a connection may have come about for us only.
+
+    Raises:
+        LinkError: that went on for 30 s, or the reason is another one.
+    """
     import time
 
-    from infini_run.multinode.handshake import Unheard
+    from infini_run.multinode.handshake import Silent, Unheard
 
-    end_s, pause_s = time.monotonic() + _UNHEARD_S, _FIRST_PAUSE_S
+    reasons = (Unheard, Silent) if is_head_there else (Unheard,)
+    end_s, pause_s = float("inf"), _FIRST_PAUSE_S
     while True:
         try:
             return attempt()
-        except Unheard:
-            if time.monotonic() + pause_s > end_s:
+        except reasons:
+            now_s = time.monotonic()
+            end_s = min(end_s, now_s + _UNHEARD_S)  # from the first time on: an attempt may have waited for the head
+            if now_s + pause_s > end_s:
                 raise
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
@@ -270,7 +280,7 @@ def connect_with_retry(
         except LinkError as error:
             now_s = time.monotonic()
             if must_give_up() or now_s + pause_s > end_s:
-                raise
+                raise LinkError(str(error)) from None  # no Unheard: it is not to be tried yet again
             if now_s >= notice_s:
                 notice_s = now_s + _NOTICE_S
                 print_line(f"waiting for node 0: {error}")

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from infini_run.errors import LinkError, UsageError
 from infini_run.multinode import protocol, tcp
 from infini_run.multinode.connection import MAGIC, Connection
-from infini_run.multinode.handshake import Handshake, Unheard
+from infini_run.multinode.handshake import Handshake, Silent, Unheard
 from infini_run.multinode.head_link import HeadGone, HeadLink
 from infini_run.multinode.heartbeat_process import HeartbeatProcess, no_frame
 from infini_run.multinode.lease import AgentTime, Lease
@@ -97,11 +97,18 @@ def test_our_own_challenge_is_not_answered(wires):
         head.handle_frame(protocol.CHALLENGE, head._own_nonce + head._greeting(head._own_nonce))
 
 
-@pytest.mark.parametrize("is_head", [False, True])
-def test_a_challenge_has_its_sides_length(wires, is_head):
+@pytest.mark.parametrize(("size", "is_head"), [(31, 0), (33, 0), (64, 0), (31, 1), (33, 1), (63, 1)])
+def test_a_challenge_has_its_sides_length(wires, size, is_head):
     hand = Handshake(wires[0], b"t", is_head=is_head)
     with pytest.raises(LinkError, match="not what infini-run sends"):
-        hand.handle_frame(protocol.CHALLENGE, b"x" * (32 if is_head else 64))
+        hand.handle_frame(protocol.CHALLENGE, b"x" * size)
+
+
+def test_an_agent_that_sends_no_greeting_is_let_in_and_counts_as_a_stranger_until_then(wires, monkeypatch):
+    """One of version 0.1: later it is told which version the head has."""
+    greeting = Handshake._greeting
+    monkeypatch.setattr(Handshake, "_greeting", lambda hand, nonce: greeting(hand, nonce) if hand._is_head else b"")
+    assert [hand.is_likely_agent for hand in shake(*wires)] == [False, False]
 
 
 @pytest.mark.parametrize("kind", sorted(protocol.KINDS - {protocol.CHALLENGE, protocol.PROOF}))
@@ -463,23 +470,45 @@ def test_a_full_queue_of_the_kernel_is_a_reason_to_dial_again(monkeypatch):
         target = f"127.0.0.1:{server.getsockname()[1]}"
         with pytest.raises(Unheard, match="timed out"):
             tcp.connect(target)
+        with pytest.raises(LinkError, match="timed out") as given_up:
+            tcp.connect_with_retry(target, 0, pytest.fail)
+        assert not isinstance(given_up.value, Unheard), "it would be tried for as long again"
     with pytest.raises(LinkError, match="refused") as refused:
         tcp.connect(target)
     assert not isinstance(refused.value, Unheard)
 
 
-def test_an_agent_that_was_let_go_unheard_dials_again():
-    tries = []
+def fails_then(returned, *errors, first_s=0.0):
+    """An attempt that raises these errors, the first one after a time, and then returns."""
+    left = [*errors]
 
     def attempt():
-        tries.append(1)
-        if len(tries) < 3:
-            raise Unheard("let go")
-        return 7
+        if not left:
+            return returned
+        if len(left) == len(errors):
+            time.sleep(first_s)
+        raise left.pop(0)
 
-    assert retry_unheard(attempt) == 7
+    return attempt
+
+
+def test_an_agent_that_was_let_go_unheard_dials_again():
+    assert retry_unheard(fails_then(7, Unheard("let go"), Unheard("let go")), is_head_there=False) == 7
     with pytest.raises(LinkError, match="token"):
-        retry_unheard(lambda: (_ for _ in ()).throw(LinkError("another token")))
+        retry_unheard(fails_then(7, LinkError("another token")), is_head_there=True)
+
+
+def test_silence_is_a_reason_to_dial_again_only_where_a_head_listens_for_certain():
+    assert retry_unheard(fails_then(7, Silent("nothing"), Unheard("let go")), is_head_there=True) == 7
+    with pytest.raises(Silent):
+        retry_unheard(fails_then(7, Silent("nothing")), is_head_there=False)
+
+
+def test_the_time_for_dialling_again_begins_with_the_first_failure_and_ends(monkeypatch):
+    monkeypatch.setattr(tcp, "_UNHEARD_S", 0.1)
+    assert retry_unheard(fails_then(7, Unheard("let go"), first_s=0.2), is_head_there=False) == 7
+    with pytest.raises(Unheard, match="last"):
+        retry_unheard(fails_then(7, Unheard("first"), Unheard("last")), is_head_there=False)
 
 
 # ---- while one side is stopped
