@@ -43,10 +43,8 @@ AS_USER = '. "$0/env.sh"; tbu "$@"'
 @contextmanager
 def pbs(bed: Bed, folder: Path) -> Iterator[list[str]]:
     """The words that call something as its user."""
-    if not os.access(f"{EXEC}/sbin/pbs_mom", os.X_OK) or os.geteuid() != 0:
-        raise CommandFailed(
-            f"there is no OpenPBS in {EXEC}, or we are not root: tests/support/beds/pbs.sh says how to get one"
-        )
+    if os.geteuid() != 0:
+        raise CommandFailed("the bed of OpenPBS is for root")
     base = subprocess.run([bed.python, "-c", "import sys; print(sys.base_prefix)"], capture_output=True, text=True)
     shown = f"{base.stdout.strip()} {Path(__file__).parent.parent} {bed.venv}"
     env = {**bed.env, "PBS_TB_HISTORY": "False", "PBS_TB_SHOW": shown, "PBS_TB_NSPREFIX": "bp"}
@@ -100,6 +98,9 @@ def time_status(argv: list[str], user: list[str], env: Mapping[str, str]) -> int
 
 
 def measure(bed: Bed) -> Figure:
+    if not os.access(f"{EXEC}/sbin/pbs_mom", os.X_OK):
+        why = f"there is no OpenPBS in {EXEC} (tests/support/beds/pbs.sh says how to get one)"
+        return Figure(name="jobs_pbs", rows=[], samples={}, remarks=[f"jobs_pbs left out: {why}"])
     env = {name: text for name, text in bed.env.items() if name != "TMPDIR"}
     with scratch() as folder:
         os.chmod(folder, 0o755)
