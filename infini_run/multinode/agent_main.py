@@ -38,7 +38,11 @@ def main(argv: Sequence[str]) -> int:
             token = _token(flags.get("token_file", ""))
 
             def join() -> int:
-                return Agent(connect(flags["link"]), index, facts=facts, host=host).serve(token)
+                connection = connect(flags["link"])
+                try:
+                    return Agent(connection, index, facts=facts, host=host).serve(token)
+                finally:
+                    connection.close()
 
             return retry_unheard(join, is_head_there=True)
         read_fd, write_fd = (fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3) for fd in (0, 1))

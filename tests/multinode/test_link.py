@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import textwrap
 import time
 from contextlib import contextmanager
 
@@ -502,6 +503,27 @@ def test_silence_is_a_reason_to_dial_again_only_where_a_head_listens_for_certain
     assert retry_unheard(fails_then(7, Silent("nothing"), Unheard("let go")), is_head_there=True) == 7
     with pytest.raises(Silent):
         retry_unheard(fails_then(7, Silent("nothing")), is_head_there=False)
+
+
+def test_an_engines_agent_lets_go_of_a_silent_connection_before_it_dials_again():
+    code = """
+        import sys
+        from infini_run.multinode import agent, agent_main, head_link
+        agent.HANDSHAKE_S = head_link.HANDSHAKE_S = 0.1
+        sys.exit(agent_main.main(sys.argv[1:]))
+    """
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(10)
+        words = [f"--link=127.0.0.1:{server.getsockname()[1]}", "--node=0"]
+        process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code), *words], stderr=subprocess.PIPE)
+        for _ in range(2):
+            with server.accept()[0] as connection:
+                connection.settimeout(10)
+                while connection.recv(4096):
+                    pass
+    error = process.communicate(timeout=30)[1]
+    assert process.returncode == 1
+    assert b"the head does not answer" in error, "refused now: that is no reason to dial again"
 
 
 def test_the_time_for_dialling_again_begins_with_the_first_failure_and_ends(monkeypatch):
