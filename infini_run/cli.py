@@ -261,14 +261,14 @@ def _run_isolated(options: Options, environ: dict[str, str], mask_at_entry: set[
     It stops its ranks itself, within its own grace; ours is only for the case that it does not.
     """
     from infini_run.node.pid_namespace import open_suspend_pipe, run_isolated
-    from infini_run.plan.program import error_folder, new_launch_id
+    from infini_run.plan.program import launch_folder, new_launch_id
 
     entry = _take_over_process(mask_at_entry)
     launch_id = new_launch_id()  # the inner command's: should it be killed, we remove its folder
     suspend_read_fd, suspend_write_fd = open_suspend_pipe()
     environ[ISOLATED] = f"{entry.blocked} {launch_id} {suspend_write_fd}"
     command = _same_command()
-    folder = "" if options.log_dir else error_folder(options, launch_id, environ)
+    folder = launch_folder(options, launch_id, environ)
     try:
         return run_isolated(
             command,

@@ -16,6 +16,7 @@ from posix import (
     X_OK,
     _exit,
     access,
+    chmod,
     close,
     fstat,
     getcwd,
@@ -31,6 +32,7 @@ from posix import (
     sched_getaffinity,
     set_inheritable,
     stat,
+    statvfs,
     strerror,
     sysconf,
     uname,
@@ -39,10 +41,10 @@ from posix import (
 )
 
 __all__ = [
-    "O_CLOEXEC", "O_RDWR", "R_OK", "W_OK", "X_OK", "_exit", "abspath", "access", "basename", "close", "dirname",
-    "exists", "fsdecode", "fsencode", "fstat", "getcwd", "getpid", "isatty", "isdir", "isfile", "join",
+    "O_CLOEXEC", "O_RDWR", "R_OK", "W_OK", "X_OK", "_exit", "abspath", "access", "basename", "chmod", "close",
+    "dirname", "exists", "fsdecode", "fsencode", "fstat", "getcwd", "getpid", "isatty", "isdir", "isfile", "join",
     "lexists", "listdir", "lstat", "makedev", "mkdir", "open", "own_environ", "register_at_fork", "rmdir",
-    "sched_getaffinity", "set_inheritable", "stat", "strerror", "sysconf", "uname", "urandom", "write",
+    "sched_getaffinity", "set_inheritable", "stat", "statvfs", "strerror", "sysconf", "uname", "urandom", "write",
 ]  # fmt: skip
 
 _CODEC = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()

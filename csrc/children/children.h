@@ -30,6 +30,7 @@ struct worker {
     char *tail;      /* TAIL_BUFFER, a ring of stderr; NULL: not piped */
     uint64_t tail_count;
     int notify_fd;   /* -1: none, or closed at its end */
+    int drop_fd;     /* tells that a message with descriptors is gone; -1: none is being taken */
     bool ready;      /* it said READY=1 */
     bool triggered;  /* it said WATCHDOG=trigger, and no WATCHDOG=1 since */
     int64_t active_ns, ping_ns; /* struct ir_activity */

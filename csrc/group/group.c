@@ -19,7 +19,7 @@ static int group_open(struct ir_group *g, uint32_t n) {
     for (uint32_t i = 0; i < n; i++) {
         g->workers[i].pidfd = g->workers[i].log_fd = g->workers[i].log_open = -1;
         g->workers[i].error_log_fd = -1;
-        g->workers[i].notify_fd = -1;
+        g->workers[i].notify_fd = g->workers[i].drop_fd = -1;
         g->workers[i].progress = -1;
         g->workers[i].streams[0].fd = g->workers[i].streams[1].fd = -1;
         for (int k = 0; k < 3; k++) g->workers[i].child_ends[k] = -1;
@@ -107,6 +107,7 @@ static void dispatch(struct ir_group *g, uint64_t data) {
     case WATCH_LEASE: lease_ready(g); break;
     case WATCH_ASKED: tty_asked(g); break;
     case WATCH_NOTIFY: notify_ready(g, index); break;
+    case WATCH_DROPPED: notify_dropped(g, index); break;
     case WATCH_RESTS: rest_ready(g, pump_pass_rest); break;
     }
 }

@@ -98,7 +98,7 @@ struct ir_worker {
     const char *cwd;             /* NULL: ours */
     const char *label[2];        /* put before each line of stdout and stderr on the console */
     const char *label_more[2];   /* the same, before the further pieces of an overlong line */
-    const char *notify;          /* its NOTIFY_SOCKET, an abstract address: "@..."; NULL: none */
+    const char *notify;          /* its NOTIFY_SOCKET: a path, or an abstract address "@..."; NULL: none */
     const uint64_t *cpus;        /* what it is bound to: bit n is CPU n; NULL: as we are */
     const uint64_t *nodes;       /* the NUMA nodes that its memory is to come from; NULL: as we are */
     uint32_t cpu_words;          /* how many words in cpus, and in nodes */

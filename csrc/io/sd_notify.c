@@ -1,9 +1,14 @@
 /* io/sd_notify.c: what workers say of themselves: sd_notify(3), on a datagram socket of each one's own.
  *
- * A socket per worker, so that what any process of it says is known to be that worker's, even when
- * the one who said it (systemd-notify in a script) is gone by the time we read. An abstract address
- * leaves no file behind, but any user of the machine may send to it: only our own user and root
- * are heard. See unix(7) for SCM_CREDENTIALS, which the kernel fills in. */
+ * A socket per worker shows which worker a message is from, even if its sender (systemd-notify in a
+ * script) has exited by the time we read. The socket lies in a folder of mode 0700, so strangers do not
+ * reach it. An abstract address, which any user may send to, is what remains where no folder can be
+ * made. Either way only our own user and root are heard: the kernel names the sender (SCM_CREDENTIALS
+ * of unix(7)).
+ *
+ * A message may carry descriptors. Whoever takes such a message closes them, and that may wait for as
+ * long as their sender likes (SO_LINGER of socket(7)). So this thread only peeks at it, and
+ * io/rights_drop.c takes it. */
 #include "group/group.h"
 
 #include <errno.h>
@@ -11,6 +16,7 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -18,16 +24,30 @@
 #define NOTIFY_READS 16   /* then signals and exits get their turn, however much there is */
 #define DRAIN_READS 1024  /* more than a socket holds (net.unix.max_dgram_qlen, 10 to 512) */
 
+/* "@name" is abstract, "/name" a path; *ret_address gets what the kernel wants. */
+static int notify_address(const char *name, struct sockaddr_un *ret_address,
+                          socklen_t *ret_length) {
+    const size_t size = strlen(name);
+    const bool is_abstract = name[0] == '@';
+    if ((!is_abstract && name[0] != '/') || size + !is_abstract > sizeof ret_address->sun_path)
+        return -EINVAL;
+    *ret_address = (struct sockaddr_un){.sun_family = AF_UNIX};
+    memcpy(ret_address->sun_path, name, size);
+    if (is_abstract) ret_address->sun_path[0] = '\0';
+    *ret_length =
+        (socklen_t)(offsetof(struct sockaddr_un, sun_path) + size + (is_abstract ? 0 : 1));
+    return 0;
+}
+
 static int notify_bind(int fd, const char *name) {
-    struct sockaddr_un address = {.sun_family = AF_UNIX};
-    size_t size = strlen(name);
-    if (name[0] != '@' || size > sizeof address.sun_path) return -EINVAL;
-    memcpy(address.sun_path, name, size);
-    address.sun_path[0] = '\0';
-    int on = 1;
+    struct sockaddr_un address;
+    socklen_t length;
+    int r = notify_address(name, &address, &length), on = 1;
+    if (r < 0) return r;
     if (setsockopt(fd, SOL_SOCKET, SO_PASSCRED, &on, sizeof on) < 0) return -errno;
-    socklen_t length = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + size);
-    return bind(fd, (const struct sockaddr *)&address, length) < 0 ? -errno : 0;
+    if (bind(fd, (const struct sockaddr *)&address, length) < 0) return -errno;
+    /* to send takes the right to write, which a umask may have taken from our own user */
+    return name[0] == '/' && chmod(name, S_IRUSR | S_IWUSR) < 0 ? -errno : 0;
 }
 
 int notify_open(struct ir_group *g, const struct ir_worker *workers, uint32_t n) {
@@ -43,8 +63,13 @@ int notify_open(struct ir_group *g, const struct ir_worker *workers, uint32_t n)
     return 0;
 }
 
-void notify_close(struct ir_group *g, uint32_t index) {
-    g->workers[index].notify_fd = fd_release(g, g->workers[index].notify_fd);
+/* The file of a socket that was bound to a path. */
+static void notify_unlink(int fd) {
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    socklen_t length = sizeof address;
+    if (getsockname(fd, (struct sockaddr *)&address, &length) < 0) return;
+    if (length > offsetof(struct sockaddr_un, sun_path) && address.sun_path[0] == '/')
+        (void)unlink(address.sun_path);
 }
 
 /* ---- what is said */
@@ -117,56 +142,125 @@ static bool is_trusted(const struct ucred *sender) {
     return sender->uid == geteuid() || sender->uid == 0;
 }
 
-/* Descriptors that come along (BARRIER=1, FDSTORE=1) are closed: that is all a barrier waits for.
- * Those that find no room here the kernel closes itself. */
-static bool close_descriptors(struct msghdr *header) {
-    bool may_read = false;
-    for (struct cmsghdr *c = CMSG_FIRSTHDR(header); c != NULL; c = CMSG_NXTHDR(header, c)) {
-        if (c->cmsg_level != SOL_SOCKET) continue;
-        const unsigned char *data = CMSG_DATA(c);
-        if (c->cmsg_type == SCM_CREDENTIALS && c->cmsg_len >= CMSG_LEN(sizeof(struct ucred))) {
-            struct ucred sender;
-            memcpy(&sender, data, sizeof sender);
-            may_read = is_trusted(&sender);
-        }
-        if (c->cmsg_type != SCM_RIGHTS) continue;
-        for (size_t at = 0; CMSG_LEN(at + sizeof(int)) <= c->cmsg_len; at += sizeof(int)) {
-            int fd;
-            memcpy(&fd, data + at, sizeof fd);
-            (void)fd_close(fd);
-        }
-    }
-    return may_read;
-}
-
-/* False: there is nothing more. */
-static bool notify_read(struct ir_group *g, uint32_t index) {
+struct message {
     char bytes[MESSAGE_SIZE];
+    size_t size;
+    bool is_trusted; /* of our own user, or root */
+    bool is_cut;     /* longer than a message is */
+    bool has_rights; /* descriptors came with it */
+};
+
+/* Without room for descriptors the kernel gives us none, and a message that is peeked at keeps its own:
+ * nothing is closed here. False: there is no message. */
+static bool message_peek(int fd, struct message *ret) {
     union {
         struct cmsghdr aligned;
-        char bytes[CMSG_SPACE(sizeof(struct ucred)) + CMSG_SPACE(4 * sizeof(int))];
+        char bytes[CMSG_SPACE(sizeof(struct ucred))];
     } control;
-    struct iovec part = {.iov_base = bytes, .iov_len = sizeof bytes};
+    struct iovec part = {.iov_base = ret->bytes, .iov_len = sizeof ret->bytes};
     struct msghdr header = {.msg_iov = &part,
                             .msg_iovlen = 1,
                             .msg_control = &control,
                             .msg_controllen = sizeof control};
-    ssize_t n = recvmsg(g->workers[index].notify_fd, &header, MSG_CMSG_CLOEXEC);
-    if (n < 0) return errno == EINTR;
-    if (close_descriptors(&header) && !(header.msg_flags & MSG_TRUNC))
-        handle_message(g, index, bytes, (size_t)n);
+    ssize_t n;
+    while ((n = recvmsg(fd, &header, MSG_PEEK | MSG_DONTWAIT)) < 0 && errno == EINTR) continue;
+    if (n < 0) return false;
+    ret->size = (size_t)n;
+    ret->is_cut = (header.msg_flags & MSG_TRUNC) != 0;
+    ret->has_rights = (header.msg_flags & MSG_CTRUNC) != 0;
+    ret->is_trusted = false;
+    struct cmsghdr *c = CMSG_FIRSTHDR(&header);
+    if (c != NULL && c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_CREDENTIALS &&
+        c->cmsg_len >= CMSG_LEN(sizeof(struct ucred))) {
+        struct ucred sender;
+        memcpy(&sender, CMSG_DATA(c), sizeof sender);
+        ret->is_trusted = is_trusted(&sender);
+    }
     return true;
 }
 
+static void message_handle(struct ir_group *g, uint32_t index, const struct message *message) {
+    if (message->is_trusted && !message->is_cut)
+        handle_message(g, index, message->bytes, message->size);
+}
+
+/* False: there is nothing more, or what comes next carries descriptors. */
+static bool notify_read(struct ir_group *g, uint32_t index, struct message *message) {
+    const int fd = g->workers[index].notify_fd;
+    char nothing;
+    message->has_rights = false;
+    if (!message_peek(fd, message) || message->has_rights) return false;
+    while (recv(fd, &nothing, sizeof nothing, MSG_DONTWAIT) < 0 && errno == EINTR) continue;
+    message_handle(g, index, message);
+    return true;
+}
+
+/* Until it has been taken the socket is not read. If it cannot be taken it never is again, which is
+ * better than to wait for its sender. */
+static void notify_pass_rights(struct ir_group *g, uint32_t index, const struct message *message) {
+    struct worker *w = &g->workers[index];
+    fd_unwatch(g, w->notify_fd);
+    message_handle(g, index, message);
+    const int fd = rights_drop_one(w->notify_fd);
+    if (fd >= 0 && fd_watch(g, fd, EPOLLIN, WATCH_DROPPED, index) == 0) w->drop_fd = fd;
+    else (void)fd_close(fd);
+}
+
 void notify_ready(struct ir_group *g, uint32_t index) {
-    for (int i = 0; i < NOTIFY_READS && g->workers[index].notify_fd >= 0; i++)
-        if (!notify_read(g, index)) return;
+    struct message message;
+    for (int i = 0; i < NOTIFY_READS && g->workers[index].notify_fd >= 0; i++) {
+        if (notify_read(g, index, &message)) continue;
+        if (message.has_rights) notify_pass_rights(g, index, &message);
+        return;
+    }
+}
+
+/* The message with descriptors is gone: on with those behind it. */
+void notify_dropped(struct ir_group *g, uint32_t index) {
+    struct worker *w = &g->workers[index];
+    w->drop_fd = fd_release(g, w->drop_fd);
+    if (w->notify_fd >= 0) (void)fd_watch(g, w->notify_fd, EPOLLIN, WATCH_NOTIFY, index);
+}
+
+/* Looks at all that is in the queue and takes nothing (SO_PEEK_OFF of socket(7)); a message that is too
+ * long comes in several parts. True: there may be descriptors in it. */
+static bool notify_walk(struct ir_group *g, uint32_t index) {
+    const int fd = g->workers[index].notify_fd, from = 0;
+    struct message message;
+    bool has_rights = false, in_the_middle = false;
+    if (setsockopt(fd, SOL_SOCKET, SO_PEEK_OFF, &from, sizeof from) < 0) return true;
+    for (int i = 0; i < DRAIN_READS && message_peek(fd, &message); i++) {
+        has_rights |= message.has_rights;
+        if (!in_the_middle) message_handle(g, index, &message);
+        in_the_middle = message.is_cut;
+    }
+    return has_rights;
+}
+
+/* Nothing comes any more; what is still in the queue the last one to close it gives up, descriptors
+ * included. */
+void notify_close(struct ir_group *g, uint32_t index) {
+    struct worker *w = &g->workers[index];
+    w->drop_fd = fd_release(g, w->drop_fd);
+    if (w->notify_fd < 0) return;
+    if (getpid() == g->self) {
+        fd_unwatch(g, w->notify_fd);
+        notify_unlink(w->notify_fd);
+        (void)shutdown(w->notify_fd, SHUT_RD);
+        if (notify_walk(g, index) && rights_drop_all(w->notify_fd) < 0) {
+            w->notify_fd = -1; /* left open: it is closed by our exit, which waits for nobody */
+            return;
+        }
+    }
+    w->notify_fd = fd_close(w->notify_fd);
 }
 
 /* What a worker had said when it ended; nobody listens after that. */
 void notify_drain(struct ir_group *g, uint32_t index) {
-    if (g->workers[index].notify_fd < 0) return;
-    for (int i = 0; i < DRAIN_READS && notify_read(g, index); i++) {
+    struct worker *w = &g->workers[index];
+    struct message message;
+    if (w->notify_fd < 0) return;
+    for (int i = 0; w->drop_fd < 0 && i < DRAIN_READS && notify_read(g, index, &message); i++) {
     }
     notify_close(g, index);
 }

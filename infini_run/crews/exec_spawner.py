@@ -13,7 +13,14 @@ from infini_run.crews.worker_group import WorkerGroup
 from infini_run.errors import UsageError
 from infini_run.options.from_python import check_path, read_flags
 from infini_run.plan.model import make_plan
-from infini_run.plan.program import error_folder, find_command, inspect_node, new_launch_id, unshared_streams
+from infini_run.plan.program import (
+    error_folder,
+    find_command,
+    inspect_node,
+    launch_folder,
+    new_launch_id,
+    unshared_streams,
+)
 from infini_run.record import replace
 from infini_run.system.interpreter import inherited_flags, own_path
 
@@ -149,6 +156,7 @@ class ExecSpawner:
 
     def _plan(self, ranks: Sequence[int], restarts: int) -> Plan:
         launch_id = ".".join(filter(None, (self._within, new_launch_id())))
+        folder = launch_folder(self.options, launch_id, self._environ)
         plan = make_plan(
             self.options,
             self._command,
@@ -156,7 +164,8 @@ class ExecSpawner:
             launch_id=launch_id,
             master_port=self._port,
             environ=self._environ,
-            error_dir=error_folder(self.options, launch_id, self._environ),
+            folder=folder,
+            error_dir=error_folder(self.options, folder),
             unshared=unshared_streams(),
             span=self._span,
         )

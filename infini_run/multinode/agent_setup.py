@@ -186,7 +186,7 @@ def make_node_plan(setup: NodeSetup, launch: Mapping[str, Any]) -> tuple[Plan, O
         launch: the head's LAUNCH frame, checked.
     """
     from infini_run.plan.model import RankRange, make_plan
-    from infini_run.plan.program import error_folder, inspect_node
+    from infini_run.plan.program import error_folder, inspect_node, launch_folder
 
     options = replace(
         setup.options,
@@ -198,6 +198,7 @@ def make_node_plan(setup: NodeSetup, launch: Mapping[str, Any]) -> tuple[Plan, O
         master_port=launch["master_port"],
     )
     launch_id = launch["launch_id"]
+    folder = launch_folder(options, launch_id, setup.environ)
     plan = make_plan(
         options,
         setup.command,
@@ -205,7 +206,8 @@ def make_node_plan(setup: NodeSetup, launch: Mapping[str, Any]) -> tuple[Plan, O
         launch_id=launch_id,
         master_port=options.master_port,
         environ=setup.environ,
-        error_dir=error_folder(options, launch_id, setup.environ),
+        folder=folder,
+        error_dir=error_folder(options, folder),
         may_use_terminal=False,
         span=RankRange(first=launch["first"], world_size=launch["world_size"], most=launch["most"]),
     )

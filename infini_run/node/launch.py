@@ -25,7 +25,7 @@ from infini_run.core.group import (
 )
 from infini_run.errors import StartError, UsageError, printable
 from infini_run.node.resources import LaunchResources, has_descriptors
-from infini_run.plan.model import inheriting
+from infini_run.plan.model import inheriting, with_folder
 from infini_run.value_types import MARKER_VARIABLE
 
 TYPE_CHECKING = False
@@ -175,7 +175,9 @@ class NodeLaunch:
 
     def _open(self) -> None:
         """Everything that can fail, before the first worker."""
-        self._resources.open(self.plan, self.options, self._heading)
+        has_sockets = self._resources.open(self.plan, self.options, self._heading)
+        if self._resources.folder != self.plan.folder or not has_sockets:
+            self.plan = with_folder(self.plan, self._resources.folder, has_sockets=has_sockets)
         has_console = any(o.piped and o.console for w in self.plan.workers for o in (w.stdout, w.stderr))
         with forking:  # a child that is forked meanwhile lets go of it, or has nothing of it
             self._group = Group(
@@ -189,7 +191,7 @@ class NodeLaunch:
                 message_fd=self._console[1],
                 stdin_fd=0 if any(worker.stdin == "pipe" for worker in self.plan.workers) else -1,
                 guard=GUARD,
-                folder=os.fsencode(self._resources.error_folder),
+                folder=os.fsencode(self._resources.folder),
                 lease_s=self._lease_s,
                 lease_since_s=self._lease_since_s,
                 entry=self._entry,
@@ -550,7 +552,14 @@ def plan_node(
         UsageError, ProgramError, StartError: As `find_command`, `inspect_node` and `make_plan`.
     """
     from infini_run.plan.model import make_plan
-    from infini_run.plan.program import error_folder, find_command, inspect_node, new_launch_id, unshared_streams
+    from infini_run.plan.program import (
+        error_folder,
+        find_command,
+        inspect_node,
+        launch_folder,
+        new_launch_id,
+        unshared_streams,
+    )
 
     words = options.program
     command = find_command(words, environ, module=options.module, no_python=options.no_python, cwd=cwd)
@@ -559,6 +568,7 @@ def plan_node(
         from infini_run.node.ports import free_port
 
         port = free_port()
+    folder = "" if task else launch_folder(options, launch_id, environ)
     try:
         return make_plan(
             options,
@@ -567,7 +577,8 @@ def plan_node(
             launch_id=launch_id,
             master_port=port,
             environ=environ,
-            error_dir="" if task else error_folder(options, launch_id, environ),
+            folder=folder,
+            error_dir="" if task else error_folder(options, folder),
             stdin_is_terminal=options.stdin != "none" and os.isatty(0),
             may_use_terminal=may_use_terminal,
             unshared=unshared_streams(),

@@ -60,7 +60,7 @@ def run_isolated(
         entry: The state of this process at its start.
         grace_s: Seconds that the inner command has for its ranks.
         suspend_read_fd: Where the inner command asks that it, and this process with it, be suspended.
-        folder: The directory of its error files, which the guard removes if all are killed by SIGKILL. Empty: none.
+        folder: The folder of its launch, which the guard removes if all are killed by SIGKILL. Empty: none.
         print_line: Gets a line for the user.
 
     Raises:

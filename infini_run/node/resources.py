@@ -1,10 +1,11 @@
-"""What a launch has open and lying about for its ranks: their logs, /dev/null, a folder for error files.
+"""What a launch has open and lying about for its ranks: their logs, /dev/null, its folder.
 
 The one rule: all of it is made before the first rank, and gone after the last.
 """
 
 from __future__ import annotations
 
+from _stat import S_IFSOCK
 from time import time
 
 import infini_run.lean_os as os
@@ -48,23 +49,25 @@ class LaunchResources:
         logs: Descriptors of logs, by rank.
         error_logs: Descriptors of the logs of stderr alone, by rank.
         null: A descriptor of /dev/null above 2; -1: closed.
-        error_folder: The directory for error files that is removed at the end. Empty: they lie beside the logs, or
-            nowhere.
+        folder: The launch's folder, which is removed at the end. Empty: it has none.
     """
 
     def __init__(self) -> None:
         self.logs: dict[int, int] = {}
         self.error_logs: dict[int, int] = {}
         self.null = -1
-        self.error_folder = ""
+        self.folder = ""
 
-    def open(self, plan: Plan, options: Options, heading: str) -> None:
+    def open(self, plan: Plan, options: Options, heading: str) -> bool:
         """Make everything that can fail before the first rank.
 
         Args:
             plan: The plan of the launch.
             options: What the user asked for.
             heading: A line that each log gets first. Empty: none.
+
+        Returns:
+            Whether sockets can be made in the launch's folder.
 
         Raises:
             UsageError: A file cannot be made.
@@ -75,9 +78,8 @@ class LaunchResources:
 
             check_writable("report", options.report, options.log_dir)
             open_logs(options.log_dir, plan.workers, self.logs, self.error_logs, heading, plan.nnodes)
-        if not options.log_dir:
-            self._make_error_folder(os.dirname(plan.workers[0].error_file))
         self._open_null()
+        return self._make_folder(plan.folder, sockets=len(plan.workers))
 
     def _open_null(self) -> None:
         try:
@@ -88,16 +90,24 @@ class LaunchResources:
         except OSError as error:
             raise StartError(str(error.strerror), "opening /dev/null", error.errno or 0) from None
 
-    def _make_error_folder(self, folder: str) -> None:
+    def _make_folder(self, folder: str, sockets: int) -> bool:
+        """Without it ranks get no error file, and are heard at an abstract address."""
         if not folder:
-            return
-        if os.dirname(folder) == MEMORY:
+            return False
+        is_in_memory = os.dirname(folder) == MEMORY
+        if is_in_memory:
             _remove_abandoned()
-        try:
-            os.mkdir(folder, 0o700)
-            self.error_folder = folder
-        except OSError:
-            return  # a read-only container: an error file is a convenience, and its writer says so itself
+        for name in (folder, f"{folder}.ir-{os.urandom(6).hex()}"):  # strangers can guess that of a later attempt
+            try:
+                os.mkdir(name, 0o700)
+                self.folder = name
+                os.chmod(name, 0o700)  # a umask may have taken our own rights
+            except FileExistsError:
+                continue
+            except OSError:
+                return False
+            return _has_inodes(name, sockets) and (is_in_memory or _takes_sockets(name))
+        return False
 
     def close_null(self) -> None:
         """Close the descriptor of /dev/null: the ranks have theirs."""
@@ -106,12 +116,12 @@ class LaunchResources:
             os.close(null)
 
     def close(self) -> None:
-        """Close all descriptors, and remove the directory for error files with what ranks made in it. Safe twice."""
+        """Close all descriptors, and remove the launch's folder with what ranks made in it. Safe twice."""
         self.close_null()
         for logs in (self.logs, self.error_logs):
             while logs:
                 os.close(logs.popitem()[1])
-        folder, self.error_folder = self.error_folder, ""
+        folder, self.folder = self.folder, ""
         if not folder:
             return
         try:
@@ -122,9 +132,27 @@ class LaunchResources:
             remove_folder(folder)
 
     def after_fork_in_child(self) -> None:
-        """Close the copies of the descriptors in a forked child. The directory stays the parent's."""
-        self.error_folder = ""
+        """Close the copies of the descriptors in a forked child. The folder stays the parent's."""
+        self.folder = ""
         self.close()
+
+
+def _has_inodes(folder: str, count: int) -> bool:
+    """statvfs(3): a file system without a limit says 0 of 0."""
+    of_system = os.statvfs(folder)
+    return not of_system.f_files or of_system.f_favail >= count
+
+
+def _takes_sockets(folder: str) -> bool:
+    """A disk that machines share, or a sandbox, may refuse them (mknod(2) of one needs no privilege)."""
+    from posix import mknod, unlink
+
+    try:
+        mknod(f"{folder}/socket", S_IFSOCK | 0o600)
+        unlink(f"{folder}/socket")
+    except OSError:
+        return False
+    return True
 
 
 def _remove_abandoned() -> None:
@@ -142,7 +170,7 @@ def _remove_abandoned() -> None:
 
 
 def is_folder_name(name: str) -> bool:
-    """Whether a launch may have named a directory so (error_folder): by its id, that of an attempt (.1), or of
+    """Whether a launch may have named a folder so (launch_folder): by its id, that of an attempt (.1), or of
     workers within one (.ir-...), and its node."""
     if not name.startswith(PREFIX):
         return False

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _WORLD_LIMIT = 2**31 - 1
 _ENOMEM = 12
+_LONGEST_ADDRESS = 107  # of a socket in a folder: sun_path without its NUL (unix(7))
 
 # What is for one process alone is not handed down: to a launch in a worker of another one, or in a service.
 _NEVER = ("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE", "WATCHDOG_USEC", "WATCHDOG_PID")
@@ -132,6 +133,7 @@ class Plan:
     file: str
     env: tuple[tuple[str, str], ...]
     workers: tuple[Worker, ...]
+    folder: str = ""  # of the launch on this node, for sockets and error files; empty: it has none
 
     def environ(self, worker: Worker, base: Mapping[str, str]) -> dict[str, str]:
         """The complete environment of a worker, over the launcher's own."""
@@ -151,6 +153,7 @@ class _Shared:
     command: Command
     world_size: int
     launch_id: str
+    folder: str
     error_dir: str
     threads: tuple[int, ...]
     copies_terminal: bool
@@ -167,6 +170,7 @@ def make_plan(
     launch_id: str,
     master_port: int,
     environ: Mapping[str, str],
+    folder: str = "",
     error_dir: str = "",
     stdin_is_terminal: bool = False,
     may_use_terminal: bool = True,
@@ -183,6 +187,7 @@ def make_plan(
         launch_id: The launch's id.
         master_port: The rendezvous port; never 0.
         environ: The launcher's environment.
+        folder: The folder that this node makes for its ranks' sockets. Empty: it makes none.
         error_dir: Where workers may leave error files. Empty: nowhere.
         stdin_is_terminal: The launcher's stdin is one.
         may_use_terminal: A rank that is alone may have the terminal itself.
@@ -205,6 +210,7 @@ def make_plan(
         command=command,
         world_size=world_size,
         launch_id=launch_id,
+        folder=folder,
         error_dir=error_dir,
         threads=_omp_threads(options, first, environ),
         copies_terminal=stdin_is_terminal and not (is_single and may_use_terminal),
@@ -222,6 +228,7 @@ def make_plan(
         file=command.file,
         env=_common_env(shared, first, master_port),
         workers=(_worker(shared, first, task.rank, task.local_rank),) if task else _workers(shared, nodes, spans),
+        folder=folder,
     )
 
 
@@ -326,7 +333,8 @@ def _omp_threads(options: Options, node: Node, environ: Mapping[str, str]) -> tu
 def _worker(shared: _Shared, node: Node, rank: int, local_rank: int) -> Worker:
     options, command, threads = shared.options, shared.command, shared.threads
     text, local = str(rank), str(local_rank)
-    notify = notify_address(shared.launch_id, rank) if shared.has_launcher else ""  # else nobody listens
+    # without a launcher nobody listens
+    notify = notify_address(shared.folder, shared.launch_id, rank) if shared.has_launcher else ""
     env = [
         ("GLOBAL_PROC_RANK", text),
         ("LOCAL_PROC_RANK", local),
@@ -388,9 +396,17 @@ def _files(shared: _Shared, node: int, rank: int, local_rank: int) -> tuple[str,
     return log, "", f"{error_dir}/rank_{rank}.error.json" if error_dir else ""
 
 
-def notify_address(launch_id: str, rank: int) -> str:
-    """sd_notify(3): an abstract address; csrc/io/sd_notify.c listens there."""
-    return f"@infini-run/{launch_id}/{rank}"
+def notify_address(folder: str, launch_id: str, rank: int) -> str:
+    """Return a rank's address for sd_notify(3), where csrc/io/sd_notify.c listens.
+
+    It is a new one in each attempt. In the folder only our own user reaches it; where there is none, or its path is
+    too long for an address (unix(7)), the address is abstract.
+    """
+    _, dot, attempt = launch_id.partition(".")
+    path = f"{folder}/notify.{rank}{dot}{attempt}"
+    if not folder or len(path.encode("utf-8", "surrogateescape")) > _LONGEST_ADDRESS:
+        return f"@infini-run/{launch_id}/{rank}"
+    return path
 
 
 def _stdin(options: Options, rank: int, nproc: int, copies_terminal: bool) -> str:
@@ -408,6 +424,27 @@ def _console(options: Options, ranks: int, is_unshared: bool) -> str:
     if options.console != "auto":
         return options.console
     return "inherit" if ranks == 1 or is_unshared else "lines"
+
+
+def with_folder(plan: Plan, folder: str, *, has_sockets: bool) -> Plan:
+    """Return the same plan for another folder of the launch.
+
+    Args:
+        plan: The plan.
+        folder: The folder. Empty: none; then ranks get no error file that would have been in it.
+        has_sockets: Whether the folder takes sockets.
+    """
+
+    def of(worker: Worker) -> Worker:
+        error_file = worker.error_file
+        if plan.folder and error_file.startswith(f"{plan.folder}/"):
+            error_file = folder and folder + error_file[len(plan.folder) :]
+        notify = notify_address(folder if has_sockets else "", plan.launch_id, worker.rank)
+        changed = {"NOTIFY_SOCKET": notify, "TORCHELASTIC_ERROR_FILE": error_file}
+        env = tuple((name, text) for name, value in worker.env if (text := changed.get(name, value)) or value == "")
+        return replace(worker, env=env, notify=notify, error_file=error_file)
+
+    return replace(plan, folder=folder, workers=tuple(of(worker) for worker in plan.workers))
 
 
 def inheriting(plan: Plan) -> Plan:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from infini_run.options.options import Options
 
 MEMORY = "/dev/shm"
-PREFIX = "infini-run-"  # of a folder for error files; behind it the launch's id
+PREFIX = "infini-run-"  # of a launch's folder; behind it the launch's id
 
 
 DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
@@ -323,14 +323,27 @@ def absolute_flag_path(flag: str, path: str) -> str:
         ) from None
 
 
-def error_folder(options: Options, launch_id: str, environ: Mapping[str, str]) -> str:
-    """Where workers may leave error files: beside the logs, or in a folder that goes when we do.
+def launch_folder(options: Options, launch_id: str, environ: Mapping[str, str]) -> str:
+    """Return the folder that a launch makes for its ranks' sockets, and removes at its end.
 
-    In TMPDIR where that is set, else in memory where that is to be had: on a disk, removing an empty folder
-    takes longer than creating a process.
+    In memory where possible: on a disk, removing an empty folder takes longer than creating a process. Not where
+    TMPDIR says: whoever looks for a user's launches must know the place, and sockets need a short path.
+
+    Args:
+        options: What the user asked for.
+        launch_id: The launch's id, which nobody can guess.
+        environ: The launcher's environment, whose TMPDIR is the last resort.
+
+    Returns:
+        An absolute path. Empty: no folder can be made anywhere.
     """
-    if options.log_dir:
-        return absolute_flag_path("log_dir", options.log_dir)
-    base = environ.get("TMPDIR") or (MEMORY if os.access(MEMORY, os.W_OK | os.X_OK) else "/tmp")
     node = f"-{options.node_rank}" if options.nnodes > 1 else ""  # two nodes may be containers that share it
-    return os.join(base, f"{PREFIX}{launch_id}{node}")
+    for base in (MEMORY, "/tmp", environ.get("TMPDIR", "")):
+        if base[:1] == "/" and os.access(base, os.W_OK | os.X_OK):
+            return os.join(base, f"{PREFIX}{launch_id}{node}")
+    return ""
+
+
+def error_folder(options: Options, folder: str) -> str:
+    """Return where ranks leave error files: beside the logs, else in the launch's folder. Empty: nowhere."""
+    return absolute_flag_path("log_dir", options.log_dir) if options.log_dir else folder

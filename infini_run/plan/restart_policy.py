@@ -311,7 +311,7 @@ def with_new_launch_id(plan: Plan, *, launch_id: str, master_port: int, restarts
     new = {MARKER_VARIABLE: launch_id, "MASTER_PORT": str(master_port), "TORCHELASTIC_RESTART_COUNT": str(restarts)}
     workers = []
     for worker in plan.workers:
-        notify = notify_address(launch_id, worker.rank)
+        notify = notify_address(plan.folder, launch_id, worker.rank)
         log, error_log, error_file = _files(worker, restarts)
         changed = {"NOTIFY_SOCKET": notify, "TORCHELASTIC_ERROR_FILE": error_file}
         env = tuple((name, changed.get(name, value)) for name, value in worker.env)

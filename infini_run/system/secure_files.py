@@ -307,7 +307,7 @@ def remove_folder(path: str) -> None:
 
 
 def remove_abandoned(paths: Sequence[str], age_s: float) -> None:
-    """Remove directories for error files whose launcher and guard were killed at once.
+    """Remove the folders of launches whose launcher and guard were killed at once.
 
     A scheduler does so with all that a job has left. The lock of a launcher comes a moment after its directory.
 

@@ -15,6 +15,7 @@ import select
 import shlex
 import signal
 import struct
+import subprocess
 import sys
 import termios
 from pathlib import Path
@@ -39,14 +40,14 @@ pytestmark = [
     ),
 ]
 
-# The new root's place, what to bind into it, whether there is a /dev/shm, the user; then the command. This shell is
-# process 1 already, and becomes the command.
+# The new root's place, what to bind into it, whether there is a /dev/shm (none: nor a /tmp to write to), the user;
+# then the command. This shell is process 1 already, and becomes the command.
 MAKE = r"""
 root=$1 binds=$2 shm=$3 uid=$4; shift 4
 memory() { mkdir -p "$root$1"; mount -t tmpfs -o "mode=$2" none "$root$1"; }
 place() { if [ -d "$1" ]; then mkdir -p "$root$1"; else mkdir -p "$root${1%/*}"; : > "$root$1"; fi; }
 memory "" 755
-memory /tmp 1777
+memory /tmp "$([ "$shm" = none ] && echo 555 || echo 1777)"
 mkdir -p "$root/proc" "$root/dev/pts" "$root/old"
 for path in $binds /dev/null /dev/zero /dev/full /dev/random /dev/urandom /dev/tty; do
     place "$path"
@@ -55,7 +56,7 @@ done
 for link in bin sbin lib lib64; do [ -e "$root/$link" ] || ln -s "usr/$link" "$root/$link"; done
 mount -t devpts -o newinstance,ptmxmode=666,mode=620 none "$root/dev/pts"
 ln -s pts/ptmx "$root/dev/ptmx"
-[ "$shm" = no ] || memory /dev/shm 1777
+[ "$shm" != yes ] || memory /dev/shm 1777
 cd "$root"
 pivot_root . old
 mount -t proc proc /proc
@@ -200,13 +201,33 @@ def test_a_read_only_root_a_user_without_a_name_and_no_home_are_enough(container
     assert command.err == b""
 
 
-@pytest.mark.parametrize("tmp", ["", "/nowhere"])
-def test_a_failure_is_told_with_or_without_a_place_for_its_error_file(container, tmp):
-    script = 'echo boom > "$TORCHELASTIC_ERROR_FILE"; exit 3'
-    command = container("sh", "-c", script, shm="no", env={"TMPDIR": tmp})
+@pytest.mark.parametrize("shm", ["yes", "no", "none"])
+def test_a_failure_is_told_with_or_without_a_place_for_its_error_file(container, shm):
+    script = 'echo boom > "${TORCHELASTIC_ERROR_FILE:-/dev/null}"; exit 3'
+    command = container("sh", "-c", script, shm=shm, env={"TMPDIR": "/nowhere"})
     assert command.wait() == 3
     assert b"infini-run: rank 0 on " in command.err
-    assert (b"error: boom" in command.err) == (tmp == "")
+    assert (b"error: boom" in command.err) == (shm != "none")
+
+
+@pytest.mark.parametrize(("shm", "start"), [("yes", "/dev/shm/"), ("no", "/tmp/"), ("none", "@")])
+def test_ranks_are_heard_wherever_a_folder_can_be_made_or_none(container, shm, start):
+    say = "import os, socket; a = os.environ['NOTIFY_SOCKET']; print(a); "
+    say += "socket.socket(1, 2).sendto(b'READY=1', a.replace('@', chr(0), 1)); os.read(0, 1)"
+    words = ("--ready_timeout=60", "--stdin=all", sys.executable, "-Ic", say)
+    command = container("--verbose", *words, shm=shm, stdin=subprocess.PIPE)
+    command.read_error_until(b"rank 0 is ready")
+    command.close_stdin()
+    assert command.wait() == 0
+    assert command.out.decode().startswith(start)
+
+
+def test_umask_keeps_no_rank_from_its_socket(container):
+    say = "import os, socket; socket.socket(1, 2).sendto(b'READY=1', os.environ['NOTIFY_SOCKET'])"
+    script = 'umask 777; exec infini-run --verbose --ready_timeout=60 "$@"'
+    command = container("sh", "-c", script, "sh", sys.executable, "-Ic", say)
+    assert command.wait() == 0, command.err
+    assert b"rank 0 is ready" in command.err
 
 
 def test_logs_and_report_go_where_a_volume_is(container):

@@ -219,13 +219,14 @@ def test_a_folder_that_is_not_ours_alone_is_no_launch_s(infini_run):
             folder.rmdir()
 
 
-def test_an_isolated_launch_without_a_folder_needs_no_guard(infini_run, tmp_path):
-    """Its processes end with the kernel's help; only the folder for error files needs somebody."""
-    command = infini_run("--isolate", f"--log_dir={tmp_path}", *play(*STUBBORN, "say=ready", "wait"))
+def test_folder_of_isolated_launch_with_logs_is_removed_after_sigkill(infini_run, tmp_path):
+    """Its processes end with the kernel's help, and the guard removes the folder."""
+    command = infini_run("--isolate", f"--log_dir={tmp_path}", *play(*STUBBORN, "ask=mark", "say=ready", "wait"))
     command.read_until(b"ready")
-    assert not guards_of(command.pid)
+    folder = Path(f"/dev/shm/infini-run-{command.out.partition(b'mark ')[2].split()[0].decode()}")
+    assert folder.exists()
     kill(command)
-    until(lambda: not marked())
+    until(lambda: not marked() and not folder.exists())
 
 
 # ---- what is not ours

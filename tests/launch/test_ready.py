@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
+import select
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -35,8 +38,55 @@ def address(name):
 
 def sender_to(name):
     sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-    sender.connect("\0" + name[1:])
+    sender.connect(name.replace("@", "\0", 1))
     return sender
+
+
+class Lingering:
+    """A connection whose last close waits for a minute, for its peer takes no more data (SO_LINGER of socket(7))."""
+
+    def __init__(self):
+        self._threads = threads()
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # the peer's, which else grows
+            self._ours = socket.create_connection(server.getsockname())
+            self._peer, _ = server.accept()
+        self._ours.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                self._ours.send(bytes(1 << 20))
+        self._ours.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 60))
+
+    def give(self, sender, text):
+        """Who takes the message is the last to have the connection."""
+        socket.send_fds(sender, [text], [self._ours.fileno()])
+        self._ours.close()
+
+    def is_waited_for(self):
+        return len(threads() - self._threads) >= 1
+
+    def end(self):
+        """A reset ends the wait."""
+        self._peer.close()
+        until(lambda: threads() <= self._threads)
+
+
+@pytest.fixture
+def lingering():
+    connection = Lingering()
+    yield connection
+    connection.end()
+
+
+def until_executed(live, ranks=1):
+    """Until then they have a copy of every descriptor of ours."""
+    live.settle()
+    live.until(lambda: all(processes()[live.pid(rank)][2] == "sleep" for rank in range(ranks)))
+    live.settle()
+
+
+def threads():
+    return set(os.listdir("/proc/self/task"))
 
 
 def talker(rank, *words):
@@ -107,7 +157,7 @@ def test_the_address_is_free_again_when_its_rank_has_ended(debug):
             again.bind("\0" + address(1)[1:])
 
 
-@pytest.mark.parametrize("name", ["taken", "@" + "x" * 200, "no-at-sign"])
+@pytest.mark.parametrize("name", ["taken", "@" + "x" * 200, "/" + "x" * 107, "/nowhere/socket", "no-at-sign"])
 def test_an_address_that_cannot_be_had_starts_nothing(name, debug):
     name = address("taken") if name == "taken" else name
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as other:
@@ -133,19 +183,63 @@ def test_other_users_are_not_heard():
 def test_descriptors_that_come_along_are_closed_at_once():
     """What sd_notify_barrier(3) waits for."""
     with Live(waiter(0)) as live:
-        live.until(lambda: processes()[live.pid(0)][2] == "sleep")
-        live.settle()
+        until_executed(live)
         before = descriptors()
         with sender_to(address(0)) as sender:
             for count in (1, 3, 40):
                 reader, writer = os.pipe()
                 socket.send_fds(sender, [b"BARRIER=1"], [writer] * count)
                 os.close(writer)
-                live.settle()
+                live.until(lambda reader=reader: select.select([reader], [], [], 0)[0])
                 assert os.read(reader, 1) == b""
                 os.close(reader)
-        assert descriptors() == before
+        live.until(lambda: descriptors() == before)
         live.group.stop()
+        live.end()
+
+
+@pytest.mark.parametrize("place", ["@", "/dev/shm/"])
+def test_slow_close_of_sent_descriptor_delays_nothing(place, lingering):
+    """Neither other ranks' messages, nor a stop, nor the end."""
+    names = [f"{place}infini-run-test-{os.getpid()}-{rank}" for rank in range(2)]
+    with Live(*(spec(r, "/bin/sleep", "1000", notify=name) for r, name in enumerate(names))) as live:
+        until_executed(live, ranks=2)
+        with sender_to(names[0]) as sender, sender_to(names[1]) as other:
+            lingering.give(sender, b"STATUS=here it is")
+            live.until(lambda: live.group.status(0) == b"here it is")
+            other.send(b"STATUS=heard")
+            live.until(lambda: live.group.status(1) == b"heard")
+        until(lingering.is_waited_for)
+        live.group.stop()
+        live.end()
+        until(lingering.is_waited_for)
+
+
+def test_messages_behind_descriptor_are_heard_after_rank_exits(lingering):
+    with Live(waiter(0)) as live, sender_to(address(0)) as sender:
+        until_executed(live)
+        pid = live.pid(0)
+        lingering.give(sender, b"STATUS=first")
+        for message in (b"STATUS=second", b"STATUS=" + b"x" * 8000 + b"\nREADY=1", b"PROGRESS=7", b""):
+            sender.send(message)
+        os.kill(pid, signal.SIGKILL)
+        live.end()
+        assert live.group.status(0) == b"second"
+        assert [event.value for event in live.of("progress")] == [7]
+        assert live.of("ready") == []
+        until(lingering.is_waited_for)
+        with pytest.raises(BrokenPipeError):
+            sender.send(b"nobody listens")
+
+
+def test_socket_in_folder_is_removed_with_its_rank(tmp_path):
+    path = tmp_path / "socket"
+    with Live(spec(0, "/bin/sleep", "1000", notify=path)) as live:
+        assert path.stat().st_mode & 0o777 == 0o600
+        live.settle()
+        os.kill(live.pid(0), signal.SIGKILL)
+        live.until(lambda: live.of("exited"))
+        assert not path.exists()
         live.end()
 
 
@@ -256,7 +350,7 @@ def test_ready_after_the_stop_began_changes_nothing(infini_run):
 
 def test_ready_while_being_stopped_is_heard_and_harmless(debug):
     script = f'trap "{sys.executable} -c \\"$SAY\\"; exit 5" TERM; echo up; while :; do sleep 0.01; done'
-    say = "import os,socket; socket.socket(1,2).sendto(b'READY=1', '\\0'+os.environ['NOTIFY_SOCKET'][1:])"
+    say = "import os,socket; socket.socket(1,2).sendto(b'READY=1', os.environ['NOTIFY_SOCKET'].replace('@', chr(0)))"
     reader, writer = os.pipe()
     rank = spec(0, "/bin/sh", "-c", script, env=[f"SAY={say}"], notify=address(0), stdio=(-1, writer, -1))
     with Live(rank, debug=debug) as live:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
+import resource
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -32,14 +31,9 @@ def restarts_in(err):
     return re.findall(rb"^infini-run: (restart .*)$", err, re.M)
 
 
-@pytest.fixture(autouse=True)
-def folder(tmp_path_factory, monkeypatch):
-    """Where launches of this test have their folders for error files."""
-    monkeypatch.setenv("TMPDIR", str(tmp_path_factory.mktemp("folder")))
-
-
-def folders_left():
-    return os.listdir(os.environ["TMPDIR"])
+def folders_left(launch_id):
+    """The folders of all attempts of a launch that are there."""
+    return [name for name in os.listdir("/dev/shm") if launch_id.partition(".")[0] in name]
 
 
 def until_paused(command):
@@ -64,7 +58,7 @@ def test_job_that_fails_twice_and_then_succeeds_has_succeeded(launch, tmp_path):
     assert (report["exit_code"], report["restarts"], report["first_failure"]) == (0, 2, None)
     assert [(e["exit_code"], e["signal"]) for e in report["earlier_failures"]] == [(3, None), (None, "SIGKILL")]
     assert report["launch_id"].endswith(".2")
-    assert not folders_left()
+    assert not folders_left(report["launch_id"])
 
 
 def test_when_the_budget_is_used_up_the_last_failure_is_what_is_reported(launch, tmp_path):
@@ -229,11 +223,12 @@ def test_daemons_of_an_attempt_are_gone_before_the_next_one_begins(launch, gate)
 
 
 def test_nothing_is_there_during_the_delay_and_kill_of_the_launcher_leaves_nothing(launch):
-    command = launch("--max_restarts=1", "--grace=0.1", NEVER, *play(*STUBBORN, "exit=3"))
+    command = launch("--max_restarts=1", "--grace=0.1", NEVER, *play(*STUBBORN, "ask=mark", "exit=3"))
+    mark = command.read_lines(b"mark")[0][1]
     until_paused(command)
     assert not [pid for pid, (parent, _, _) in processes().items() if parent == command.pid]
     assert not marked()
-    assert not folders_left()
+    assert not folders_left(mark)
     os.kill(command.pid, signal.SIGKILL)
     assert command.wait() != 0
     assert not marked()
@@ -347,7 +342,7 @@ def test_error_file_of_an_attempt_is_not_taken_for_the_next_ones(infini_run, tmp
         report = story(tmp_path / "r")
         assert [e["error_message"] for e in report["earlier_failures"]] == ["no luck"]
         assert report["ranks"][0]["error_message"] is None
-    assert not folders_left()
+        assert not folders_left(report["launch_id"])
 
 
 def test_ranks_start_where_the_first_ones_did_with_the_same_descriptors(infini_run, tmp_path):
@@ -378,17 +373,19 @@ def test_file_on_stdin_is_read_again_from_where_it_stood(infini_run, tmp_path, m
 
 def test_restart_that_cannot_be_started_counts_and_is_tried_again(infini_run, gate):
     held = gate()
-    words = play("+0", "ask=mark", f"hold={held}", "exit=3", "+*", "say=again", "exit=0")
-    command = infini_run("--max_restarts=2", NOW, *words, gates=(held,))
-    ((_, mark, _, _),) = command.read_lines(b"mark")
-    with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)) as taken:
-        taken.bind(f"\0infini-run/{mark}.1/0")
-        held.open()
-        assert command.wait() == 0
+    words = play("+0", f"hold={held}", "exit=3", "+*", "say=again", "exit=0")
+    command = infini_run("--max_restarts=2", "--restart_delay=1s", *words, gates=(held,))
+    limits = resource.prlimit(command.pid, resource.RLIMIT_NOFILE)
+    until(lambda: marked())
+    resource.prlimit(command.pid, resource.RLIMIT_NOFILE, (14, limits[1]))
+    held.open()
+    command.read_error_until(b"restart 2 of 2")
+    resource.prlimit(command.pid, resource.RLIMIT_NOFILE, limits)
+    assert command.wait() == 0
     first, second = restarts_in(command.err)
     assert b"exit code 3" in first
-    assert second.startswith(b"restart 2 of 2 in 0 ms: ")
-    assert b"making its notify socket: Address already in use" in second
+    assert second.startswith(b"restart 2 of 2 in 2.0 s: ")
+    assert b"Too many open files" in second
 
 
 def test_last_restart_that_cannot_be_started_is_told_with_its_reason(infini_run, tmp_path):
@@ -422,20 +419,21 @@ def test_isolated_job_restarts_inside_its_namespace(infini_run, tmp_path):
     assert command.wait() == 0
     ((_, pids, _, _),) = command.read_lines(b"pids")
     assert int(pids) == 2  # process 1 and the rank
-    assert story(tmp_path / "r")["restarts"] == 1
-    assert not folders_left()
+    report = story(tmp_path / "r")
+    assert report["restarts"] == 1
+    assert not folders_left(report["launch_id"])
 
 
 @as_root
 @pytest.mark.root
 @pytest.mark.parametrize("name", ["TERM", "INT", "KILL"])
 def test_delay_of_an_isolated_job_ends_with_its_launcher(infini_run, name):
-    command = infini_run("--isolate", "--max_restarts=1", NEVER, *play("exit=3"))
+    command = infini_run("--isolate", "--max_restarts=1", NEVER, *play("ask=mark", "exit=3"))
+    ((_, mark, _, _),) = command.read_lines(b"mark")
     until_paused(command)
     command.signal(signal.Signals[f"SIG{name}"])
     assert command.wait() == (-9 if name == "KILL" else 128 + signal.Signals[f"SIG{name}"])
-    until(lambda: not marked())
-    assert not folders_left()
+    until(lambda: not marked() and not folders_left(mark))
 
 
 @pytest.mark.parametrize("handled", [(), ("end=INT:130",)], ids=["killed by it", "says 130"])

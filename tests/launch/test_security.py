@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import stat
 import sys
 import tempfile
@@ -214,8 +215,9 @@ def test_what_a_killed_launch_left_keeps_no_later_one_from_its_report(infini_run
 @pytest.mark.parametrize("logged", [True, False], ids=["log_dir", "no log_dir"])
 def test_an_error_file_is_not_read_through_what_a_rank_planted(plant, logged, infini_run, tmp_path, secret):
     flags = [f"--log_dir={tmp_path}/logs"] if logged else []
-    env = {**os.environ, "TMPDIR": str(tmp_path)}  # on the secret's file system, or no hard link could be made
-    command = infini_run(*flags, f"--report={tmp_path}/report", "sh", "-ec", f"{plant}; exit 3", secret, env=env)
+    near = '"$TORCHELASTIC_ERROR_FILE.secret"'  # on its file system, or no hard link could be made
+    script = f'cp "$0" {near}; set -- {near}; {plant.replace("$0", "$1")}; exit 3'
+    command = infini_run(*flags, f"--report={tmp_path}/report", "sh", "-ec", script, secret)
     assert command.wait() == 3
     assert command.err.startswith(b"infini-run: rank 0 on ")
     assert SECRET.encode() not in command.err
@@ -313,13 +315,47 @@ def test_a_stranger_can_neither_read_nor_signal_a_launch(infini_run, shared):
     assert command.wait() == 143
 
 
+@needs_root("another user")
+def test_stranger_cannot_send_to_ranks(infini_run):
+    """An abstract address is everybody's, and is listed for everybody; what is sent to it may freeze who takes it."""
+    command = infini_run("--nproc_per_node=2", *play("ask=mark", "wait"))
+    ((_, mark, _, _), _) = command.read_lines(b"mark", 2)
+    names = [line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines() if mark in line]
+    assert sorted(names) == [f"/dev/shm/infini-run-{mark}/notify.{rank}" for rank in range(2)]
+    for name in names:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+            assert not as_stranger(lambda sender=sender, name=name: sender.connect(name))
+    command.signal(signal.SIGTERM)
+    assert command.wait() == 143
+
+
+@needs_root("another user")
+def test_stranger_who_takes_folder_of_next_attempt_gets_nothing(infini_run, tmp_path):
+    script = 'echo "$NOTIFY_SOCKET $TORCHELASTIC_ERROR_FILE"; echo boom > "$TORCHELASTIC_ERROR_FILE"; exit 3'
+    flags = ("--max_restarts=1", "--restart_delay=2s", f"--report={tmp_path}/report")
+    command = infini_run(*flags, "sh", "-c", script)
+    command.read_error_until(b"restart 1 of 1")
+    ((address, error_file),) = command.read_lines(b"/")
+    folder = Path(address).parent
+    try:
+        assert as_stranger(lambda: folder.mkdir(0o777))
+        assert command.wait() == 3
+        ours = command.read_lines(b"/", 2)[1]
+        assert not {address, error_file} & set(ours)
+        assert not list(folder.iterdir())
+        assert json.loads((tmp_path / "report").read_text())["ranks"][0]["error_message"] == "boom"
+        assert not Path(ours[0]).parent.exists()
+    finally:
+        folder.rmdir()
+
+
 @needs_root("a small file system")
-def test_a_full_dev_shm_costs_no_more_than_the_error_file(infini_run, tmp_path):
-    full = tmp_path / "full"
-    full.mkdir()
-    mount = f'mount -t tmpfs -o nr_inodes=1 none {full}; exec "$@"'
-    env = {**os.environ, "TMPDIR": str(full)}
-    command = infini_run("sh", "-c", "exit 3", under=("unshare", "-m", "sh", "-ec", mount, "sh"), env=env)
+@pytest.mark.parametrize("inodes", [1, 2, 3])
+def test_a_full_dev_shm_costs_no_more_than_the_error_file(inodes, infini_run):
+    """Without room for the folder, for a first socket, for a second one."""
+    mount = f'mount -t tmpfs -o nr_inodes={inodes} none /dev/shm; exec "$@"'
+    under = ("unshare", "-m", "--propagation=private", "sh", "-ec", mount, "sh")
+    command = infini_run("--nproc_per_node=2", "sh", "-c", "exit 3", under=under)
     assert command.wait() == 3
     assert b"exit code 3" in command.err
 

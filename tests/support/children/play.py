@@ -163,7 +163,7 @@ def notify(*messages):
     import socket
 
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
-        sender.connect("\0" + os.environ["NOTIFY_SOCKET"][1:])
+        sender.connect(os.environ["NOTIFY_SOCKET"].replace("@", "\0", 1))
         for message in messages:
             sender.send(message.replace(";", "\n").encode())
 

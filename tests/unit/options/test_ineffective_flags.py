@@ -64,7 +64,7 @@ def test_what_only_node_0_does_is_said_where_another_is_asked_for_it(node, tmp_p
     assert joiner.err == b"infini-run: --report, --trace, --stdin=1: no effect here, it is node 0's\n"
     assert head.err == b""
     both = [node(rank, "true", flags=(f"--trace={tmp_path}/t",)) for rank in (0, 1)]
-    assert [command.wait() for command in both] == [0, 0]
+    assert [command.wait() for command in both] == [0, 0], [command.err for command in both]
     assert [command.err for command in both] == [b"", b""]
     assert os.listdir(tmp_path) == ["t"]
 

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from infini_run.options.options import resolve
-from infini_run.plan.program import error_folder, inspect_node, new_launch_id
+from infini_run.plan.program import error_folder, inspect_node, launch_folder, new_launch_id
 from infini_run.system.cgroup import count_cpus
 
 
@@ -45,7 +45,8 @@ def test_every_launch_has_an_id_of_its_own():
 
 def test_error_files_lie_beside_the_logs_or_where_they_go_with_us(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert error_folder(options("--log_dir=logs"), "ir-1", {}) == f"{tmp_path}/logs"
-    folder = error_folder(options(), "ir-1", {"TMPDIR": "/var/tmp"})
-    assert folder == "/var/tmp/infini-run-ir-1"
+    folder = launch_folder(options(), "ir-1", {"TMPDIR": "/var/tmp"})
+    assert folder == "/dev/shm/infini-run-ir-1"
+    assert error_folder(options(), folder) == folder
+    assert error_folder(options("--log_dir=logs"), folder) == f"{tmp_path}/logs"
     assert not os.path.exists(folder)

@@ -11,12 +11,14 @@ from hypothesis import strategies as st
 from infini_run.devices.cpu_binding import CpuBinding
 from infini_run.errors import UsageError
 from infini_run.options.options import resolve
-from infini_run.plan.model import STDERR, STDOUT, Command, Node, make_plan
+from infini_run.plan.model import STDERR, STDOUT, Command, Node, make_plan, notify_address, with_folder
 
 COMMAND = Command(file="/bin/prog", argv=("prog", "--lr=1"))
 
 
-def plan_of(*flags, environ=None, error_dir="", cpus=8, devices=(), nproc=None, is_terminal=False, **found):
+def plan_of(
+    *flags, environ=None, folder="", error_dir="", cpus=8, devices=(), nproc=None, is_terminal=False, **found
+):
     options = resolve([*flags, "prog"], {}).options
     node = Node(
         index=options.node_rank,
@@ -33,6 +35,7 @@ def plan_of(*flags, environ=None, error_dir="", cpus=8, devices=(), nproc=None, 
         launch_id="ir-1",
         master_port=options.master_port or 4321,
         environ=environ or {},
+        folder=folder,
         error_dir=error_dir,
         stdin_is_terminal=is_terminal,
     )
@@ -141,6 +144,39 @@ FLAGS = (
     "--role=trainer",
     "--run_id=run7",
 )
+
+
+@pytest.mark.parametrize(
+    ("folder", "launch_id", "wanted"),
+    [
+        ("/f", "ir-1", "/f/notify.4"),
+        ("/f", "ir-1.2", "/f/notify.4.2"),
+        ("/f", "ir-1.2.ir-3", "/f/notify.4.2.ir-3"),
+        ("", "ir-1.2", "@infini-run/ir-1.2/4"),
+        ("/" + "x" * 97, "ir-1", "/" + "x" * 97 + "/notify.4"),
+        ("/" + "x" * 98, "ir-1", "@infini-run/ir-1/4"),
+        ("/" + "ä" * 49, "ir-1", "@infini-run/ir-1/4"),
+    ],
+)
+def test_notify_address_is_in_folder_if_path_fits(folder, launch_id, wanted):
+    assert notify_address(folder, launch_id, 4) == wanted
+
+
+@pytest.mark.parametrize(
+    ("folder", "has_sockets", "notify", "error_file"),
+    [
+        ("/g", True, "/g/notify.0", "/g/rank_0.error.json"),
+        ("/g", False, "@infini-run/ir-1/0", "/g/rank_0.error.json"),
+        ("", False, "@infini-run/ir-1/0", None),
+    ],
+)
+def test_plan_moves_with_its_folder(folder, has_sockets, notify, error_file):
+    plan = with_folder(plan_of(folder="/f", error_dir="/f"), folder, has_sockets=has_sockets)
+    seen = plan.environ(plan.workers[0], {})
+    assert (seen["NOTIFY_SOCKET"], seen.get("TORCHELASTIC_ERROR_FILE")) == (notify, error_file)
+    assert (plan.workers[0].notify, plan.workers[0].error_file) == (notify, error_file or "")
+    beside_logs = with_folder(plan_of(folder="/f", error_dir="/logs"), folder, has_sockets=has_sockets)
+    assert beside_logs.workers[0].error_file == "/logs/rank_0.error.json"
 
 
 def test_a_rank_sees_exactly_the_documented_variables():

@@ -154,7 +154,7 @@ def test_good_running_is_the_time_in_which_all_were_up_and_well(flags, exits, wa
 
 def test_the_next_plan_differs_in_mark_port_count_and_addresses_and_in_nothing_else():
     node = Node(index=0, host="h", nproc=2, cpus=4)
-    common = {"environ": {}, "error_dir": "/e"}
+    common = {"environ": {}, "folder": "/f", "error_dir": "/e"}
     command = Command(file="/p", argv=("p",))
     plan = make_plan(options(*AGAIN), command, [node], launch_id="ir-1", master_port=5, **common)
     other = with_new_launch_id(plan, launch_id="ir-1.1", master_port=6, restarts=1)
