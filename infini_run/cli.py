@@ -287,12 +287,13 @@ def _run_isolated(options: Options, environ: dict[str, str], mask_at_entry: set[
 
 
 def _same_command() -> list[str]:
-    """Ours once more. -m would look into the working directory before our first line."""
-    from infini_run.system.interpreter import own_python
+    """Ours once more, of a frozen program that program. -m would look into the working directory before our first
+    line; of a program that embeds Python nothing is known of its arguments."""
+    from infini_run.system.interpreter import executable_text, own_python
 
     words = sys.orig_argv[1 : len(sys.orig_argv) - len(sys.argv) + 1]
-    if words[-2:] != ["-m", "infini_run"]:
-        return [sys.executable, *sys.orig_argv[1:]]
+    if sys.orig_argv and words[-2:] != ["-m", "infini_run"]:
+        return [executable_text(), *sys.orig_argv[1:]]
     python, *start = own_python("infini_run.cli.main")
     return [python, *words[:-2], *start, *sys.argv[1:]]
 

@@ -27,6 +27,7 @@ from posix import (
     makedev,
     mkdir,
     open,  # noqa: A004
+    readlink,
     register_at_fork,
     rmdir,
     sched_getaffinity,
@@ -43,8 +44,9 @@ from posix import (
 __all__ = [
     "O_CLOEXEC", "O_RDWR", "R_OK", "W_OK", "X_OK", "_exit", "abspath", "access", "basename", "chmod", "close",
     "dirname", "exists", "fsdecode", "fsencode", "fstat", "getcwd", "getpid", "isatty", "isdir", "isfile", "join",
-    "lexists", "listdir", "lstat", "makedev", "mkdir", "open", "own_environ", "register_at_fork", "rmdir",
-    "sched_getaffinity", "set_inheritable", "stat", "statvfs", "strerror", "sysconf", "uname", "urandom", "write",
+    "lexists", "listdir", "lstat", "makedev", "mkdir", "open", "own_environ", "readlink", "register_at_fork",
+    "rmdir", "sched_getaffinity", "set_inheritable", "stat", "statvfs", "strerror", "sysconf", "uname", "urandom",
+    "was_set", "write",
 ]  # fmt: skip
 
 _CODEC = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()
@@ -63,6 +65,11 @@ def own_environ() -> dict[str, str]:
     if "os" in sys.modules:  # then it may hold changes
         return dict(sys.modules["os"].environ)
     return {fsdecode(name): fsdecode(value) for name, value in posix.environ.items()}
+
+
+def was_set(variable: str) -> bool:
+    """Return whether this process was started with a variable, whatever has become of it."""
+    return fsencode(variable) in posix.environ
 
 
 def join(folder: str, name: str) -> str:

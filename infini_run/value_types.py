@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 MARKER_VARIABLE = "INFINI_RUN_ID"  # in every process of a launch: its launch id
+OWN_CODE = "infini_run_own"  # in the code of a Python that we start for ourselves
+PROBE_VARIABLE = "INFINI_RUN_PROBE"  # in a process that is asked whether it is a Python; it launches nothing
 MAX_INT = 2**31 - 1
 MOST_RANKS = 1 << 22  # on one node: as many processes as Linux can have (PID_MAX_LIMIT, proc(5))
 MAX_LISTED = 2**20

@@ -8,6 +8,7 @@ from functools import partial
 from types import ModuleType
 
 from infini_run.errors import UsageError
+from infini_run.system.interpreter import is_frozen
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -46,8 +47,11 @@ def path_of_workers() -> tuple[str, ...]:
 
     An empty entry is the current directory. Another relative one is what it was when a module was first looked for
     in it, as for this process's own imports. If there is one, the current directory may have changed after an import,
-    so the folders in which modules were found come last.
+    so the folders in which modules were found come last. A frozen program has its modules within it, so the Python of
+    its workers keeps its own path: ().
     """
+    if is_frozen():
+        return ()
     try:
         here = os.getcwd()
     except OSError:  # it was removed: an empty entry leads nowhere

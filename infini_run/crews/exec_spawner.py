@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from _functools import partial
 from collections import deque
 from contextlib import suppress
@@ -22,7 +21,7 @@ from infini_run.plan.program import (
     unshared_streams,
 )
 from infini_run.record import replace
-from infini_run.system.interpreter import inherited_flags, own_path
+from infini_run.system.interpreter import own_python
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
     from infini_run.plan.model import Plan, RankRange
 
 RENDEZVOUS_FLAGS = ("standalone", "master_addr", "master_port", "rdzv_endpoint")
-_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 _PORTS = 64  # the jobs of one spawner have at most so many at once
 
 
@@ -48,12 +46,9 @@ def python_command(module: str = "worker_main") -> list[str]:
         module: the module's name, without the package's.
 
     Raises:
-        UsageError: sys.executable is empty, so there is no Python to start.
+        UsageError: no Python is known that can be started (system/interpreter.py).
     """
-    if not sys.executable:
-        raise UsageError("sys.executable is empty: there is no Python that workers could be started with")
-    code = f"{own_path([_ROOT])}from infini_run.crews.{module} import main; main()"
-    return [sys.executable, *inherited_flags(), "-c", code]
+    return own_python(f"infini_run.crews.{module}.main", inherits=True)
 
 
 class ExecSpawner:

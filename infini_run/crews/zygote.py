@@ -88,7 +88,7 @@ class Zygote:
 
         from infini_run.crews import log_records, worker_main  # noqa: F401
 
-        sys.path[:] = path
+        sys.path[:] = path or sys.path
         sys.argv[:] = argv
         for name in list(os.environ):
             if name in _OF_A_RANK or name.endswith(("_RANK", "_WORLD_SIZE")):

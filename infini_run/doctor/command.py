@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 from infini_run.doctor.finding import PROBLEM, Finding, failing, note, ok
 from infini_run.doctor.machines import WAVE, Machine, look_at
 from infini_run.doctor.rank_zero import CONNECT, LISTEN, NAME, place_of
@@ -11,7 +9,7 @@ from infini_run.doctor.rendering import render_json, render_text
 from infini_run.errors import UsageError
 from infini_run.multinode.engines import Contact, exit_text, find_engine, lines_of
 from infini_run.record import replace
-from infini_run.system.interpreter import own_python
+from infini_run.system.interpreter import executable_text, own_python
 from infini_run.version import VERSION
 
 TYPE_CHECKING = False
@@ -62,7 +60,7 @@ def run_doctor(
 
 
 def _explain_own(code: int | None, stderr: str) -> str:
-    return exit_text(sys.executable, code, "".join(lines_of(stderr)[-1:]))
+    return exit_text(executable_text(), code, "".join(lines_of(stderr)[-1:]))
 
 
 def _nodes(

@@ -8,6 +8,7 @@ from importlib import import_module
 
 from infini_run.doctor.finding import Finding, failing, note, ok
 from infini_run.errors import DeviceError
+from infini_run.system.interpreter import executable_text
 from infini_run.version import VERSION
 
 TYPE_CHECKING = False
@@ -25,7 +26,7 @@ def check_installation() -> list[Finding]:
         import_module("infini_run.core.group")
     except ImportError as error:
         return [failing("infini-run", f"{VERSION} in {folder}: its core cannot be imported: {error}")]
-    return [ok("infini-run", f"{VERSION} in {folder}, Python {python} at {sys.executable}")]
+    return [ok("infini-run", f"{VERSION} in {folder}, Python {python} at {executable_text()}")]
 
 
 def check_gpus(environ: Mapping[str, str]) -> list[Finding]:

@@ -225,6 +225,8 @@ def _warn_of_program(program: Sequence[str], values: Mapping[str, Any], environ:
         find_command(program, environ, cwd=values["cwd"])
     except (ProgramMissing, NotExecutable) as error:
         print_line(f"here {error}")
+    except UsageError:  # no Python is known here; the job has one, by --python
+        pass
 
 
 def _print_submitted(folder: JobDir, order: Submission, scheduler: Scheduler, *, as_json: bool) -> None:

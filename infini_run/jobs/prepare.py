@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 
 from infini_run.errors import UsageError
 from infini_run.jobs.container import RUNTIMES, Image
@@ -14,6 +13,7 @@ from infini_run.jobs.options.table import PREFIXES, TABLES, defaults
 from infini_run.jobs.request import JobRequest
 from infini_run.jobs.submit import check, plan
 from infini_run.options.from_python import check_command, check_words
+from infini_run.system.interpreter import find_python
 from infini_run.system.shell import joined
 
 TYPE_CHECKING = False
@@ -114,7 +114,7 @@ def make_request(command: Sequence[str], values: Mapping[str, Any], above: str) 
         folder=os.path.join(above, name),
         command=tuple(command),
         cwd=cwd,
-        python=values["python"] or sys.executable,
+        python=values["python"] or find_python(),
         time_s=values["time"],
         mem_mb_per_slot=values["mem_per_slot"],
         container=_image(values),

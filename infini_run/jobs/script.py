@@ -7,7 +7,6 @@ done is in infini_run.jobs.allocation_main, which finds everything else in the j
 from __future__ import annotations
 
 import os
-import sys
 
 from infini_run.errors import UsageError
 from infini_run.jobs.array import parse
@@ -17,6 +16,7 @@ from infini_run.jobs.node_shape import counted, lay_out
 from infini_run.jobs.request import LOG, SPOOL
 from infini_run.jobs.schedulers import pbs_script, slurm_script
 from infini_run.record import replace
+from infini_run.system.interpreter import is_foreign
 from infini_run.system.shell import joined, quoted
 
 TYPE_CHECKING = False
@@ -80,7 +80,7 @@ def render_task(text: str, index: int) -> str:
 
 def inside_of(python: str) -> list[str]:
     """Return the words that start the launcher on the first node. This interpreter starts without site."""
-    if python == sys.executable:
+    if not is_foreign(python):
         return [python, "-S", os.path.join(os.path.dirname(os.path.abspath(__file__)), "start.py")]
     return [python, "-m", "infini_run.jobs.allocation_main"]
 

@@ -14,6 +14,7 @@ import infini_run.lean_os as os
 from infini_run.errors import DeviceError, NotExecutable, ProgramMissing, UsageError
 from infini_run.plan.model import Command, Node
 from infini_run.record import replace
+from infini_run.value_types import OWN_CODE, PROBE_VARIABLE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -43,19 +44,36 @@ def find_command(
 
     module: the first word is a Python module. no_python: a .py file is executed as it is; without it this
     interpreter runs it, unless its #! line names something that is no Python. cwd: where relative paths begin; empty:
-    here. Raises ProgramMissing, NotExecutable.
+    here. Raises ProgramMissing, NotExecutable; UsageError: as find_python.
     """
     name = words[0]
+    _check_may_start()
     if module:
-        return Command(file=sys.executable, argv=(sys.executable, "-u", "-m", *words))
+        return _of_python("-m", *words)
     path = _find(name, environ, os.abspath(cwd) if cwd else "")
     if path.endswith(".py") and not no_python and os.isfile(path):
         if not os.access(path, os.R_OK):
             raise NotExecutable(f"{name} cannot be read: permission denied", name)
         if _is_python(_first_line(path)):
-            return Command(file=sys.executable, argv=(sys.executable, "-u", path, *words[1:]))
+            return _of_python(path, *words[1:])
     _check_executable(name, path)
     return Command(file=path, argv=tuple(words))
+
+
+def _check_may_start() -> None:
+    """As check_may_start, without its import where this process cannot be what it looks for. It raises UsageError."""
+    words = sys.orig_argv
+    if not words or any(OWN_CODE in word for word in words) or os.was_set(PROBE_VARIABLE):
+        from infini_run.system.interpreter import check_may_start
+
+        check_may_start()
+
+
+def _of_python(*words: str) -> Command:
+    from infini_run.system.interpreter import find_python
+
+    python = find_python()
+    return Command(file=python, argv=(python, "-u", *words))
 
 
 def _find(name: str, environ: Mapping[str, str], cwd: str) -> str:
@@ -131,7 +149,9 @@ def _way(path: str, first: bytes) -> str:
     if words:
         return f"infini-run ... {os.fsdecode(b' '.join(words)).rstrip(chr(13))} {path}"
     if path.endswith(".py"):
-        return f"infini-run ... {sys.executable} {path}"
+        from infini_run.system.interpreter import executable_text
+
+        return f"infini-run ... {executable_text()} {path}"
     return f"infini-run ... sh {path} (python3 for Python)"
 
 

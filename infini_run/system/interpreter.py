@@ -1,18 +1,26 @@
-"""The words that start a Python for our own code, on a path that has nothing of the working directory.
+"""The Python that runs our own code and a user's script, and the words that start it.
 
-The one rule: a module of that name in the user's directory (`types.py`, `hmac.py`) is never imported in place of the
-standard library's or ours. What `-c` puts first on `sys.path` is dropped, and so is what is relative there or in
-PYTHONPATH, where an empty entry is the working directory; the standard library comes before all that is left. No
-variable is set for it, so ranks' programs keep Python's own path.
+Two rules. No process is started as a Python before it is known to be one: in a frozen program, or one that embeds
+Python, `sys.executable` may be that program, which would start itself without end (docs/decisions/0058). Nothing else
+in the package reads `sys.executable`.
+
+And a module of that name in the user's directory (`types.py`, `hmac.py`) is never imported in place of the standard
+library's or ours. What `-c` puts first on `sys.path` is dropped, and so is what is relative there or in PYTHONPATH,
+where an empty entry is the working directory; the standard library comes before all that is left. No variable is set
+for it, so ranks' programs keep Python's own path.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 
+import infini_run.lean_os as os
+from infini_run.errors import UsageError
+from infini_run.value_types import OWN_CODE, PROBE_VARIABLE
+
+_FIRST = f"import sys; sys._xoptions['{OWN_CODE}'] = True; "  # it runs; no child inherits what is set there
 _OWN_PATH = (
-    "import sys; sys.path[:] = [p for p in sys.path if p[:1] == '/']; import os; lib = os.path.dirname(os.__file__); "
+    _FIRST + "sys.path[:] = [p for p in sys.path if p[:1] == '/']; import os; lib = os.path.dirname(os.__file__); "
     "cwd = os.readlink('/proc/self/cwd') if os.path.exists('/proc/self/cwd') else '/'; "
     "given = os.environ.get('PYTHONPATH', '/').split(':'); "
     "here = [os.path.normpath(cwd + '/' + p) for p in given if p[:1] != '/']; "
@@ -30,6 +38,95 @@ _INHERITED = (
     "import os, site, sys; sys.path[:0] = os.environ.get('PYTHONPATH', '').split(':'); "
     "sys.prefix == sys.base_prefix and site.addsitedir(site.getusersitepackages()); "
 )
+_BUILDS = ("", "d", "t", "td", "m", "dm", "-dbg")  # behind python3.12 in the name of its file
+
+
+def find_python() -> str:
+    """Return the path of the Python that may be started: this interpreter, or the one that the caller has named by
+    `multiprocessing.set_executable`.
+
+    An ordinary interpreter costs three system calls. Any other is asked once per process whether it is a Python.
+
+    Raises:
+        UsageError: there is none; or infini-run started this very process as a Python, and it runs something else.
+    """
+    check_may_start()
+    executable, frozen = sys.executable or "", is_frozen()
+    if not frozen and _is_running(executable):
+        return executable
+    from infini_run.system.python_probe import find_answering
+
+    return find_answering(executable, foreign_words, is_frozen=frozen)
+
+
+def is_foreign(python: str) -> bool:
+    """Return whether infini-run has to be installed in a Python that `find_python` has found, because it is not this
+    interpreter."""
+    return is_frozen() or python != sys.executable
+
+
+def is_frozen() -> bool:
+    """Return whether this program has its Python and its modules within it, so that no other process could import
+    them (PyInstaller, cx_Freeze, PyOxidizer, Nuitka)."""
+    compiled = getattr(sys.modules.get("__main__"), "__compiled__", None)  # by Nuitka, which sets no sys.frozen
+    return bool(
+        getattr(sys, "frozen", False)
+        or getattr(sys, "oxidized", False)
+        or hasattr(sys, "_MEIPASS")
+        or getattr(compiled, "standalone", False)
+    )
+
+
+def executable_text() -> str:
+    """Return `sys.executable` for a message; it may be no Python."""
+    return sys.executable or "python3"
+
+
+def check_may_start() -> None:
+    """Raise if this process was started as a Python that runs our code, and runs something else.
+
+    Its program would launch, and start itself, without end.
+
+    Raises:
+        UsageError: it is so.
+    """
+    if os.was_set(PROBE_VARIABLE) or (OWN_CODE not in sys._xoptions and _is_started_by_us()):
+        raise UsageError(
+            f"a launch in a process that infini-run started as a Python: {executable_text()} runs this in place of "
+            "what it was given; use another Python (multiprocessing.set_executable, --remote_python), and drop "
+            "launches from sitecustomize and .pth files"
+        )
+
+
+def _is_started_by_us() -> bool:
+    words = sys.orig_argv
+    if not words:  # a program that embeds Python, and keeps its arguments for itself
+        try:
+            with open("/proc/self/cmdline", "rb") as file:
+                words = os.fsdecode(file.read()).split("\0")
+        except OSError:
+            return False
+    return any(_FIRST in word for word in words)
+
+
+def _is_running(executable: str) -> bool:
+    """Return whether that file runs this process, and has the name of a Python. A program that embeds Python runs
+    itself, too, but by another name."""
+    try:
+        running = os.readlink("/proc/self/exe")
+        if not _is_name_of_python(os.basename(running)):
+            return False
+        ours, theirs = os.stat(running), os.stat(executable)
+        return (ours.st_ino, ours.st_dev) == (theirs.st_ino, theirs.st_dev) and os.access(executable, os.X_OK)
+    except (OSError, ValueError):  # it was deleted or replaced; there is no /proc; a NUL within it
+        return False
+
+
+def _is_name_of_python(name: str) -> bool:
+    for word in ("python", "pypy", "graalpy"):
+        if name.startswith(word):
+            return name.removeprefix(word).lstrip("0123456789.") in _BUILDS
+    return False
 
 
 def own_path(folders: list[str]) -> str:
@@ -42,6 +139,22 @@ def own_path(folders: list[str]) -> str:
         folders: directories that come directly behind the standard library.
     """
     return _OWN_PATH.format(folders=folders)
+
+
+def own_folders(*modules: str) -> list[str]:
+    """Return the directories of this package, of what its core needs, and of more modules: an archive may have
+    unpacked each into one of its own (pex)."""
+    import _cffi_backend
+
+    package = os.dirname(os.dirname(os.dirname(os.abspath(__file__))))
+    folders = [package, os.dirname(os.abspath(_cffi_backend.__file__))]
+    for module in modules:
+        from importlib.util import find_spec
+
+        spec = find_spec(module)
+        for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
+            folders.append(os.dirname(os.abspath(folder)))
+    return list(dict.fromkeys(folders))
 
 
 def flags() -> list[str]:
@@ -59,18 +172,32 @@ def inherited_flags() -> list[str]:
     return [*flags(), *(flag for flag in _args_from_interpreter_flags() if flag not in ours)]
 
 
-def own_python(call: str, python: str = "") -> list[str]:
+def own_python(call: str, python: str = "", *, inherits: bool = False) -> list[str]:
     """Return the command that calls a function of this package in a new interpreter.
 
     Args:
         call: `MODULE.FUNCTION`.
-        python: another interpreter than this one, of any version (-I is known to all); empty: this one.
+        python: another interpreter than `find_python` finds, of any version; empty: that one.
+        inherits: for functions: it finds cloudpickle as well, and has the flags of this interpreter (-O, -X, -W), if
+            it is the same.
+
+    Raises:
+        UsageError: as for `find_python`.
     """
     module, _, function = call.rpartition(".")
     code = f"from {module} import {function}; {function}()"
-    if python:
-        return [python, "-I", f"-X{_MARK}", "-c", _INHERITED + own_path([]) + code]
-    return [sys.executable, *flags(), "-c", own_path([]) + code]
+    check_may_start()
+    here = "" if python else find_python()
+    if python or is_foreign(here):
+        return [python or here, *foreign_words(code)]
+    if inherits:
+        return [here, *inherited_flags(), "-c", own_path(own_folders("cloudpickle")) + code]
+    return [here, *flags(), "-c", own_path(own_folders()) + code]
+
+
+def foreign_words(code: str) -> list[str]:
+    """Return the arguments for a Python of any version (-I is known to all) that has infini-run installed."""
+    return ["-I", f"-X{_MARK}", "-c", _INHERITED + own_path([]) + code]
 
 
 def bare_python(call: str) -> list[str]:
@@ -79,11 +206,13 @@ def bare_python(call: str) -> list[str]:
 
     Args:
         call: `MODULE.FUNCTION`.
-    """
-    import _cffi_backend
 
-    package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    folders = [package, os.path.dirname(os.path.abspath(_cffi_backend.__file__))]
+    Raises:
+        UsageError: as for `find_python`.
+    """
+    python = find_python()
+    if is_foreign(python):
+        return own_python(call, python)
     module, _, function = call.rpartition(".")
-    code = own_path(list(dict.fromkeys(folders))) + _BARE.format(module=module, function=function)
-    return [sys.executable, *flags(), "-S", "-c", code]
+    code = own_path(own_folders()) + _BARE.format(module=module, function=function)
+    return [python, *flags(), "-S", "-c", code]

@@ -7,10 +7,10 @@ stray of the ranks. Nothing here blocks: the caller waits for the descriptors of
 from __future__ import annotations
 
 import os
-import sys
 
 from infini_run.core.group import STEPS, Group, SpawnSpec, debug_flags
 from infini_run.errors import StartError
+from infini_run.system.interpreter import executable_text
 from infini_run.system.signal_numbers import SIGTERM
 from infini_run.value_types import MARKER_VARIABLE
 
@@ -28,7 +28,7 @@ _MAX_DUMP = 16384  # bytes
 def find_pyspy(environ: Mapping[str, str]) -> str:
     """Return the path of py-spy, on PATH or beside this interpreter. Empty: there is none."""
     folders = [folder for folder in environ.get("PATH", "").split(":") if os.path.isabs(folder)]
-    for folder in (*folders, os.path.dirname(sys.executable)):
+    for folder in (*folders, os.path.dirname(executable_text())):
         path = os.path.join(folder, "py-spy")
         if os.path.isfile(path) and os.access(path, os.X_OK):
             return path
