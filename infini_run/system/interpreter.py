@@ -117,7 +117,7 @@ def _is_running(executable: str) -> bool:
         if not _is_name_of_python(os.basename(running)):
             return False
         ours, theirs = os.stat(running), os.stat(executable)
-        return (ours.st_ino, ours.st_dev) == (theirs.st_ino, theirs.st_dev) and os.access(executable, os.X_OK)
+        return (ours.st_ino, ours.st_dev) == (theirs.st_ino, theirs.st_dev)
     except (OSError, ValueError):  # it was deleted or replaced; there is no /proc; a NUL within it
         return False
 

@@ -82,7 +82,7 @@ def _problem(path: str, foreign_words: Callable[[str], list[str]] | None, *, is_
         status = os.stat(path)
     except (OSError, ValueError) as error:
         return f"not a Python: {getattr(error, 'strerror', None) or error}"
-    if os.path.isdir(path) or not os.access(path, os.X_OK):
+    if os.path.isdir(path) or not os.access(path, os.X_OK, effective_ids=True):
         return "not a Python: cannot be executed"
     if (is_frozen or _is_embedded()) and _is_this_program(path):
         what = "this frozen program" if is_frozen else "this program, which embeds Python"
