@@ -163,16 +163,27 @@ def test_everything_dies_with_a_launcher_that_was_killed(infini_run, every_path)
 @pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace, to slow a system call down")
 @pytest.mark.rows(2)
 def test_launcher_killed_before_its_child_has_asked_to_die_with_it(infini_run, tmp_path, every_path):
-    """With logs of its own it needs no guard, whose start has calls of this kind, too."""
-    slow = ("strace", "-f", "-qq", "-o", "/dev/null", "-e", "trace=prctl", "-e", "inject=prctl:delay_enter=5000000")
+    """Nor is there a guard, which would end the child."""
+    slow = (
+        "strace",
+        "-f",
+        "-qq",
+        "-o",
+        "/dev/null",
+        "-e",
+        "trace=setpgid",
+        "-e",
+        "inject=setpgid:delay_enter=5000000",
+    )
     command = infini_run("--isolate", f"--log_dir={tmp_path}", *play("say=ready", "wait"), under=slow)
 
     def children_of(*pids):
         return {child: name for child, (parent, _, name) in processes().items() if parent in pids}
 
-    until(lambda: children_of(*children_of(command.pid)))
+    until(lambda: len(children_of(*children_of(command.pid))) == 2)
     (launcher,) = children_of(command.pid)
-    assert GUARD not in children_of(launcher).values()
+    (guard,) = [child for child, name in children_of(launcher).items() if name == GUARD]
+    os.kill(guard, signal.SIGKILL)
     os.kill(launcher, signal.SIGKILL)
     assert command.wait() == -signal.SIGKILL  # strace ends with the last of them
     assert b"ready" not in command.out
