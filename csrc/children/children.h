@@ -49,6 +49,7 @@ struct guard {
     int pidfd;
     int folder_fd;          /* locked while we live: a folder that nobody holds may be removed */
     int pipe[2];            /* our workers' numbers, read by it when we have died */
+    bool locked;            /* the pipe: until we die, or execute another program */
     int step, error;        /* between clone and exec */
     bool dismissed;         /* killed by us */
 };

@@ -2,12 +2,13 @@
  *
  * SIGKILL cannot be caught, and the parent-death signal reaches direct children only, and not those of
  * another thread than the main one. So a small program (guard/main.c) is started before the first
- * worker. It sleeps in one system call until we have died, then ends what the launch has left. When
- * nothing is left, it is ended by us. Process 1 needs none, except for a lease (lease.c): the kernel ends its
- * namespace with it. */
+ * worker. It sleeps in one system call until we have died or a host program has executed another one, then ends what
+ * the launch has left. When nothing is left, it is ended by us. The command as process 1 needs none, except for a lease
+ * (lease.c): the kernel ends its namespace with it, and it executes nothing. */
 #include "group/group.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -36,16 +37,30 @@ static void folder_hold(struct ir_group *g) {
     (void)flock(fd, LOCK_SH | LOCK_NB); /* where locks are not to be had, nobody gets one */
 }
 
+/* A record lock (fcntl(2)) is the process's, and no fork inherits it: whatever has copies of the pipe, the kernel takes
+ * the lock away when our close-on-exec descriptors are closed, by our death or by an exec that succeeds. */
+static bool pipe_lock(int fd) {
+    struct flock whole = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+    return fcntl(fd, F_SETLK, &whole) == 0;
+}
+
+/* A host program that is process 1 may execute another one, and lives on as that. */
+static bool guard_is_needless(const struct ir_group *g) {
+    const bool is_command = (g->config.flags & (IR_OWN_PROCESS | IR_GIVEN_MASK)) != 0;
+    return g->self == 1 && is_command && g->config.lease_ms == 0;
+}
+
 int guard_open(struct ir_group *g) {
     struct guard *guard = &g->guard;
     folder_hold(g);
-    const bool is_needless = g->self == 1 && g->config.lease_ms == 0;
-    if (g->config.guard == NULL || is_needless || children_are_elsewhere()) return 0;
+    if (g->config.guard == NULL || guard_is_needless(g) || children_are_elsewhere()) return 0;
     guard->program = strdup(g->config.guard);
     guard->folder = g->config.folder != NULL ? strdup(g->config.folder) : NULL;
     if (guard->program == NULL || (g->config.folder != NULL && guard->folder == NULL))
         return -ENOMEM;
-    return fd_pipe(guard->pipe, 1);
+    int r = fd_pipe(guard->pipe, 1);
+    guard->locked = r == 0 && pipe_lock(guard->pipe[1]);
+    return r;
 }
 
 /* Its arguments, in the order of guard/arguments.h. */
@@ -64,6 +79,7 @@ const char *const *guard_argv(struct ir_group *g) {
     if (g->config.guard_wait_ms > 0)
         (void)snprintf(guard->wait, sizeof guard->wait, "%d", (int)g->config.guard_wait_ms);
     guard->argv[GUARD_WAIT] = guard->wait;
+    guard->argv[GUARD_LOCK] = guard->locked ? GUARD_LOCKED : "";
     guard->argv[GUARD_LEASE] = g->lease.deadline_ns == NULL         ? ""
                                : (g->config.flags & IR_OWN_PROCESS) ? GUARD_LEASE_OWN
                                                                     : GUARD_LEASE_HOST;

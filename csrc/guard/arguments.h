@@ -5,7 +5,7 @@
 #define GUARD_NAME "irun-guard"
 
 enum { GUARD_SELF, GUARD_PARENT, GUARD_SESSION, GUARD_SINCE, GUARD_MARK, GUARD_FOLDER, GUARD_CGROUP,
-       GUARD_LEASE, GUARD_WAIT, GUARD_ARGC };
+       GUARD_LEASE, GUARD_WAIT, GUARD_LOCK, GUARD_ARGC };
 
 /* GUARD_LEASE: "" is none. Else stdout is the pipe to the launcher, stderr the memory of the lease (sys/lease.h), and
  * the word says where orphans go while the launcher lives: to itself, or to an ancestor of a host program. */
@@ -14,5 +14,8 @@ enum { GUARD_SELF, GUARD_PARENT, GUARD_SESSION, GUARD_SINCE, GUARD_MARK, GUARD_F
 
 /* GUARD_WAIT: "" or for how many milliseconds the workers may end by themselves, before they alone are killed. */
 #define GUARD_WAIT_MOST_MS 3600000
+
+/* GUARD_LOCK: "" is none. Else the launcher holds a lock on the pipe at stdin. */
+#define GUARD_LOCKED "locked"
 
 #endif

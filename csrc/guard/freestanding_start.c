@@ -1,4 +1,4 @@
-/* guard/freestanding_start.c: waits for the launcher's death, or a lease's end, before libc has started.
+/* guard/freestanding_start.c: waits for the launcher's end, or a lease's, before libc has started.
  *
  * libc's start asks the processor what it is, and under a hypervisor each of these questions is a trap:
  * 0.6 ms of a processor, for a program that nearly always is killed before it does anything. So this is
@@ -65,6 +65,12 @@ static int set_alarm(int timer, const int64_t *lease) {
     return raw(SYS_timer_settime, timer, TIMER_ABSTIME, (long)&at, 0, 0) >= 0;
 }
 
+/* Returns when the launcher has lost its lock, or at once if there is none. Every signal is blocked. */
+static void await_lock(void) {
+    const struct flock whole = {.l_type = F_RDLCK, .l_whence = SEEK_SET};
+    (void)raw(SYS_fcntl, 0, F_SETLKW, (long)&whole, 0, 0);
+}
+
 /* argc, then argv, as every Linux program finds them (System V ABI, process initialization). */
 void guard_await(const uintptr_t *stack) {
     if (stack[0] != GUARD_ARGC) return;
@@ -82,6 +88,10 @@ void guard_await(const uintptr_t *stack) {
         raw(SYS_chdir, (long)"/", 0, 0, 0, 0) < 0)
         return;
     if (raw(SYS_prctl, PR_SET_PDEATHSIG, SIGUSR1, 0, 0, 0) < 0) return;
+    if (!leased && argv[GUARD_LOCK][0] != '\0') {
+        await_lock();
+        return;
+    }
     if (leased) {
         const union {
             long result;

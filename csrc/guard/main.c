@@ -1,11 +1,16 @@
 /* guard/main.c: irun-guard, which outlives its launcher by the blink in which it ends what that has left.
  *
- *     irun-guard PARENT SESSION SINCE MARK FOLDER CGROUP LEASE WAIT   (stdin: a pipe that holds the workers' pids)
+ *     irun-guard PARENT SESSION SINCE MARK FOLDER CGROUP LEASE WAIT LOCK   (stdin: a pipe that holds the workers' pids)
  *
- * It waits in one system call, on no clock, for the parent-death signal (prctl(2)). That is the
- * spawning thread's: where it comes though the parent lives (getppid says so), it comes again when the
- * parent dies. Then it ends what the launcher has left (find_leftovers.c) and all in CGROUP, and removes FOLDER
- * and CGROUP ("": none).
+ * It waits in one system call, on no clock, for the lock that the launcher has on that pipe (children/guard.c). It is
+ * had when the launcher dies, and also when a host program has executed another one: then the pid lives on, and the
+ * workers are children of a program that knows nothing of them. Then it ends what the launcher has left
+ * (find_leftovers.c) and all in CGROUP, and removes FOLDER and CGROUP ("": none). It stays, as they do, a zombie of
+ * the other program until that waits for it or ends.
+ *
+ * A death it sees to its end, by the parent-death signal (prctl(2)), so that all orphans have come to where it has.
+ * That is the spawning thread's: where it comes though the parent lives (getppid says so), it comes again when the
+ * parent dies. Without a LOCK, and with a LEASE, it waits for that signal alone.
  *
  * With a WAIT the workers end by themselves, or are killed after so many milliseconds. Nothing else is killed: a process
  * of srun outlives it to ask Slurm for the end of its step.
@@ -31,7 +36,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-enum end { LAUNCHER_DIED, LEASE_ENDED };
+enum end { LAUNCHER_DIED, LAUNCHER_EXECED, LEASE_ENDED };
 
 /* The launcher's terminal, mounts and descriptors are none of ours, except those of a lease. */
 static int detach_from_launcher(bool leased) {
@@ -69,14 +74,30 @@ static int set_alarm(int timer, int64_t deadline_ns) {
     return syscall(SYS_timer_settime, timer, TIMER_ABSTIME, &at, NULL) < 0 ? -errno : 0;
 }
 
-/* What has ended, or -errno. lease: NULL: none. */
-static int await_end(pid_t parent, int64_t *lease) {
+/* False where that cannot be known. The lock is lost before the parent is seen to have died. */
+static bool is_dying(pid_t pid) {
+    struct process process;
+    return process_read(pid, &process) && process.exiting;
+}
+
+static bool lock_is_lost(void) {
+    struct flock whole = {.l_type = F_RDLCK, .l_whence = SEEK_SET};
+    int r;
+    do r = fcntl(0, F_SETLKW, &whole);
+    while (r < 0 && errno == EINTR);
+    return r == 0;
+}
+
+/* What has ended, or -errno. lease: NULL: none; locked: the launcher has a lock. */
+static int await_end(pid_t parent, int64_t *lease, bool locked) {
     sigset_t awaited;
     int timer = 0;
     (void)sigemptyset(&awaited);
     (void)sigaddset(&awaited, SIGUSR1);
     (void)sigaddset(&awaited, SIGALRM);
     if (prctl(PR_SET_PDEATHSIG, SIGUSR1, 0, 0, 0) < 0) return -errno;
+    if (lease == NULL && locked && lock_is_lost() && getppid() == parent && !is_dying(parent))
+        return LAUNCHER_EXECED;
     if (lease != NULL && syscall(SYS_timer_create, CLOCK_BOOTTIME, NULL, &timer) < 0) return -errno;
     for (bool told = lease == NULL; getppid() == parent; told = true) {
         if (lease != NULL && lease_is_over(lease, boottime_ns())) return LEASE_ENDED;
@@ -123,7 +144,8 @@ static void remove_cgroup(const char *path) {
     remove_tree(AT_FDCWD, path);
 }
 
-static void end_processes(struct launch *launch, char **argv) {
+static void end_processes(struct launch *launch, pid_t host, char **argv) {
+    launch->host = host;
     if (argv[GUARD_CGROUP][0] != '\0') kill_cgroup(argv[GUARD_CGROUP]);
     if (!process_sees_itself(getpid())) return;
     if (argv[GUARD_WAIT][0] != '\0') end_workers(launch, atoi(argv[GUARD_WAIT]));
@@ -140,20 +162,20 @@ int main(int argc, char **argv) {
     launch.session = atoi(argv[GUARD_SESSION]);
     launch.since = strtoull(argv[GUARD_SINCE], NULL, 10);
     const pid_t parent = atoi(argv[GUARD_PARENT]);
-    const bool leased = argv[GUARD_LEASE][0] != '\0';
+    const bool leased = argv[GUARD_LEASE][0] != '\0', locked = argv[GUARD_LOCK][0] != '\0';
     int64_t *lease = NULL;
     int end = detach_from_launcher(leased);
     if (end == 0 && leased) end = map_lease(&lease);
-    if (end == 0) end = await_end(parent, lease);
+    if (end == 0) end = await_end(parent, lease, locked);
     if (end == LEASE_ENDED) {
-        launch.host = strcmp(argv[GUARD_LEASE], GUARD_LEASE_HOST) == 0 ? parent : 0;
-        end_processes(&launch, argv);
+        const bool is_host = strcmp(argv[GUARD_LEASE], GUARD_LEASE_HOST) == 0;
+        end_processes(&launch, is_host ? parent : 0, argv);
         notify_launcher(LEASE_OVER);
-        launch.host = 0;
-        end = await_end(parent, NULL);
+        end = await_end(parent, NULL, locked);
     }
     if (end < 0) return -end;
-    end_processes(&launch, argv);
+    if (end == LAUNCHER_EXECED) end_processes(&launch, parent, argv);
+    if (getppid() != parent) end_processes(&launch, 0, argv);
     if (argv[GUARD_FOLDER][0] != '\0') remove_tree(AT_FDCWD, argv[GUARD_FOLDER]);
     if (argv[GUARD_CGROUP][0] != '\0') remove_cgroup(argv[GUARD_CGROUP]);
     return 0;

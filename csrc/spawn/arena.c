@@ -164,6 +164,7 @@ static void slots_fill(struct ir_group *g, const struct ir_worker *workers, uint
             .lease = g->lease.deadline_ns,
             /* in a PID namespace of its own it does not know the pid that the guard sees */
             .guard_fd = (worker->flags & IR_WORKER_ISOLATE) ? -1 : g->guard.pipe[1],
+            .guard_locked = g->guard.locked,
         };
         slot_place(slot, arena, worker);
     }

@@ -115,7 +115,16 @@ static void child_register(struct slot *slot) {
     if (r < 0 && slot->lease != NULL) child_fail(slot, IR_STEP_LEASE, r);
 }
 
-/* After that: a child that the guard did not know of when it ended the lease finds the lease over. */
+/* After that: a child that the guard did not know of when it ended the launch finds that the launcher has gone. The
+ * guard has a lock, too, but for reading. */
+static void child_check_launcher(struct slot *slot) {
+    struct flock lock = {.l_type = F_RDLCK, .l_whence = SEEK_SET};
+    long r = raw(SYS_fcntl, slot->guard_fd, F_GETLK, (long)&lock, 0, 0);
+    if (r >= 0 && lock.l_type == F_UNLCK)
+        for (;;) (void)raw(SYS_exit_group, 128 + SIGKILL, 0, 0, 0, 0);
+}
+
+/* As that: a child that the guard did not know of when it ended the lease finds the lease over. */
 static void child_check_lease(struct slot *slot) {
     struct timespec now = {0, 0};
     long r = raw(SYS_clock_gettime, CLOCK_BOOTTIME, (long)&now, 0, 0, 0);
@@ -148,6 +157,7 @@ int child_main(void *argument) {
     if (slot->cpus != NULL) child_place(slot);
     child_signals(slot);
     if (slot->guard_fd >= 0) child_register(slot);
+    if (slot->guard_fd >= 0 && slot->guard_locked) child_check_launcher(slot);
     if (slot->lease != NULL) child_check_lease(slot);
     r = raw(SYS_execve, (long)slot->program, (long)slot->argv, (long)slot->envp, 0, 0);
     child_fail(slot, IR_STEP_EXEC, r);

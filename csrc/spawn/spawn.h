@@ -60,6 +60,7 @@ struct slot {
     uint32_t flags;      /* ir_worker.flags */
     int64_t *lease;      /* sys/lease.h; NULL: none */
     int guard_fd;        /* where it tells the guard its pid before it executes anything; -1: it does not */
+    bool guard_locked;   /* the launcher has a lock on that, as long as it is what it was */
     bool own_session;    /* a session of its own, not only a process group */
     volatile int memory_error; /* out: of the memory policy, without which it goes on */
     volatile int step;   /* out: what failed, and why */

@@ -23,6 +23,7 @@
 #define STAT_VSIZE 23  /* fields of proc_pid_stat(5) */
 #define STAT_START_CODE 26
 #define STAT_ENV_START 50
+#define FLAG_EXITING 4u /* PF_EXITING, include/linux/sched.h */
 
 /* A file of /proc is read in the middle of others: one that is interrupted must not look as if it had gone. */
 static ssize_t read_again(int fd, char *buffer, size_t size) {
@@ -48,13 +49,16 @@ ssize_t process_file(const char *path, char *buffer, size_t size) {
 static int stat_parse(char *stat, pid_t pid, struct process *ret) {
     char *open_paren = strchr(stat, '('), *close_paren = strrchr(stat, ')');
     unsigned long long start;
+    unsigned flags;
     *ret = (struct process){.pid = pid};
     if (open_paren == NULL || close_paren == NULL ||
         sscanf(close_paren + 1,
-               " %c %d %d %d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %d %*d %llu",
-               &ret->state, &ret->parent, &ret->group, &ret->session, &ret->threads, &start) != 6)
+               " %c %d %d %d %*d %*d %u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %d %*d %llu",
+               &ret->state, &ret->parent, &ret->group, &ret->session, &flags, &ret->threads,
+               &start) != 7)
         return -ESRCH;
     ret->start_ticks = start;
+    ret->exiting = (flags & FLAG_EXITING) != 0;
     *close_paren = '\0';
     (void)snprintf(ret->name, sizeof ret->name, "%.15s", open_paren + 1);
     return 0;

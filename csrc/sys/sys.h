@@ -67,6 +67,7 @@ struct process {
     uint64_t start_ticks;
     int threads;
     char state;      /* of its first thread */
+    bool exiting;    /* that thread */
     bool decided;    /* whether it is ours: */
     bool ours;
     char name[16];

@@ -468,6 +468,62 @@ def test_a_caller_that_is_killed_leaves_nothing_anywhere(bed, bell, number, prel
         caller.close()
 
 
+EXEC = """
+import os, sys, threading
+import infini_run as ir
+
+REACHED = {{"hosts": ["host1", "host2"], "engine": "ssh", "ssh_config": {config!r}}}
+BELL = {path!r}
+
+def busy(ctx=None, task=None, bell=BELL):
+    import signal, subprocess, time
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    subprocess.Popen(["setsid", "sleep", "1000"])
+    with open(bell, "w") as file:
+        file.write("here\\n")
+    time.sleep(1000)
+
+def begin(function, *args, **kwargs):
+    threading.Thread(target=function, args=args, kwargs=kwargs, daemon=True).start()
+
+{launch}
+sys.stdin.readline()
+new = [sys.executable, "-c", "import sys; print('new', flush=True); sys.stdin.read()"]
+{way}
+"""
+LAUNCHED = {
+    "function": "begin(ir.Launcher(nproc_per_node=2, **REACHED).run, busy)",
+    "pool": 'pool = ir.Pool(nproc_per_node=2, preload=["fractions"], **REACHED); handle = pool.start(busy)',
+    "crew": "crew = ir.Crew(busy, nproc=2, **REACHED); asked = [crew.worker(n).ask(0) for n in range(4)]",
+    "command": (
+        'script = "trap \'\' TERM; setsid sleep 1000 & echo here > " + BELL + "; wait"\n'
+        'begin(ir.run, ["sh", "-c", script], nproc_per_node=2, **REACHED)'
+    ),
+}
+EXECS = {
+    "main": "os.execv(new[0], new)",
+    "thread": "threading.Thread(target=os.execv, args=(new[0], new)).start(); threading.Event().wait()",
+}
+
+
+@pytest.mark.parametrize("way", EXECS)
+@pytest.mark.parametrize("launch", LAUNCHED)
+def test_caller_that_execs_leaves_nothing_anywhere(bed, bell, launch, way):
+    """Its connections end with the program that it was, and so do the agents; the process lives on."""
+    text = EXEC.format(config=str(bed.config), path=bell.path, launch=LAUNCHED[launch], way=EXECS[way])
+    caller = Command([sys.executable, "-c", text], stdin=subprocess.PIPE)
+    try:
+        bell.hear(4)
+        caller.process.stdin.write(b"\n")
+        caller.process.stdin.flush()
+        caller.read_until(b"new")
+        until(lambda: not marked() and not agents())
+        until(lambda: all(state in "Z" for parent, state, _ in processes().values() if parent == caller.pid))
+        assert caller.process.poll() is None
+    finally:
+        caller.close()
+
+
 def test_a_launch_is_stopped_gracefully_on_every_host(launcher, bell):
     def wait(path):
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
