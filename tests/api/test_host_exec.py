@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.command import Command
-from tests.support.launch_shapes import UNSHARE, as_root
+from tests.support.launch_shapes import UNSHARE, as_root, strace, with_strace
 from tests.support.processes import GUARD, is_alive, marked, processes, state_of
 from tests.support.waiting import until
 
@@ -71,10 +71,11 @@ WAYS = {
     "main": "os.execv(NEW[0], NEW)",
     "thread": "threading.Thread(target=os.execv, args=(NEW[0], NEW)).start(); time.sleep(1000)",
     "with-sibling": """
-sibling = ctypes.CDLL(None)._Fork()
+sibling = ctypes.PyDLL(None)._Fork()
 if sibling == 0:
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: it ends with the test
     signal.pause()
+print("sibling", sibling, flush=True)
 os.execv(NEW[0], NEW)
 """,
 }
@@ -204,6 +205,43 @@ def test_exec_during_start_leaves_nothing(after_ms, bell):
         command.close()
 
 
+UNSEEN = """
+begin(ir.run, ["sleep", "1000"], bind="cores")
+def kids():
+    files = [f"/proc/self/task/{task}/children" for task in os.listdir("/proc/self/task")]
+    return [pid for file in files for pid in open(file).read().split()]
+while len(kids()) < 2:  # the guard and the rank
+    time.sleep(0.001)
+NEW = [sys.executable, "-c", os.environ["NEW"]]
+""" + WAYS["with-sibling"]
+
+
+@with_strace
+def test_rank_unseen_by_guard_does_not_start_after_exec(bell, tmp_path):
+    """strace holds it after its clone until the guard has given up. The sibling keeps the pipe to the guard open: so
+    the rank can write its pid, which nobody reads."""
+    inject = (
+        "-e",
+        "trace=sched_setaffinity",
+        "-e",
+        "inject=sched_setaffinity:delay_enter=7s",
+    )  # nobody else calls it
+    words = strace(tmp_path / "trace", "-f", *inject)
+    command = Host(
+        [*words, sys.executable, "-c", BEGIN + UNSEEN, bell.path],
+        stdin=subprocess.PIPE,
+        env={**os.environ, "NEW": NEW},
+    )
+    try:
+        sibling, host = command.number(b"sibling"), command.number(b"new")
+        kids = [pid for pid, (parent, *_) in processes().items() if parent == host and pid != sibling]
+        assert len(kids) == 2
+        until(lambda: not any(map(is_alive, kids)))
+        assert is_alive(sibling)
+    finally:
+        command.close()
+
+
 # ---- what is no exec of the host
 
 NO_EXEC = {
@@ -241,7 +279,7 @@ for end in (lambda: None, lambda: os.execv("/bin/true", ["true"]), lambda: os.cl
 """,
     "fork-by-c": """
 for end in (lambda: None, lambda: os.execv("/bin/true", ["true"]), lambda: os.closerange(3, 4096)):
-    pid = ctypes.CDLL(None)._Fork()
+    pid = ctypes.PyDLL(None)._Fork()
     if pid == 0:
         end()
         os._exit(0)

@@ -374,13 +374,15 @@ words = [b"/bin/sh", b"-c", b"sleep 1000 & echo child 0 $!; echo worker 0 $$; re
 spec = SpawnSpec(0, words[0], words, [])
 spec.stdio, spec.label = [int(sys.argv[2]), INHERIT, INHERIT], ((b"", b""), (b"", b""))
 group.spawn([spec], [os.fsencode(f"{name}={value}") for name, value in os.environ.items()])
-sys.stdin.read()
+sys.stdin.readline()
+os.execv("/bin/sleep", ["sleep", "1000"])
 """
 
 
-@pytest.fixture
-def waiting(gate):
-    """A program with a worker that ends when the gate opens, and a child of that; the program is killed."""
+@pytest.fixture(params=["kill", "exec"])
+def waiting(gate, request):
+    """A program with a worker that ends when the gate opens, and a child of that; the program is killed, or executes
+    another one."""
     commands, children = [], []
 
     def start(wait_s):
@@ -392,8 +394,12 @@ def waiting(gate):
         worker, guard = *pids_told(command, b"worker", 1), guard_of(command.pid)
         until(lambda: state_of(guard) == "S")
         before = switches(guard)
-        command.signal(signal.SIGKILL)
-        command.process.wait()  # its output goes on as long as the child has it
+        if request.param == "exec":
+            command.process.stdin.write(b"\n")
+            command.process.stdin.flush()
+        else:
+            command.signal(signal.SIGKILL)
+            command.process.wait()  # its output goes on as long as the child has it
         return worker, children[0], guard, end, before
 
     yield start

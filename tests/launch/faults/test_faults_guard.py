@@ -29,7 +29,7 @@ ERRORS = {
     "read": ("EINTR", "ENOMEM"),
     "readdir": ("ENOMEM",),
     "realloc": ("ENOMEM",),
-    "fcntl": ("EINVAL",),
+    "fcntl": ("EINVAL", "EINTR", "ENOLCK"),
     "kill": ("ESRCH",),
     "prctl": ("EINVAL",),
     "poll": ("EINTR",),
@@ -41,22 +41,27 @@ ERRORS = {
     "syscall424": ("EPERM", "ENOSYS"),
     "syscall434": (*SHORT, "ENOSYS"),
 }
+# Without its lock nothing tells the guard of an exec.
+OF_DEATH_ALONE = ("fcntl:1:EINVAL", "fcntl:1:ENOLCK")
 RUNS, AT_MOST_EACH = 20, 12
 MARK = f"INFINI_RUN_ID=guarded-{OURS[1]}"  # another test run may be at the same test: its guard is not to end ours
 LAUNCHER = """
-import os, signal, subprocess, sys
+import fcntl, os, signal, subprocess, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
 guard, folder, preload = sys.argv[1], sys.argv[2], sys.argv[3:]
 environ = {**os.environ, **dict(word.split("=", 1) for word in preload)}
 quiet = {"stdout": subprocess.DEVNULL}
 worker = subprocess.Popen(["sleep", "1000"], preexec_fn=os.setpgrp, **quiet)
 for script in ("sleep 1000", "sleep 1000 & setsid sleep 1000"):
     subprocess.Popen(["sh", "-c", script], start_new_session=True, **quiet)
-words = [guard, str(os.getpid()), str(os.getsid(0)), "0", os.environb[b"MARK"].decode(), folder, "", "", ""]
+words = [guard, str(os.getpid()), str(os.getsid(0)), "0", os.environb[b"MARK"].decode(), folder, "", "", "", "locked"]
 reading, writing = os.pipe()
+fcntl.lockf(writing, fcntl.LOCK_EX)
 os.write(writing, worker.pid.to_bytes(4, "little"))
 guard = subprocess.Popen(words, env=environ, stdin=reading, start_new_session=True, **quiet)
 print(guard.pid, flush=True)
-signal.pause()
+signal.sigwait([signal.SIGUSR1])
+os.execve("/bin/sleep", ["sleep", "1000"], {})
 """
 
 pytestmark = [
@@ -65,8 +70,9 @@ pytestmark = [
 ]
 
 
-def guarded(folder, fault):
-    """A launch whose launcher is killed; whether its guard was there then. The guard has ended when this returns."""
+def guarded(folder, fault, end):
+    """A launch whose launcher is killed, or executes another program; whether its guard was there then. The guard has
+    ended when this returns."""
     folder.mkdir()
     (folder / "rank_0.error.json").touch()
     preload = [f"{name}={fault.environ[name]}" for name in ("LD_PRELOAD", "FAULTY_COUNTS", "FAULTY")]
@@ -78,6 +84,9 @@ def guarded(folder, fault):
             until(lambda: list(marked().values()).count("sleep") == 4)
             until(lambda: not is_alive(guard) or waits_for_its_launcher(guard))
             was_there = is_alive(guard)
+            if end == "exec":
+                launcher.send_signal(signal.SIGUSR1)
+                until(lambda: not is_alive(guard))
         finally:
             launcher.kill()
     until(lambda: not is_alive(guard))
@@ -86,7 +95,7 @@ def guarded(folder, fault):
 
 def waits_for_its_launcher(guard):
     try:
-        return Path(f"/proc/{guard}/syscall").read_text().startswith("128 ")  # rt_sigtimedwait
+        return Path(f"/proc/{guard}/syscall").read_text().startswith(("72 ", "128 "))  # fcntl, rt_sigtimedwait
     except OSError:
         return True
 
@@ -102,25 +111,27 @@ def leftovers():
     return left
 
 
-def points_of(counts):
+def points_of(counts, end):
     for function, errors in ERRORS.items():
         count = counts.get(function, 0)
         step = max(1, count // AT_MOST_EACH)
-        yield from ((function, name, k) for name in errors for k in range(1, count + 1, step))
+        points = ((function, name, k) for name in errors for k in range(1, count + 1, step))
+        yield from (point for point in points if end == "kill" or "{0}:{2}:{1}".format(*point) not in OF_DEATH_ALONE)
 
 
-def test_whatever_call_of_the_guard_fails_it_ends_and_nothing_is_left(shim, tmp_path):  # noqa: F811
+@pytest.mark.parametrize("end", ["kill", "exec"])
+def test_whatever_call_of_the_guard_fails_it_ends_and_nothing_is_left(shim, tmp_path, end):  # noqa: F811
     plain = Shim(shim, tmp_path)
-    assert guarded(tmp_path / "plain", plain)
+    assert guarded(tmp_path / "plain", plain, end)
     assert not leftovers()
     assert not (tmp_path / "plain").exists()
-    points = sample(points_of(plain.counts()), RUNS)
+    points = sample(points_of(plain.counts(), end), RUNS)
     print(f"{len(points)} points, TEST_SEED={SEED}", flush=True)
     assert len(points) > 10
     wrong = []
     for function, error, k in points:
         fault = Shim(shim, tmp_path, f"{function}:{k}:{getattr(errno, error)}")
-        was_there = guarded(tmp_path / f"{function}{k}{error}", fault)
+        was_there = guarded(tmp_path / f"{function}{k}{error}", fault, end)
         left = leftovers()
         if left and was_there:  # one that could not begin has ended before its launcher, who tells of it
             wrong.append(f"call {k} of {function} fails with {error}: left {left}")
