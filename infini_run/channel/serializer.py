@@ -29,6 +29,8 @@ _HINTS = {
     "coroutine": "run it with asyncio.run, and send what it returns",
     **dict.fromkeys(("generator", "async_generator"), "send a list of what it yields"),
 }
+_OF_A_MANAGER = "use one of a multiprocessing.Manager()"
+_OF_CHILDREN = ("multiprocessing.synchronize", "multiprocessing.queues", "multiprocessing.sharedctypes")
 # opcodes before the length of bytes in the stream (pickletools): BINBYTES, BINBYTES8, BYTEARRAY8
 _SHORT, _LONG = (b"B",), (b"\x8e", b"\x96")
 _NEXT_BUFFER = b"\x97"
@@ -139,8 +141,9 @@ def _unpicklable(thing: object, name: str, where: str, error: Exception) -> Unpi
     path, part = find_unpicklable(thing, name, _fault_of)
     kind = f"{type(part).__module__}.{type(part).__qualname__}".removeprefix("builtins.")
     why = _fault_of(part) or error
-    hint = f"; {_HINTS[kind]}" if kind in _HINTS else ""
-    text = f"{path}{where} cannot be sent: a {kind} does not pickle ({type(why).__name__}: {why}){hint}"
+    hint = _OF_A_MANAGER if kind.rpartition(".")[0] in _OF_CHILDREN else _HINTS.get(kind)
+    text = f"{path}{where} cannot be sent: a {kind} does not pickle ({type(why).__name__}: {why})"
+    text += f"; {hint}" if hint else ""
     return UnpicklableError(text, path)
 
 

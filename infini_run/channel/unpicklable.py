@@ -34,7 +34,10 @@ def find_unpicklable(thing: object, name: str, fault_of: Callable[[object], Exce
 
 
 def _parts(thing: object) -> Iterator[_Part]:
-    """What pickling `thing` would go into, as far as it has a name in it."""
+    """What pickling `thing` would go into, as far as it has a name in it. A lock or a queue of multiprocessing
+    refuses as a whole, in its own words."""
+    if type(thing).__module__.startswith("multiprocessing."):
+        return
     if isinstance(thing, dict):
         for key, value in thing.items():
             yield f"'s key {key!r:.80}", key

@@ -6,6 +6,7 @@ from _functools import partial
 
 from infini_run.channel import connect
 from infini_run.core.group import forking
+from infini_run.crews.lent_multiprocessing import Lender
 from infini_run.node.last_output import last_output
 from infini_run.node.launch import NodeLaunch
 from infini_run.record import replace
@@ -50,11 +51,14 @@ class WorkerGroup:
         self.on_close: Callable[[], None] | None = None
         self._worker_ends: dict[int, socket.socket] = {}  # by rank
         worker_ends = self._worker_ends
-        call_in_forked_children(self)
+        with forking:
+            self._lender = lender = Lender()
+            call_in_forked_children(self)
         try:
             with forking:
                 for worker in plan.workers:
                     ours, worker_ends[worker.rank] = socket.socketpair()
+                    lender.endow(ours)
                     host = plan.nodes[0].host
                     process = ExecProcess(self, worker.rank, worker.local_rank, host, ours.detach())
                     started.append(process)  # first: what is in ours is in theirs
@@ -67,10 +71,12 @@ class WorkerGroup:
             for process in self.processes:
                 process.close()
                 started.remove(process)
+            lender.close()
             raise
         finally:
             for end in worker_ends.values():
                 close_link(end)
+            lender.close_theirs()
 
     def _make_run(
         self,
@@ -89,7 +95,8 @@ class WorkerGroup:
         return self.run is None or self.run.ended
 
     def fds(self) -> Sequence[int]:
-        return () if self.run is None else self.run.fds()
+        fds = () if self.run is None else self.run.fds()
+        return [*fds, self._lender.fileno()] if fds and self._lender.fileno() >= 0 else fds
 
     def next_deadline_s(self) -> float | None:
         return None if self.run is None else self.run.next_deadline_s()
@@ -97,6 +104,7 @@ class WorkerGroup:
     def poll(self) -> None:
         if self.run is None or self.run.ended:
             return
+        self._lender.poll()
         if any(event.kind in ("started", "exited", "ended") for event in self.run.poll(0.0)):
             for process, exit_ in zip(self.processes, self.run.outcome.exits(), strict=True):
                 process.update(exit_)
@@ -128,6 +136,7 @@ class WorkerGroup:
         """Kill and free all, once every process of it has been closed."""
         if self.run is not None and all(process.is_closed for process in self.processes):
             self.run.close()
+            self._lender.close()
             on_close, self.on_close = self.on_close, None
             if on_close is not None:
                 on_close()
@@ -136,6 +145,7 @@ class WorkerGroup:
         """In a forked child."""
         for end in self._worker_ends.values():
             end.close()
+        self._lender.after_fork_in_child()
         if self.run is not None:
             self.run.after_fork_in_child()
 

@@ -17,6 +17,7 @@ from contextlib import suppress
 from infini_run.channel import connect
 from infini_run.channel.errors import ChannelBroken
 from infini_run.crews import fault_stack
+from infini_run.crews.borrowed_multiprocessing import borrow_from_caller
 from infini_run.crews.capture import capture_exception
 from infini_run.crews.context import Cancelled, Context, TaskInbox, set_current
 from infini_run.crews.crew_target import Chunk, TaskHandler, make_handler, nothing
@@ -64,6 +65,7 @@ def serve(fd: int) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # an import may have put something else there
             stream.reconfigure(line_buffering=True)  # so that a crash takes no line with it
+    borrow_from_caller(fd)
     sender, receiver = connect(fd)
     _kept.append(receiver)
     try:

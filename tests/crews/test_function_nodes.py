@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import pwd
 import signal
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from multiprocessing.shared_memory import SharedMemory
 
 import pytest
 
@@ -74,6 +76,38 @@ def test_a_hang_on_a_host_is_told_with_its_stack(launcher, preload, nproc):
 
 
 # ---- results
+
+
+def test_workers_of_one_host_share_tracker_and_authkey_of_their_spawn_server(bed):
+    """The caller's key crosses no network."""
+
+    def make():
+        block = SharedMemory(create=True, size=1)
+        block.close()
+        return block.name
+
+    def read(name):
+        SharedMemory(name=name).close()
+
+    def remove(name):
+        if ir.this_worker().rank:
+            return
+        block = SharedMemory(name=name)
+        block.close()
+        block.unlink()
+
+    def key():
+        return bytes(multiprocessing.current_process().authkey)
+
+    with ir.Pool(["host1"], 2, engine="ssh", ssh_config=str(bed.config)) as pool:
+        names = list(pool.run(make))
+        for name in (*names, names[0]):
+            pool.run(read, name)
+        keys = {*pool.run(key), *pool.run(key)}
+        for name in names:
+            pool.run(remove, name)
+    assert len(keys) == 1
+    assert keys != {key()}
 
 
 def test_results_are_found_by_rank_and_by_host(launcher):

@@ -1,0 +1,193 @@
+"""In a worker: multiprocessing with the resource tracker and the authkey of the process that started it.
+
+Each is asked for when it is first needed (lent_multiprocessing.py). Two modules of multiprocessing are adapted
+to that: at once where they are loaded already, as in a fork, else when something imports them. If nothing answers,
+because that process is gone, a worker has a tracker and a key of its own, as any program.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from struct import Struct
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+    from typing import Any
+
+HANDOVER = b"+"  # before a channel's first frame, none of which begins so (channel/decoder.py)
+TRACKER, AUTHKEY = b"tracker", b"authkey"  # questions; each comes with the socket that the answer goes to
+GRANTED = b"+"  # begins an answer; the tracker's comes with its descriptor. None: the answer ends at once
+NO_WAIT = socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT
+_CLOEXEC = 0x40000000  # MSG_CMSG_CLOEXEC
+_INT = Struct("i")
+_lender: socket.socket | None = None
+
+
+def borrow_from_caller(channel_fd: int) -> None:
+    """Take what comes ahead of the first message, if something does, and adapt multiprocessing. channel_fd: this
+    worker's channel, which nobody has read from."""
+    global _lender
+    channel = socket.socket(fileno=channel_fd)
+    try:
+        fds: list[int] = []
+        if channel.recv(1, socket.MSG_PEEK) == HANDOVER:
+            _, fds = receive_fds(channel, 1)
+    except OSError:  # the launcher has gone
+        return
+    finally:
+        channel.detach()
+    if not fds:  # a spawner of the user's own has started it
+        return
+    _lender = socket.socket(fileno=fds[0])
+    for name, adapt in _ADAPTED.items():
+        if name in sys.modules:
+            adapt(sys.modules[name])
+    sys.meta_path.insert(0, _ImportWatch())
+
+
+def _ask(question: bytes) -> tuple[bytes, list[int]] | None:
+    """Ask, and wait for the answer. None: there is nobody who would give one."""
+    if _lender is None:
+        return None
+    ours, theirs = socket.socketpair()
+    try:
+        with theirs:
+            send_fd(_lender, question, theirs.fileno(), socket.MSG_NOSIGNAL)
+        answer, fds = receive_fds(ours, 1 << 16)
+        while answer and (more := ours.recv(1 << 16)):
+            answer += more
+    except OSError:
+        return None
+    finally:
+        ours.close()
+    return (answer[len(GRANTED) :], fds) if answer else None
+
+
+# ---- the authkey
+
+
+class _Config(dict):  # type: ignore[type-arg]
+    """multiprocessing's settings of this process, which it hands down to its children."""
+
+    def __missing__(self, name: str) -> object:
+        if name != "authkey":
+            raise KeyError(name)
+        from multiprocessing.process import AuthenticationString  # type: ignore[attr-defined]
+
+        answer = _ask(AUTHKEY)
+        self[name] = AuthenticationString(os.urandom(32) if answer is None else answer[0])
+        return self[name]
+
+    def copy(self) -> dict[str, object]:
+        return {**self, "authkey": self["authkey"]}
+
+
+def _adapt_process(module: ModuleType) -> None:
+    own = module.current_process()
+    own._config = _Config(own._config)
+    own._config.pop("authkey", None)  # one that is random, or that of a zygote
+
+
+# ---- the tracker
+
+
+def _adapt_tracker(module: ModuleType) -> None:
+    tracker: Any = module._resource_tracker
+    own: Any = type(tracker)
+
+    class SharedTracker(own):  # type: ignore[misc]
+        _fd: int | None
+        _pid: int | None
+
+        def ensure_running(self) -> None:
+            """Before Python 3.14 this starts one, and so it does if there is none to be had."""
+            if not hasattr(own, "_launch") and self._pid is None and not self._has_live():
+                self._borrow()
+            super().ensure_running()
+
+        def _has_live(self) -> bool:
+            return self._fd is not None and self._check_alive()
+
+        def _launch(self) -> None:
+            if not self._borrow():
+                super()._launch()
+
+        def _borrow(self) -> bool:
+            """Whether it has the caller's from now on."""
+            before, answer = self._fd, _ask(TRACKER)
+            if answer is None or not answer[1]:
+                return False
+            with self._lock:
+                unwanted, self._fd = (before, answer[1][0]) if self._fd == before else (answer[1][0], self._fd)
+            if unwanted is not None:
+                os.close(unwanted)
+            return True
+
+    tracker.__class__ = SharedTracker
+    tracker._fd = tracker._pid = None  # a zygote's: that goes on with what the imports have registered
+    module.ensure_running = tracker.ensure_running  # type: ignore[attr-defined]
+
+
+# ---- when they are imported
+
+_ADAPTED: dict[str, Callable[[ModuleType], None]] = {
+    "multiprocessing.process": _adapt_process,
+    "multiprocessing.resource_tracker": _adapt_tracker,
+}
+
+
+class _ImportWatch:
+    """A finder that finds no module: it has some adapted whenever they are imported. It stays where it is, since
+    another thread may be going through sys.meta_path."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Leave it to the other finders, but for the loader of what is adapted."""
+        adapt = _ADAPTED.get(name)
+        if adapt is None:
+            return None
+        for finder in sys.meta_path:
+            spec = None if finder is self else finder.find_spec(name, path, target)
+            if spec is not None:
+                spec.loader = spec.loader and _AdaptingLoader(spec.loader, adapt)  # type: ignore[assignment]
+                return spec
+        return None
+
+
+class _AdaptingLoader:
+    """The loader of one module, which is adapted as soon as it has been executed."""
+
+    def __init__(self, loader: Any, adapt: Callable[[ModuleType], None]) -> None:
+        self._loader = loader
+        self._adapt = adapt
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)  # type: ignore[no-any-return]
+
+    def exec_module(self, module: ModuleType) -> None:
+        assert module.__spec__ is not None
+        module.__spec__.loader = module.__loader__ = self._loader
+        self._loader.exec_module(module)
+        self._adapt(module)
+
+
+# ---- descriptors with a message
+
+
+def send_fd(sock: socket.socket, data: bytes, fd: int, flags: int = NO_WAIT) -> None:
+    """Send data and a descriptor with it; waits for nothing, unless the flags let it. Raises OSError."""
+    sock.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, _INT.pack(fd))], flags)
+
+
+def receive_fds(sock: socket.socket, size: int = 64) -> tuple[bytes, list[int]]:
+    """What comes next, at most `size` bytes, and the descriptors with it, which are the caller's to close. Raises
+    OSError. Nothing: it has ended."""
+    data, rights, _, _ = sock.recvmsg(size, socket.CMSG_LEN(8 * _INT.size), _CLOEXEC)
+    held = b"".join(some for _, kind, some in rights if kind == socket.SCM_RIGHTS)
+    return data, [fd for (fd,) in _INT.iter_unpack(held)]

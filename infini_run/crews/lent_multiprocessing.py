@@ -1,0 +1,122 @@
+"""What a process lends to the workers that it starts: the resource tracker and the authkey of its multiprocessing.
+
+A worker is no child of multiprocessing, which would hand both down. Without them its own tracker would unlink, at the
+worker's end, a SharedMemory block that it has only attached to, and a manager of the caller's would turn it away. So
+workers ask, over a socket that comes to each as the first byte of its channel, and only when they need one of the two
+(borrowed_multiprocessing.py): nothing of multiprocessing is imported or started for those that don't.
+Decision 56.
+"""
+
+from __future__ import annotations
+
+import _signal
+import os
+import socket
+
+from infini_run.core.group import forking
+from infini_run.crews.borrowed_multiprocessing import (
+    AUTHKEY,
+    GRANTED,
+    HANDOVER,
+    NO_WAIT,
+    TRACKER,
+    receive_fds,
+    send_fd,
+)
+from infini_run.crews.capture import capture_exception
+from infini_run.system.fork_hooks import close_link
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+
+class Lender:
+    """Answers the workers of one group. `poll` has something to do when `fileno` can be read. To be made
+    where no child is forked meanwhile (`forking`)."""
+
+    def __init__(self) -> None:
+        self._ours, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._ours.setblocking(False)
+
+    def fileno(self) -> int:
+        """Return the socket that questions come over; -1: no worker is left that could ask."""
+        return self._ours.fileno()
+
+    def endow(self, channel: socket.socket) -> None:
+        """Send a worker the socket that it asks over, ahead of all else. channel: this side of the worker's."""
+        send_fd(channel, HANDOVER, self._theirs.fileno())
+
+    def close_theirs(self) -> None:
+        """Close this process's copy of what the workers have."""
+        close_link(self._theirs)
+
+    def poll(self) -> None:
+        """Answer what was asked; never blocks."""
+        while self._ours.fileno() >= 0:
+            try:
+                question, fds = receive_fds(self._ours)
+            except BlockingIOError:
+                return
+            except OSError:
+                question, fds = b"", []
+            if not question and not fds:  # every worker has ended
+                close_link(self._ours)
+                return
+            self._answer(question, fds)
+
+    def _answer(self, question: bytes, fds: list[int]) -> None:
+        """What a worker sends is its own user's affair: no question of it is more than refused."""
+        answer = _ANSWERS.get(question)
+        try:
+            if answer is not None and len(fds) == 1:
+                capture_exception(answer, fds[0])
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    def close(self) -> None:
+        """Answer no more. Safe twice."""
+        close_link(self._ours)
+        close_link(self._theirs)
+
+    def after_fork_in_child(self) -> None:
+        """In a forked child: close the copies."""
+        self._ours.close()
+        self._theirs.close()
+
+
+def _lend_tracker(fd: int) -> None:
+    """multiprocessing's own children get the tracker in the same way, and start it in the same way where it does not
+    run. `forking`: a child that was forked meanwhile would have locks of these modules for ever."""
+    before = _signal.pthread_sigmask(_signal.SIG_BLOCK, ())
+    try:
+        with forking:
+            from multiprocessing import resource_tracker
+
+            tracker: Any = resource_tracker.getfd()
+    finally:
+        _signal.pthread_sigmask(_signal.SIG_SETMASK, before)  # it unblocks SIGINT and SIGTERM in this thread
+    with _reply_socket(fd) as reply:
+        send_fd(reply, GRANTED, tracker)
+
+
+def _lend_authkey(fd: int) -> None:
+    with forking:
+        from multiprocessing.process import current_process
+    with _reply_socket(fd) as reply:
+        reply.sendall(GRANTED + bytes(current_process().authkey), NO_WAIT)
+
+
+_ANSWERS: dict[bytes, Callable[[int], None]] = {TRACKER: _lend_tracker, AUTHKEY: _lend_authkey}
+
+
+def _reply_socket(fd: int) -> socket.socket:
+    """A copy of it as an object. Raises OSError: it is no socket."""
+    copy = os.dup(fd)
+    try:
+        return socket.socket(fileno=copy)
+    except OSError:
+        os.close(copy)
+        raise
