@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
 from struct import Struct
+
+from infini_run.crews.import_watch import call_when_imported
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from importlib.machinery import ModuleSpec
+    from collections.abc import Callable
     from types import ModuleType
     from typing import Any
 
@@ -44,10 +44,7 @@ def borrow_from_caller(channel_fd: int) -> None:
     if not fds:  # a spawner of the user's own has started it
         return
     _lender = socket.socket(fileno=fds[0])
-    for name, adapt in _ADAPTED.items():
-        if name in sys.modules:
-            adapt(sys.modules[name])
-    sys.meta_path.insert(0, _ImportWatch())
+    call_when_imported(_ADAPTED)
 
 
 def _ask(question: bytes) -> tuple[bytes, list[int]] | None:
@@ -139,42 +136,6 @@ _ADAPTED: dict[str, Callable[[ModuleType], None]] = {
     "multiprocessing.process": _adapt_process,
     "multiprocessing.resource_tracker": _adapt_tracker,
 }
-
-
-class _ImportWatch:
-    """A finder that finds no module: it has some adapted whenever they are imported. It stays where it is, since
-    another thread may be going through sys.meta_path."""
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        """Leave it to the other finders, but for the loader of what is adapted."""
-        adapt = _ADAPTED.get(name)
-        if adapt is None:
-            return None
-        for finder in sys.meta_path:
-            spec = None if finder is self else finder.find_spec(name, path, target)
-            if spec is not None:
-                spec.loader = spec.loader and _AdaptingLoader(spec.loader, adapt)  # type: ignore[assignment]
-                return spec
-        return None
-
-
-class _AdaptingLoader:
-    """The loader of one module, which is adapted as soon as it has been executed."""
-
-    def __init__(self, loader: Any, adapt: Callable[[ModuleType], None]) -> None:
-        self._loader = loader
-        self._adapt = adapt
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return self._loader.create_module(spec)  # type: ignore[no-any-return]
-
-    def exec_module(self, module: ModuleType) -> None:
-        assert module.__spec__ is not None
-        module.__spec__.loader = module.__loader__ = self._loader
-        self._loader.exec_module(module)
-        self._adapt(module)
 
 
 # ---- descriptors with a message

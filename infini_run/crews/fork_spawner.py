@@ -13,9 +13,10 @@ from warnings import warn
 from infini_run.crews.callables import path_of_workers
 from infini_run.crews.exec_spawner import ExecSpawner
 from infini_run.crews.worker_group import ExecProcess, WorkerGroup
-from infini_run.crews.zygote_client import CannotFork, ZygoteLaunch, ZygoteProcess
+from infini_run.crews.zygote_client import CannotFork, ReadsRank, ZygoteLaunch, ZygoteProcess
 from infini_run.errors import UsageError
 from infini_run.record import replace
+from infini_run.value_types import MARKER_VARIABLE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from infini_run.plan.model import Plan
 
 _START_S = 60.0
+_SHARED = (MARKER_VARIABLE, "OMP_NUM_THREADS")
 
 
 class ForkSpawner(ExecSpawner):
@@ -38,7 +40,7 @@ class ForkSpawner(ExecSpawner):
     Args:
         preload: the names of the modules.
         start_timeout_s: how long the imports may take; None: no limit.
-        is_silent: do not warn.
+        is_silent: do not warn: nobody has asked for this preload.
         stays: several launches will follow, so the zygote prepares for the next one.
         path: sys.path at the imports; None: this process's.
         argv: sys.argv at the imports; None: this process's.
@@ -75,18 +77,32 @@ class ForkSpawner(ExecSpawner):
 
     def open(self) -> None:
         """Start the zygote and wait for its imports; the first `start` does so otherwise. Raises UsageError: a module
-        cannot be imported; StartError: the zygote ended, or took too long."""
+        cannot be imported, or reads its rank meanwhile, unless nobody has named it: then workers are started
+        afresh. StartError: the zygote ended, or took too long."""
         with self._lock:
             if self._zygote is None and not self.refusal:
                 zygote = ZygoteProcess(self._zygote_environ(), self._cwd)
                 try:
                     path = list(path_of_workers() if self._path is None else self._path)
                     argv = list(sys.argv if self._argv is None else self._argv)
-                    zygote.prepare((self._preload, path, argv, self._stays), self._start_timeout_s)
+                    hello = self._preload, self._rank_variables(), path, argv, self._stays
+                    zygote.prepare(hello, self._start_timeout_s)
+                except ReadsRank as refused:
+                    zygote.close()
+                    if not self._is_silent:
+                        raise
+                    self.refusal = str(refused)
                 except BaseException:
                     zygote.close()
                     raise
-                self._zygote = zygote
+                else:
+                    self._zygote = zygote
+
+    def _rank_variables(self) -> list[str]:
+        """What a plan sets for a rank or an attempt. The launch marker stays, so that all processes are found by it;
+        the number of threads is the same for all."""
+        plan = self._plan([0], 0)
+        return [name for name, _ in (*plan.env, *plan.workers[0].env) if name not in _SHARED]
 
     def _zygote_environ(self) -> dict[str, str]:
         """OpenMP reads its number of threads when it is loaded, and the workers' is known."""

@@ -28,6 +28,7 @@ from infini_run.crews.remote_exception import add_notes, from_exception
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
     from typing import Any, NoReturn
 
     from infini_run.channel import Receiver, Sender
@@ -60,8 +61,9 @@ def leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-def serve(fd: int) -> int:
-    """Be a worker over this socket; its exit code. Raises KeyboardInterrupt as the user's code does."""
+def serve(fd: int, path_after: Callable[[Sequence[str]], list[str]] = list) -> int:
+    """Be a worker over this socket; its exit code. path_after: makes sys.path of the caller's. Raises
+    KeyboardInterrupt as the user's code does."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # an import may have put something else there
             stream.reconfigure(line_buffering=True)  # so that a crash takes no line with it
@@ -69,7 +71,7 @@ def serve(fd: int) -> int:
     sender, receiver = connect(fd)
     _kept.append(receiver)
     try:
-        return Worker(sender, receiver).run()
+        return Worker(sender, receiver, path_after).run()
     except ChannelBroken:
         return _BAD  # the supervisor is gone, and there is nobody to tell
     except SystemExit as leaving:
@@ -88,12 +90,14 @@ def _code_of(leaving: SystemExit) -> int:
 class Worker:
     """One life of a worker."""
 
-    def __init__(self, sender: Sender, receiver: Receiver) -> None:
+    def __init__(
+        self, sender: Sender, receiver: Receiver, path_after: Callable[[Sequence[str]], list[str]] = list
+    ) -> None:
         self._sender = sender
         self._inbox = TaskInbox(receiver)
         hello = decode(receiver.recv_bytes())
         assert isinstance(hello, Hello)
-        sys.path[:] = hello.path or sys.path
+        sys.path[:] = path_after(hello.path) if hello.path else sys.path
         sys.argv[:] = hello.argv or sys.argv
         if hello.watchdog_s:  # sd_watchdog_enabled(3); no WATCHDOG_PID: any process of the worker may say it
             os.environ["WATCHDOG_USEC"] = str(max(1, round(hello.watchdog_s * 1e6)))

@@ -8,18 +8,15 @@ any more. When the launcher is gone, all of it goes.
 
 from __future__ import annotations
 
-import atexit
 import ctypes
 import os
 import socket
 import sys
 import time
-import weakref
 from errno import EMFILE
 
-from infini_run.crews.capture import capture_exception
 from infini_run.crews.fork_launch import ChildSetup, ForkLaunch, InForkedChild
-from infini_run.crews.import_guard import import_for_worker
+from infini_run.crews.preloading import Preload
 from infini_run.crews.process_watch import ProcessWatch
 from infini_run.crews.spawner import PING_INTERVAL_S
 from infini_run.crews.start_errors import start_error
@@ -31,14 +28,12 @@ from infini_run.value_types import MARKER_VARIABLE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
     from typing import Any
 
     from infini_run.core.group import Event
 
 _DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/", "/dev/davinci")
-_OF_A_RANK = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "NNODES", "NPROC_PER_NODE", "NOTIFY_SOCKET")
-_BLAS = "OPENBLAS_NUM_THREADS"
 _MADV_COLLAPSE, _HUGE = 25, 1 << 21
 
 
@@ -56,10 +51,10 @@ def main() -> None:
     else:
         return
     zygote.after_fork_in_child()
-    fd = become(child_setup, zygote.mark)
+    fd = become(child_setup, zygote.mark, zygote.preload)
     from infini_run.crews.worker_main import leave, serve
 
-    leave(serve(fd))
+    leave(serve(fd, zygote.preload.path_after))
 
 
 class Zygote:
@@ -72,6 +67,7 @@ class Zygote:
         libc = ctypes.CDLL(None)
         libc.getenv.restype = ctypes.c_void_p
         self.mark: int = libc.getenv(MARKER_VARIABLE.encode())
+        self.preload = Preload(())
         self._control = control
         self._poller = Poller()
         self._runs: list[_Run] = []
@@ -83,20 +79,17 @@ class Zygote:
         hello: Any = receive_with_fds(self._control)
         if hello is None:
             return
-        (preload, path, argv, stays), _ = hello
+        (names, variables, path, argv, stays), _ = hello
         import cloudpickle  # noqa: F401  here and below: before sys.path is the user's
 
         from infini_run.crews import log_records, worker_main  # noqa: F401
 
         sys.path[:] = path or sys.path
         sys.argv[:] = argv
-        for name in list(os.environ):
-            if name in _OF_A_RANK or name.endswith(("_RANK", "_WORLD_SIZE")):
-                del os.environ[name]
-        answer = _import(preload)
-        if stays:
-            _use_huge_pages()
-        send_with_fds(self._control, answer)
+        self.preload = Preload(variables)
+        problem = self.preload.run(names)
+        _freeze_memory(with_huge_pages=stays)
+        send_with_fds(self._control, (problem, self.preload.is_refused))
         self._reserve()
         self._poller.watch(self._control.fileno(), READ, self._on_request)
         while not self._has_ended:
@@ -269,28 +262,14 @@ class _Run:
         self._connection.close()
 
 
-def _import(names: Sequence[str]) -> str:
-    """Import what workers will need; why that cannot be, or "". One thread must be alive: OpenBLAS, in numpy, starts
-    as many as there are cores while it is loaded, but for this variable."""
-
-    before = os.environ.get(_BLAS)
-    os.environ[_BLAS] = "1"
-    try:
-        for name in names:
-            _, error = capture_exception(import_for_worker, name)
-            if error is not None:
-                return f"preload: {name} cannot be imported: {type(error).__name__}: {error}"
-    finally:
-        if before is None:
-            del os.environ[_BLAS]
-        else:
-            os.environ[_BLAS] = before
+def _freeze_memory(*, with_huge_pages: bool) -> None:
+    """Pages that nobody writes to stay shared with the workers."""
     import gc
 
-    _find_blas()
     gc.collect()
-    gc.freeze()  # pages that nobody writes to stay shared with the workers
-    return ""
+    gc.freeze()
+    if with_huge_pages:
+        _use_huge_pages()
 
 
 def _use_huge_pages() -> None:
@@ -325,76 +304,19 @@ def find_refusal() -> str:
     return ""
 
 
-def become(child_setup: ChildSetup, mark: int) -> int:
+def become(child_setup: ChildSetup, mark: int, preload: Preload) -> int:
     """In the child: be as a process that was started for this. Returns the channel's descriptor."""
     ctypes.memmove(mark, child_setup.mark.encode(), len(child_setup.mark))  # /proc/PID/environ, of our own forks too
     os.dup2(child_setup.stdout, 1)
     os.dup2(child_setup.stderr, 2)
     os.close(child_setup.stdout)
     os.close(child_setup.stderr)
-    _set_environ(child_setup.env)
+    preload.set_environ(child_setup.env)
     if child_setup.cwd:
         os.chdir(child_setup.cwd)
-    _disown()
-    _reseed()
-    _set_threads()
+    preload.make_own()
     go = os.read(child_setup.gate, 1)
     os.close(child_setup.gate)
     if not go:
         os._exit(1)  # the launch was given up
     return child_setup.channel
-
-
-def _set_environ(env: Mapping[str, str]) -> None:
-    """As os.environ.clear and update, but for those that stay as they are."""
-    for name in os.environ.keys() - env.keys():
-        del os.environ[name]
-    for name, value in env.items():
-        if os.environ.get(name) != value:
-            os.environ[name] = value
-
-
-_not_ours: list[object] = []  # to free it would take longer than all else here
-
-
-def _disown() -> None:
-    """What the imports have left to be done at the end is the zygote's to do: it would be done once for each worker,
-    to what all of them share (a temporary folder, say). But what ends a worker's own children and writes out its own
-    logs is done as ever."""
-    atexit._clear()
-    _not_ours.append(weakref.finalize._registry)  # type: ignore[attr-defined]
-    weakref.finalize._registry = {}  # type: ignore[attr-defined]
-    weakref.finalize._registered_with_atexit = False  # type: ignore[attr-defined]
-    for module, name in (("multiprocessing.util", "_exit_function"), ("logging", "shutdown")):
-        if module in sys.modules:
-            atexit.register(getattr(sys.modules[module], name))
-
-
-def _reseed() -> None:
-    """`random` does so itself, torch begins with the same seed in every process anyway."""
-    numpy_random = sys.modules.get("numpy.random")
-    if numpy_random is not None:
-        numpy_random.seed()
-
-
-def _set_threads() -> None:
-    """OpenBLAS, in what was loaded already, with the threads that it would have found for itself in a fresh process.
-    OMP_NUM_THREADS was the same at the imports."""
-    asked = os.environ.get(_BLAS) or os.environ.get("OMP_NUM_THREADS") or "0"
-    count = int(asked) if asked.isdigit() else 0
-    count = count or len(os.sched_getaffinity(0))
-    if count > 1:
-        for set_threads in _blas:
-            set_threads(count)
-
-
-_blas: list[Any] = []  # the functions that set its number of threads, one for each copy that was loaded
-
-
-def _find_blas() -> None:
-    names = ("scipy_openblas_set_num_threads64_", "scipy_openblas_set_num_threads", "openblas_set_num_threads")
-    with open("/proc/self/maps") as maps:
-        paths = {line.split()[-1] for line in maps if "openblas" in line}
-    for path in paths:
-        library = ctypes.CDLL(path)
-        _blas.extend(getattr(library, name) for name in names if hasattr(library, name))

@@ -45,6 +45,10 @@ class CannotFork(InfiniRunError):
     """The zygote must not be forked; the text says why."""
 
 
+class ReadsRank(UsageError):
+    """A module of the preload reads, while it is imported, what differs between ranks."""
+
+
 class ZygoteProcess:
     """The process of a zygote."""
 
@@ -66,7 +70,8 @@ class ZygoteProcess:
 
     def prepare(self, hello: tuple[object, ...], timeout_s: float | None) -> None:
         """Have it import modules. hello: its first message (zygote.py). timeout_s: None: no limit. Raises UsageError:
-        an import failed; StartError: the zygote has ended, or takes too long."""
+        an import failed; ReadsRank: it must not be done before the fork; StartError: the zygote has ended, or takes
+        too long."""
         try:
             self._control.settimeout(None if timeout_s is None else min(timeout_s, _LONGEST_S))
             send_with_fds(self._control, hello)
@@ -78,8 +83,9 @@ class ZygoteProcess:
             answer = None
         if answer is None:
             raise self.lost()
-        if answer[0]:
-            raise UsageError(answer[0])
+        (problem, is_refused), _ = answer
+        if problem:
+            raise (ReadsRank if is_refused else UsageError)(problem)
 
     def send(self, message: object, fds: Sequence[int]) -> None:
         """Send it a message with descriptors. Raises StartError: it has ended."""

@@ -84,6 +84,78 @@ def test_random_numbers_of_numpy_differ_and_blas_has_its_threads():
         assert {threads for _, threads in seen} == {2}
 
 
+def drawn():
+    import random
+
+    import numpy
+    import torch
+
+    return (
+        torch.rand(1).item(),
+        torch.nn.Linear(1, 1).weight.item(),
+        torch.initial_seed(),
+        float(numpy.random.rand()),
+        random.random(),
+    )
+
+
+def test_random_numbers_of_torch_differ_in_each_fork_and_launch():
+    found = list(ir.Launcher(nproc_per_node=3).run(drawn))  # torch is preloaded, since the function needs it
+    with ir.Pool(nproc_per_node=2, preload=["torch", "numpy.random"]) as pool:
+        found += [*pool.run(drawn), *pool.run(drawn)]
+    for numbers in zip(*found, strict=True):
+        assert len(set(numbers)) == 7
+
+
+def test_generators_that_an_import_has_seeded_go_on_as_in_fresh_process(tmp_path, monkeypatch):
+    (tmp_path / "seeding.py").write_text(
+        "import random, numpy, torch\ntorch.manual_seed(1)\nnumpy.random.seed(2)\nrandom.seed(3)\n"
+        "torch.rand(3), numpy.random.rand(2000), [random.random() for _ in range(2000)]\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def function():
+        import seeding
+
+        return drawn() if seeding else None
+
+    fresh = ir.Launcher(preload=()).run(function)[0]
+    with ir.Pool(nproc_per_node=2, preload=["seeding"]) as pool:
+        assert {*pool.run(function), *pool.run(function)} == {fresh}
+
+
+def test_fork_sets_exit_flag_of_data_loaders_at_its_end():
+    def function():
+        import atexit
+
+        from torch.utils.data import _utils
+
+        before = _utils.python_exit_status
+        atexit._run_exitfuncs()
+        return before, _utils.python_exit_status
+
+    with ir.Pool(nproc_per_node=1, preload=["torch"]) as pool:
+        assert pool.run(function)[0] == (False, True)
+
+
+@pytest.mark.parametrize("name", ["lightning", "pytorch_lightning"])
+def test_module_that_reads_its_rank_while_imported_is_refused(name):
+    pytest.importorskip(name)
+    text = rf"^preload={name}: [\w.]+ reads (LOCAL_)?RANK while it is imported; drop {name}$"
+    with pytest.raises(ir.UsageError, match=text):
+        ir.Pool(nproc_per_node=2, preload=["torch", name])
+    assert marked() == {}
+
+
+@pytest.mark.parametrize("name", ["torch.distributed", "accelerate", "transformers.trainer"])
+def test_module_that_reads_its_rank_later_is_preloaded(name):
+    pytest.importorskip(name.partition(".")[0])
+    with ir.Pool(nproc_per_node=2, preload=["torch", name]) as pool:
+        found = list(pool.run(lambda: (os.environ["RANK"], os.getppid())))
+    assert [rank for rank, _ in found] == ["0", "1"]
+    assert os.getpid() not in {parent for _, parent in found}
+
+
 def test_several_workers_that_need_torch_are_forks_of_one_that_has_it():
     def work():
         import torch

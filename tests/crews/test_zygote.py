@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
+import random
 import resource
 import signal
 import socket
+import sys
 import textwrap
 import threading
 import warnings
@@ -28,9 +30,9 @@ def module(tmp_path, monkeypatch):
     """Make a module of this code that workers can import."""
     monkeypatch.syspath_prepend(tmp_path)
 
-    def make(code):
-        (tmp_path / "made.py").write_text(textwrap.dedent(code))
-        return ["made"]
+    def make(code, name="made"):
+        (tmp_path / f"{name}.py").write_text(textwrap.dedent(code))
+        return [name]
 
     return make
 
@@ -79,7 +81,141 @@ def test_imports_that_end_the_process_are_one_error(module):
     assert marked() == {}
 
 
+READS = [
+    "os.environ['RANK']",
+    "os.environ.get('LOCAL_RANK', 0)",
+    "os.getenv('MASTER_PORT')",
+    "'WORLD_SIZE' in os.environ",
+    "os.environ.setdefault('TORCHELASTIC_RESTART_COUNT', '0')",
+    "os.environb.get(b'NOTIFY_SOCKET')",
+    "os.environ.pop('GLOBAL_PROC_RANK', None)",
+]
+
+
+@pytest.mark.parametrize("read", READS)
+def test_module_that_reads_its_rank_while_imported_is_refused(module, read):
+    module(f"import os\ndef look():\n    try:\n        {read}\n    except KeyError:\n        pass", "looking")
+    module("import looking\nlooking.look()", "deepest")
+    preload = ["fractions", *module("import deepest")]
+    name = read.split("'")[1]
+    text = f"preload=made: deepest reads {name} while it is imported; drop made"
+    for start in (
+        lambda: ir.Pool(nproc_per_node=2, preload=preload),
+        lambda: ir.Launcher(nproc_per_node=2, preload=preload).run(parent),
+        lambda: ir.Crew(lambda ctx, task: task, nproc_per_node=2, preload=preload),
+    ):
+        with pytest.raises(UsageError) as caught:
+            start()
+        assert str(caught.value) == text
+    assert marked() == {}
+
+
+def test_each_module_that_reads_its_rank_is_named(module):
+    preload = [
+        *module("import os; os.getenv('RANK'); os.getenv('MASTER_ADDR')", "one"),
+        *module("import fractions", "two"),
+        *module("import one, os; os.getenv('LOCAL_RANK')", "three"),
+    ]
+    with pytest.raises(UsageError) as caught:
+        ir.Pool(preload=preload)
+    assert str(caught.value) == (
+        "preload=one: one reads RANK while it is imported; drop one"
+        "; preload=three: three reads LOCAL_RANK while it is imported; drop three"
+    )
+
+
+def test_copy_of_environment_and_other_variables_are_no_reads_of_rank(module, monkeypatch):
+    monkeypatch.setenv("RANK", "7")
+    monkeypatch.setenv("MASTER_ADDR", "elsewhere")
+    preload = module("""
+        import os, subprocess
+        copies = [dict(os.environ), os.environ.copy(), {**os.environ}, dict(os.environ.items()), list(os.environ)]
+        subprocess.run(["true"])
+        subprocess.run(["true"], env=dict(os.environ))
+        os.getenv("TORCH_DISTRIBUTED_COMPILE_ON_ONE_RANK"), os.getenv("MY_RANK"), os.getenv("INFINI_RUN_ID")
+        os.getenv("OMP_NUM_THREADS")
+    """)
+    with ir.Pool(nproc_per_node=2, preload=preload) as pool:
+        (zygote,) = set(pool.run(parent))
+        assert zygote != os.getpid()
+        assert list(pool.run(lambda: os.environ["RANK"])) == ["0", "1"]
+
+
+def test_read_of_rank_in_preload_of_our_own_choice_starts_afresh(module):
+    """A torch that has such a backend, say."""
+    module("import os; RANK = os.environ.get('LOCAL_RANK')", "torch")
+
+    def function():
+        import torch
+
+        return torch.RANK, os.getppid()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        result = ir.Launcher(nproc_per_node=2).run(function)
+    assert list(result) == [("0", os.getpid()), ("1", os.getpid())]
+
+
 # ---- what its forks are like
+
+
+def test_generators_that_no_import_has_seeded_differ_in_each_fork(module):
+    preload = module("import random; random.random()")
+    with ir.Pool(nproc_per_node=2, preload=preload) as pool:
+        drawn = [*pool.run(lambda: random.random()), *pool.run(lambda: random.random())]
+    assert len(set(drawn)) == 4
+
+
+@pytest.mark.parametrize("drawn", [0, 3, 5000])
+def test_generator_that_an_import_has_seeded_goes_on_as_in_fresh_process(module, drawn):
+    preload = module(f"import random; random.seed(5); [random.random() for _ in range({drawn})]")
+
+    def function():
+        import made
+
+        return random.random() if made else None
+
+    fresh = ir.Launcher(preload=()).run(function)[0]
+    with ir.Pool(nproc_per_node=2, preload=preload) as pool:
+        assert {*pool.run(function), *pool.run(function)} == {fresh}
+
+
+def test_what_imports_print_comes_once(module, monkeypatch, capfd):
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    with ir.Pool(nproc_per_node=2, preload=module("print('imported', end=' ')")) as pool:
+        pool.run(parent)
+        pool.run(print, "done")
+    out = capfd.readouterr().out
+    assert (out.count("imported"), out.count("done")) == (1, 2)
+
+
+def test_environment_path_and_directory_set_by_imports_reach_forks(module, monkeypatch, tmp_path):
+    (tmp_path / "first").mkdir()
+    (tmp_path / "last").mkdir()
+    (tmp_path / "last" / "found_late.py").write_text("")
+    monkeypatch.setenv("REMOVED", "1")
+    monkeypatch.setenv("CHANGED", "1")
+    preload = module(f"""
+        import os, sys
+        del os.environ["REMOVED"]
+        os.environ.update(CHANGED="2", ADDED="3", MASTER_ADDR="own")
+        sys.path.insert(0, {str(tmp_path / "first")!r})
+        sys.path.append({str(tmp_path / "last")!r})
+        os.chdir({str(tmp_path)!r})
+    """)
+
+    def function():
+        import found_late
+
+        names = ("REMOVED", "CHANGED", "ADDED", "MASTER_ADDR", "RANK")
+        return [os.environ.get(name) for name in names], sys.path[0], found_late.__name__, sys.path[-1], os.getcwd()
+
+    expected = [
+        ([None, "2", "3", "own", rank], str(tmp_path / "first"), "found_late", str(tmp_path / "last"), str(tmp_path))
+        for rank in ("0", "1")
+    ]
+    with ir.Pool(nproc_per_node=2, preload=preload) as pool:
+        assert list(pool.run(function)) == expected
 
 
 def status(name):
