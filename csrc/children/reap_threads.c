@@ -80,17 +80,7 @@ int waiter_start(struct ir_group *g, uint32_t index) {
     (void)pthread_mutex_lock(&g->waiters->mutex);
     g->waiters->holders++;
     (void)pthread_mutex_unlock(&g->waiters->mutex);
-    sigset_t all, before;
-    (void)sigfillset(&all);
-    (void)pthread_sigmask(SIG_SETMASK, &all, &before);
-    pthread_t thread;
-    pthread_attr_t attributes;
-    (void)pthread_attr_init(&attributes);
-    (void)pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-    (void)pthread_attr_setstacksize(&attributes, 262144);
-    r = -pthread_create(&thread, &attributes, waiter_main, waiter);
-    (void)pthread_attr_destroy(&attributes);
-    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+    r = thread_start(waiter_main, waiter);
     if (r < 0) {
         (void)pthread_mutex_lock(&g->waiters->mutex);
         queue_leave(g->waiters);

@@ -9,7 +9,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <pthread.h>
 #include <stdlib.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -67,23 +66,6 @@ static ino_t inode_of(int fd) {
     return fstat(fd, &status) < 0 ? 0 : status.st_ino;
 }
 
-/* With all signals blocked: a host program's handlers belong to its own threads, and SIGPIPE stays
- * pending here for ever. */
-static int thread_start(struct writing *writing) {
-    sigset_t all, before;
-    pthread_t thread;
-    pthread_attr_t attributes;
-    (void)sigfillset(&all);
-    (void)pthread_sigmask(SIG_SETMASK, &all, &before);
-    (void)pthread_attr_init(&attributes);
-    (void)pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-    (void)pthread_attr_setstacksize(&attributes, 262144);
-    int r = -pthread_create(&thread, &attributes, writing_main, writing);
-    (void)pthread_attr_destroy(&attributes);
-    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
-    return r;
-}
-
 /* Our end of the pair, or -errno. */
 static int thread_open(struct ir_writer *writer, int fd) {
     int ends[2], size = THREAD_BUFFER;
@@ -95,7 +77,7 @@ static int thread_open(struct ir_writer *writer, int fd) {
         (void)setsockopt(ours, SOL_SOCKET, SO_SNDBUF, &size, sizeof size);
         *writing = writer->of_thread = (struct writing){.from = theirs, .to = to};
         writer->from_inode = inode_of(theirs);
-        r = thread_start(writing);
+        r = thread_start(writing_main, writing);
     }
     if (r == 0) return ours;
     (void)fd_close(ours);

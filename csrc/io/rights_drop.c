@@ -9,13 +9,9 @@
 #include "sys/sys.h"
 
 #include <errno.h>
-#include <pthread.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <sys/socket.h>
 #include <unistd.h>
-
-#define DROP_STACK 262144 /* thread-local variables of the host program lie in it, too */
 
 struct drop {
     int fd;      /* a copy of the socket's */
@@ -45,27 +41,11 @@ static void *drop_main(void *argument) {
     return NULL;
 }
 
-/* Detached, and deaf: no signal of the process is for it. */
-static int drop_start(struct drop *drop) {
-    sigset_t all, before;
-    pthread_t thread;
-    pthread_attr_t attributes;
-    (void)sigfillset(&all);
-    (void)pthread_sigmask(SIG_SETMASK, &all, &before);
-    (void)pthread_attr_init(&attributes);
-    (void)pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-    (void)pthread_attr_setstacksize(&attributes, DROP_STACK);
-    int r = -pthread_create(&thread, &attributes, drop_main, drop);
-    (void)pthread_attr_destroy(&attributes);
-    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
-    return r;
-}
-
 static int drop_new(int fd, int done_fd) {
     struct drop *drop = malloc(sizeof *drop);
     if (drop == NULL) return -ENOMEM;
     *drop = (struct drop){fd_duplicate(fd), done_fd};
-    int r = drop->fd < 0 ? drop->fd : drop_start(drop);
+    int r = drop->fd < 0 ? drop->fd : thread_start(drop_main, drop);
     if (r == 0) return 0;
     drop->done_fd = -1; /* the caller's still */
     drop_free(drop);

@@ -46,6 +46,9 @@ void timer_set(struct ir_group *g, int64_t delay_ms);
 void timer_wake_early(struct ir_group *g);
 bool timer_is_due(struct ir_group *g);
 
+/* thread.c */
+int thread_start(void *(*run)(void *), void *argument);
+
 /* events.c */
 int events_open(struct ir_group *g, uint32_t n);
 int events_pop(struct ir_group *g, struct ir_event *ret_events, uint32_t n);
