@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+from _functools import partial
 
+from infini_run.core.group import forking
+from infini_run.system.fork_hooks import call_in_forked_children, close_fd
 from infini_run.system.poller import READ
 
 TYPE_CHECKING = False
@@ -36,6 +39,7 @@ class ProcessWatch:
         self._poller = poller
         self._watched: set[int] = set()
         self._copies: dict[int, int] = {}
+        call_in_forked_children(self)
 
     def update(self) -> None:
         """Tell the poller what to wait for now. All but the first descriptor come and go while a hang is looked into,
@@ -52,12 +56,13 @@ class ProcessWatch:
 
     def _copy(self, fds: Sequence[int]) -> list[int]:
         for fd in self._copies.keys() - set(fds):
-            copy = self._copies.pop(fd)
+            copy = self._copies[fd]
             self._watched.discard(copy)
             self._poller.unwatch(copy)
-            os.close(copy)
+            close_fd(copy, partial(self._copies.pop, fd))
         for fd in set(fds) - self._copies.keys():
-            self._copies[fd] = os.dup(fd)
+            with forking:  # a child that is forked meanwhile lets go of it, or has nothing of it
+                self._copies[fd] = os.dup(fd)
         return list(self._copies.values())
 
     def poll(self) -> None:
