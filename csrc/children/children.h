@@ -20,6 +20,7 @@ struct worker {
     int error_log_fd; /* stderr's own; -1: it goes to log_fd, marked */
     int child_ends[3]; /* of its pipes, until it has them */
     bool reaped;
+    bool unreaped;   /* it has ended, and keeps the number of its process group until all have (groups_release) */
     bool stop_sent;  /* our stop signal */
     int failed_step; /* between clone and exec; 0: it did exec */
     int failed_errno;
@@ -103,6 +104,7 @@ int guard_open(struct ir_group *g);
 const char *const *guard_argv(struct ir_group *g);
 void guard_start(struct ir_group *g);
 void guard_add_worker(const struct ir_group *g, pid_t worker);
+void guard_drop_worker(const struct ir_group *g, const struct worker *w);
 void guard_note(struct ir_group *g);
 int guard_failure(struct ir_group *g);
 void guard_gone(struct ir_group *g);

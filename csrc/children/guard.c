@@ -138,6 +138,13 @@ void guard_add_worker(const struct ir_group *g, pid_t worker) {
     (void)written;
 }
 
+/* It is reaped, and nobody is left in its process group: the number may be another's soon, and without /proc the guard
+ * could not tell. */
+void guard_drop_worker(const struct ir_group *g, const struct worker *w) {
+    if (g->proc_error == 0 || group_is_left(g, w)) return;
+    guard_add_worker(g, -w->pid);
+}
+
 /* Its failure, while the memory that it was left in is there. */
 void guard_note(struct ir_group *g) {
     if (g->slots == NULL || g->guard.program == NULL) return;

@@ -31,7 +31,7 @@ int lease_open(struct ir_group *g, void (*on_end)(struct ir_group *)) {
     struct lease *lease = &g->lease;
     lease->on_end = on_end;
     if (g->config.lease_ms == 0) return 0;
-    if (g->guard.program == NULL || !g->has_proc) return -EOPNOTSUPP;
+    if (g->guard.program == NULL || g->proc_error < 0) return -EOPNOTSUPP;
     lease->fd = memory_open();
     if (lease->fd < 0) return lease->fd;
     if (ftruncate(lease->fd, sizeof *lease->deadline_ns) < 0) return -errno;

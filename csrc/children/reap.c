@@ -45,6 +45,7 @@ static void worker_finish(struct ir_group *g, uint32_t index, const siginfo_t *i
     w->reaped = true;
     g->alive--;
     if (w->pidfd >= 0) (void)epoll_ctl(g->exits_fd, EPOLL_CTL_DEL, w->pidfd, NULL);
+    guard_drop_worker(g, w);
     pump_drain(g, index);
     notify_drain(g, index);
     worker_report_start_failure(g, index);
@@ -71,6 +72,8 @@ void worker_reap(struct ir_group *g, uint32_t index, int options) {
     if (w->reaped || w->pid == 0) return;
     siginfo_t info;
     struct rusage usage;
+    w->unreaped = group_needs_leader(g, w);
+    if (w->unreaped) options |= WNOWAIT;
     int r = child_reap(g, w->pid, w->pidfd, &info, WEXITED | options, &usage);
     if (r < 0) worker_finish(g, index, NULL, NULL); /* ECHILD: the host program took it */
     else if (info.si_pid != 0) worker_finish(g, index, &info, &usage);
@@ -111,15 +114,17 @@ void wait_any(struct ir_group *g) {
 }
 
 /* The guard is a child, too: then /proc must tell whether it is the only one (proc_pid_tid_children(5):
- * exact while none of them is reaped, and that is only done by us). Without that file it must go first. */
+ * exact while none of them is reaped, and that is only done by us). Without that file it must go first, but not before
+ * the workers' process groups have: those it can end, should we be killed. */
 bool wait_has_children(struct ir_group *g) {
     siginfo_t info;
     if (g->guard.pid != 0) {
         char path[48], list[64];
         (void)snprintf(path, sizeof path, "/proc/self/task/%d/children", (int)g->self);
-        ssize_t n =
-            g->config.flags & IR_NO_CHILDREN ? -ENOENT : process_file(path, list, sizeof list);
+        const bool is_there = g->proc_error == 0 && !(g->config.flags & IR_NO_CHILDREN);
+        ssize_t n = is_there ? process_file(path, list, sizeof list) : -ENOENT;
         if (n > 0) return atoi(list) != g->guard.pid || strchr(list, ' ') != list + n - 1;
+        if (groups_signal(g, 0, NULL) > 0) return true;
         guard_stop(g);
     }
     return child_wait(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT | __WALL, NULL) != -ECHILD;

@@ -59,7 +59,7 @@ int ir_group_new(const struct ir_config *config, uint32_t n, struct ir_group **r
     if (!CAN_SHARE_MEMORY) g->config.flags |= IR_USE_FORK;
     g->capacity = n;
     g->self = getpid();
-    g->has_proc = process_sees_itself(g->self);
+    g->proc_error = process_sees_itself(g->self);
     g->epoll_fd = g->exits_fd = g->timer_fd = g->signal_fd = g->execs_fd = g->terminal_fd = -1;
     g->rest_fd = -1;
     g->input.fd = -1;

@@ -51,7 +51,9 @@ struct ir_group {
     bool unplaced_reported;
     bool no_clone_pidfd;        /* clone refuses CLONE_PIDFD here */
     bool adopts;                /* an own process: orphans of ours become our children */
-    bool has_proc;              /* /proc shows our own PID namespace */
+    int proc_error;             /* -errno: why /proc did not show our own PID namespace; 0: it did */
+    bool unseen_reported;
+    pid_t probe;                /* the number of a thread that was made for that alone */
     uint64_t spawn_ticks;       /* when, in /proc's clock: nothing older is of this launch */
     int stop_with;              /* the signal that this stop sends */
     int64_t grace_ms;           /* of this stop, and of the strays after it */

@@ -262,6 +262,7 @@ int ir_group_spawn(struct ir_group *g, const struct ir_worker *workers, uint32_t
     int r = spawn_prepare(g, workers, n, mask_of(&before), &step);
     int execs_end = r < 0 ? r : spawn_open_execs(g);
     if (execs_end >= 0) guard_start(g);
+    if (execs_end >= 0) stray_foresee(g);
     r = execs_end < 0 ? execs_end : spawn_open(g, workers, n, &step);
     if (r == 0) {
         step = IR_STEP_LEASE;

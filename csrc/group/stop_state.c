@@ -42,9 +42,9 @@ static bool is_the_end(const struct ir_group *g) {
 /* As stray_signal. At the very end of a process 1, after the cgroup and the search of /proc, kill(-1) reaches even
  * those that fork as fast as we kill, and those that we cannot look for. */
 static uint32_t signal_strays(struct ir_group *g, int sig, bool report) {
-    const bool end = is_the_end(g);
-    uint32_t n = stray_signal(g, sig, report, !end);
-    if (!end || !(g->has_proc ? sig == SIGKILL && n > 0 : wait_has_children(g))) return n;
+    const bool end = is_the_end(g), reaches_all = end && g->proc_error < 0;
+    uint32_t n = stray_signal(g, reaches_all ? 0 : sig, report, !end);
+    if (!end || !(reaches_all ? wait_has_children(g) : sig == SIGKILL && n > 0)) return n;
     if (sig == SIGKILL) guard_dismiss(g);
     (void)kill(-1, sig);
     return n + 1;
@@ -121,6 +121,7 @@ static int strays_signal(const struct ir_group *g) {
 
 /* The workers are gone; so must be everything that they left. */
 static enum state sweep(struct ir_group *g) {
+    groups_release(g);
     if (is_clear(g)) return finish_output(g);
     if (g->immediate || g->grace_ms == 0) return purge(g);
     timer_set(g, strays_grace_ms(g));
@@ -152,7 +153,12 @@ static enum state abandon_workers(struct ir_group *g) {
 static enum state abandon_strays(struct ir_group *g) {
     (void)signal_strays(g, SIGKILL, false);
     if (g->adopts) wait_any(g);
-    if (!is_clear(g)) stray_name_stuck(g);
+    /* a child that nobody can name is left all the same */
+    if (!is_clear(g) && stray_name_stuck(g) == 0 && g->adopts && !is_clear(g)) {
+        struct ir_event *event = event_push(g, IR_STUCK, -1, 0);
+        event->name[0] = '?';
+        event->code = '?';
+    }
     return finish_output(g);
 }
 

@@ -2,7 +2,8 @@
  *
  * Ours is what came to the same parent as we did and has the launch's mark in its environment or is in
  * a worker's process group, in the launcher's session; and the descendants of these; and nothing that is
- * older than the launch. Whole looks at /proc find what stays; the chase finds what forks and exits. */
+ * older than the launch. Whole looks at /proc find what stays; the chase finds what forks and exits. Where /proc does not
+ * show our PID namespace, the workers' process groups are ours, and nobody else is known to be. */
 #include "guard/find_leftovers.h"
 #include "guard/arguments.h"
 
@@ -16,6 +17,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#define BORN_MS 200 /* for a worker to write its number, while somebody else holds the pipe open */
 #define EMPTY_SCANS 3
 #define GENERATIONS 16 /* that fork and have not exited yet */
 
@@ -28,6 +30,27 @@ static void read_workers(struct launch *launch) {
     do n = read(0, end, sizeof launch->workers - (size_t)(end - (char *)launch->workers));
     while (n < 0 && errno == EINTR);
     if (n > 0) launch->n += (size_t)n / sizeof *launch->workers;
+}
+
+/* Without /proc the launcher takes back the number of a process group that it knows to be empty. */
+static bool is_taken_back(const struct launch *launch, pid_t worker) {
+    for (size_t i = 0; i < launch->n; i++)
+        if (launch->workers[i] == -worker) return true;
+    return false;
+}
+
+/* A number is its group's as long as anybody is in that. If its leader lives, he tells the session (getsid(2)). */
+static void kill_groups(const struct launch *launch) {
+    for (size_t i = 0; i < launch->n; i++) {
+        const pid_t worker = launch->workers[i];
+        if (worker <= 1 || is_taken_back(launch, worker)) continue;
+        const pid_t session = getsid(worker);
+        if (session < 0 || session == launch->session) (void)kill(-worker, SIGKILL);
+    }
+}
+
+static bool is_lasting(int error) {
+    return error == -ENOENT || error == -EXDEV || error == -EACCES || error == -EPERM;
 }
 
 /* Our parent, and of a host program that lives all that it descends from, and process 1: a PID namespace may have been
@@ -147,20 +170,38 @@ static enum chased classify_young(pid_t pid, void *with) {
     return launch->found ? CHASED_KILLED : CHASED_OTHER;
 }
 
-/* Whether there was anything that is new to us, that we could not see, or that may become a guard. */
+static void await(int fd, int64_t end_ns) {
+    struct pollfd ready = {.fd = fd, .events = POLLIN};
+    int64_t left_ms = (end_ns - clock_ns()) / NS_PER_MS;
+    while (left_ms > 0 && poll(&ready, 1, (int)left_ms) < 0 && errno == EINTR)
+        left_ms = (end_ns - clock_ns()) / NS_PER_MS;
+}
+
+/* Whether there was anything that is new to us, that we could not see but may see later, or that may become a guard. */
 static bool scan_and_kill(struct launch *launch) {
-    struct processes all;
-    const pid_t last = chase_begin();
+    struct processes all = {0};
+    const pid_t last = chase_begin(NULL);
     launch->found = launch->awaits = false;
     read_workers(launch);
-    find_adopters(launch);
-    if (processes_scan(&all, classify, launch) < 0) launch->found = true;
+    int error = process_sees_itself(getpid());
+    if (error == 0) {
+        find_adopters(launch);
+        error = processes_scan(&all, classify, launch);
+    }
+    if (error < 0) kill_groups(launch);
+    if (is_lasting(error)) {
+        free(all.at);
+        await(0, clock_ns() + BORN_MS * NS_PER_MS);
+        return false;
+    }
+    if (error < 0) launch->found = true;
     processes_spread(&all);
     for (size_t i = 0; i < all.n; i++)
         if (all.at[i].ours) kill_one(launch, &all.at[i]);
     free(all.at);
     const bool found = launch->found;
-    return (!launch->groups_only && chase(last, classify_young, launch)) || found || launch->awaits;
+    const bool chased = !launch->groups_only && chase(last, chase_begin, classify_young, launch);
+    return chased || found || launch->awaits;
 }
 
 /* First those that are known without reading what may hang; then all, until several looks in a row find
@@ -182,11 +223,13 @@ void end_launch(struct launch *launch) {
     } while (empty < EMPTY_SCANS && clock_ns() <= end_ns);
 }
 
-static void await(int fd, int64_t end_ns) {
-    struct pollfd ready = {.fd = fd, .events = POLLIN};
-    int64_t left_ms = (end_ns - clock_ns()) / NS_PER_MS;
-    while (left_ms > 0 && poll(&ready, 1, (int)left_ms) < 0 && errno == EINTR)
-        left_ms = (end_ns - clock_ns()) / NS_PER_MS;
+/* Whether that number is still the worker's. Without /proc its session and group say so. */
+static bool is_there(const struct launch *launch, pid_t pid, struct process *ret_worker) {
+    *ret_worker = (struct process){.pid = pid, .group = getpgid(pid), .session = getsid(pid)};
+    if (process_sees_itself(getpid()) == 0 &&
+        (!process_read(pid, ret_worker) || ret_worker->start_ticks < launch->since))
+        return false;
+    return pid > 1 && is_in_worker_group(launch, ret_worker);
 }
 
 /* Each has until the time is over to end by itself. Without pidfds nothing would tell, and it is killed at once. One that
@@ -196,13 +239,12 @@ void end_workers(struct launch *launch, int wait_ms) {
     await(0, end_ns);
     read_workers(launch);
     for (size_t i = 0; i < launch->n; i++) {
-        struct process worker;
-        if (!process_read(launch->workers[i], &worker) || worker.start_ticks < launch->since ||
-            !is_in_worker_group(launch, &worker))
-            continue;
+        struct process worker, again;
+        if (!is_there(launch, launch->workers[i], &worker)) continue;
         int pidfd = process_open(worker.pid);
         if (pidfd >= 0) await(pidfd, end_ns);
-        (void)process_signal(&worker, pidfd, SIGKILL);
+        if (is_there(launch, worker.pid, &again) && again.start_ticks == worker.start_ticks)
+            (void)process_send(worker.pid, pidfd, SIGKILL);
         if (pidfd >= 0) (void)close(pidfd);
     }
 }

@@ -133,12 +133,16 @@ enum { /* ir_event.kind */
     IR_SIGNALLED,     /* signal: from outside, it stops the group (again: it kills it) */
     IR_FORWARDED,     /* signal: from outside, passed on to the workers */
     IR_LEFTOVER,      /* pid, name: a descendant that outlived the workers and is being stopped;
-                       * a few are named, all are stopped and counted (IR_ENDED) */
-    IR_STUCK,         /* pid, name, code: state letter; SIGKILL did not end it: given up */
+                       * a few are named, all are stopped and counted (IR_ENDED). Where /proc does not show it, the name
+                       * is "?"; or "process group", and pid the number of that */
+    IR_STUCK,         /* pid, name, code: state letter ('?': unknown); SIGKILL did not end it: given up. pid 0: a child
+                       * of which nothing is known */
     IR_OUTPUT_LOST,   /* worker (-1: console), code: stream, signal: the errno; told once */
     IR_OUTPUT_HELD,   /* worker, code: stream; still open in a process that we may not end */
     IR_CONSOLE_STUCK, /* nobody reads the console; the last output waits for its reader */
     IR_UNGUARDED,     /* code: the step, signal: the errno; the guard could not be started, or (0) was killed */
+    IR_UNSEEN,        /* code, signal: the errno (ENOENT: there is no /proc, EXDEV: it is another PID namespace's); once.
+                       * code 0: the guard sees workers' process groups alone; 1: we, too, where we do not adopt orphans */
     IR_READY,         /* worker, pid: it said READY=1; once */
     IR_TRIGGERED,     /* worker, pid: it said WATCHDOG=trigger; again only after a WATCHDOG=1 */
     IR_UNPLACED,      /* worker, signal: the errno; the kernel takes no memory policy: CPUs alone; told once */

@@ -49,7 +49,7 @@ static void own_line(const char *line, void *with) {
 /* The folder of our own cgroup, at one of the two places where v2 is mounted by everybody. */
 static bool own_folder(char ret_folder[OWN_FOLDER_SIZE]) {
     char path[LINE_SIZE] = "";
-    if (!process_lines("/proc/self/cgroup", own_line, path)) return false;
+    if (process_lines("/proc/self/cgroup", own_line, path) < 0) return false;
     if (path[0] == '\0' || strlen(path) + 4 >= LINE_SIZE) return false; /* none, or cut short */
     const char *const mounts[] = {"/sys/fs/cgroup", "/sys/fs/cgroup/unified"};
     for (size_t i = 0; i < 2; i++) {

@@ -9,7 +9,7 @@
 #define WORKER_EVENTS                                                                              \
     8 /* STARTED, START_FAILED, EXITED, STUCK, OUTPUT_LOST, twice OUTPUT_HELD, PROGRESS */
 #define GROUP_EVENTS                                                                               \
-    (2 * STRAYS_NAMED + 16) /* LEFTOVER and STUCK; SIGNALLED, OUTPUT_LOST, ENDED, ... */
+    (3 * STRAYS_NAMED + 16) /* LEFTOVER, twice STUCK; SIGNALLED, OUTPUT_LOST, ENDED, ... */
 #define SIGNAL_EVENTS 128   /* these may be dropped: event_room */
 
 int events_open(struct ir_group *g, uint32_t n) {

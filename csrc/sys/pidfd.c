@@ -52,13 +52,13 @@ bool child_is_ours(const struct ir_group *g, pid_t pid, int pidfd) {
     return child_reap(g, pid, pidfd, &info, WEXITED | WNOHANG | WNOWAIT, NULL) == 0;
 }
 
-static long pidfd_send(int pidfd, int sig, unsigned flags) {
+int pidfd_send(int pidfd, int sig, unsigned flags) {
     return syscall(SYS_pidfd_send_signal, pidfd, sig, NULL, flags) < 0 ? -errno : 0;
 }
 
 /* 0, or -errno: -ESRCH where it is gone. A sandbox may know no pidfd_send_signal. */
 int child_signal(const struct ir_group *g, pid_t pid, int pidfd, int sig) {
-    int r = pidfd < 0 ? -ENOSYS : (int)pidfd_send(pidfd, sig, 0);
+    int r = pidfd < 0 ? -ENOSYS : pidfd_send(pidfd, sig, 0);
     if (r == 0 || r == -ESRCH || r == -EINVAL) return r; /* -EINVAL: there is no such signal */
     if (!child_is_ours(g, pid, pidfd)) return -ESRCH;
     return kill(pid, sig) < 0 ? -errno : 0;
@@ -69,7 +69,7 @@ int child_signal(const struct ir_group *g, pid_t pid, int pidfd, int sig) {
  * one, are known to be ours. */
 int child_signal_group(const struct ir_group *g, pid_t pid, int pidfd, bool reaped, int sig) {
     if (pidfd >= 0 && !(g->config.flags & IR_OLD_PIDFD)) {
-        int r = (int)pidfd_send(pidfd, sig, TO_GROUP);
+        int r = pidfd_send(pidfd, sig, TO_GROUP);
         if (r == 0 || r == -ESRCH) return r;
     }
     if (reaped || !child_is_ours(g, pid, pidfd)) return -ENOSYS;

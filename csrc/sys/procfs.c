@@ -114,12 +114,12 @@ struct process *process_find(const struct processes *all, pid_t pid) {
     return bsearch(&wanted, all->at, all->n, sizeof *all->at, by_pid);
 }
 
-static bool is_limit(int error) {
-    return error == -EMFILE || error == -ENFILE || error == -ENOMEM;
+static bool has_gone_or_is_hidden(int error) {
+    return error == -ESRCH || error == -ENOENT || error == -EACCES || error == -EPERM;
 }
 
 /* Every process that we can see, by pid; `seen` (or NULL) is called for each as soon as it is read. -errno:
- * for want of descriptors or memory some that are there may be missing. Those that go meanwhile, or may not
+ * some that are there may be missing, for want of descriptors or memory, say. Those that go meanwhile, or may not
  * be looked at, are not. */
 int processes_scan(struct processes *all, void (*seen)(struct process *, void *), void *with) {
     *all = (struct processes){0};
@@ -132,7 +132,7 @@ int processes_scan(struct processes *all, void (*seen)(struct process *, void *)
         int error = pid > 0 ? process_read_stat(pid, &process) : -ESRCH;
         if (error == 0 && seen != NULL) seen(&process, with);
         if (error == 0 && !processes_add(all, &process)) error = -ENOMEM;
-        if (is_limit(error)) r = error;
+        if (error < 0 && !has_gone_or_is_hidden(error)) r = error;
     }
     if (errno != 0) r = -errno;
     (void)closedir(dir);
@@ -167,33 +167,29 @@ int process_open(pid_t pid) {
     return fd < 0 ? -errno : (int)fd;
 }
 
-/* By pidfd (-errno: none), with a second look between opening and sending: the number may have been reused.
- * Where a sandbox knows no pidfd_send_signal, by the number. */
+/* Through its pidfd (-errno: there is none). Where a sandbox knows no pidfd_send_signal, by the number. */
+bool process_send(pid_t pid, int pidfd, int sig) {
+    if (pidfd == -ESRCH) return false;
+    if (pidfd >= 0 && syscall(SYS_pidfd_send_signal, pidfd, sig, NULL, 0) == 0) return true;
+    return !(pidfd >= 0 && errno == ESRCH) && kill(pid, sig) == 0;
+}
+
+/* With a second look between opening the pidfd and sending: the number may have been reused. */
 bool process_signal(const struct process *process, int pidfd, int sig) {
     struct process now;
     if (pidfd == -ESRCH || !process_read(process->pid, &now) ||
         now.start_ticks != process->start_ticks)
         return false;
-    if (pidfd >= 0 && syscall(SYS_pidfd_send_signal, pidfd, sig, NULL, 0) == 0) return true;
-    return !(pidfd >= 0 && errno == ESRCH) && kill(process->pid, sig) == 0;
-}
-
-/* False without /proc, and where it is another PID namespace's. */
-bool process_sees_itself(pid_t self) {
-    char link[16];
-    ssize_t n = readlink("/proc/self", link, sizeof link - 1);
-    if (n <= 0) return false;
-    link[n] = '\0';
-    return atoi(link) == self;
+    return process_send(process->pid, pidfd, sig);
 }
 
 /* Each line of a file, however long the file is: its first LINE_SIZE - 1 bytes, ended by a NUL and without the
- * newline. False: it cannot be read. */
-bool process_lines(const char *path, void (*on_line)(const char *line, void *with), void *with) {
+ * newline. -errno: it cannot be read. */
+int process_lines(const char *path, void (*on_line)(const char *line, void *with), void *with) {
     char piece[1024], line[LINE_SIZE];
     size_t size = 0;
     int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0) return false;
+    if (fd < 0) return -errno;
     ssize_t n;
     while ((n = read_again(fd, piece, sizeof piece)) > 0) {
         for (ssize_t i = 0; i < n; i++) {
@@ -206,8 +202,29 @@ bool process_lines(const char *path, void (*on_line)(const char *line, void *wit
             size = 0;
         }
     }
+    const int r = n < 0 ? -errno : 0;
     (void)close(fd);
-    return n == 0;
+    return r;
+}
+
+static void nspid_line(const char *line, void *with) {
+    int *namespaces = with;
+    if (strncmp(line, "NSpid:", 6) != 0) return;
+    for (const char *at = strchr(line, '\t'); at != NULL; at = strchr(at + 1, '\t')) ++*namespaces;
+}
+
+/* Whether /proc shows our own PID namespace: 0, or -errno: -ENOENT: it is not there, -EXDEV: it is another's, where a
+ * number that is read is a stranger's here. There our number may be the same by chance, but NSpid has one for each
+ * namespace down to ours (proc_pid_status(5), Linux 4.1). */
+int process_sees_itself(pid_t self) {
+    char link[16];
+    int namespaces = 0;
+    ssize_t n = readlink("/proc/self", link, sizeof link - 1);
+    if (n < 0) return -errno;
+    link[n] = '\0';
+    if (atoi(link) != self) return -EXDEV;
+    int r = process_lines("/proc/self/status", nspid_line, &namespaces);
+    return r < 0 ? r : namespaces > 1 ? -EXDEV : 0;
 }
 
 /* What proc_pid_status(5) says of its signals; a line of that file can be as long as a user has groups. */
@@ -234,7 +251,7 @@ static bool status_read(pid_t pid, struct status *ret) {
     char path[32];
     *ret = (struct status){0};
     (void)snprintf(path, sizeof path, "/proc/%d/status", (int)pid);
-    return process_lines(path, status_line, ret);
+    return process_lines(path, status_line, ret) == 0;
 }
 
 /* A signal that ends it has been sent and nothing stands in its way, or it is on its way out. */

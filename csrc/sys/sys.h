@@ -56,6 +56,7 @@ struct ir_event *event_push(struct ir_group *g, int kind, int worker, int pid);
 bool event_room(const struct ir_group *g);
 
 /* pidfd.c */
+int pidfd_send(int pidfd, int sig, unsigned flags);
 int pidfd_open_of(const struct ir_group *g, pid_t pid);
 int child_wait(int type, pid_t pid, siginfo_t *ret_info, int options, struct rusage *ret_usage);
 int child_reap(const struct ir_group *g, pid_t pid, int pidfd, siginfo_t *ret_info, int options,
@@ -82,7 +83,7 @@ struct processes {   /* by pid */
 };
 
 ssize_t process_file(const char *path, char *buffer, size_t size);
-bool process_lines(const char *path, void (*on_line)(const char *line, void *with), void *with);
+int process_lines(const char *path, void (*on_line)(const char *line, void *with), void *with);
 bool process_read(pid_t pid, struct process *ret);
 bool processes_add(struct processes *all, const struct process *process);
 int processes_scan(struct processes *all, void (*seen)(struct process *, void *), void *with);
@@ -90,13 +91,14 @@ void processes_spread(const struct processes *all);
 struct process *process_find(const struct processes *all, pid_t pid);
 bool process_has_ended(const struct process *process);
 void process_describe(pid_t pid, char *ret_state, char ret_name[16]);
-bool process_sees_itself(pid_t self);
+int process_sees_itself(pid_t self);
 bool process_is_ending(pid_t pid, int sig);
 bool process_is_exiting(pid_t pid);
 enum mark { MARK_NONE, MARK_FOUND, MARK_UNKNOWN /* in the middle of an execve */ };
 enum mark process_mark(pid_t pid, const char *mark);
 enum mark process_mark_after_exec(pid_t pid, const char *mark); /* MARK_UNKNOWN: not within 0.1 s */
 int process_open(pid_t pid);
+bool process_send(pid_t pid, int pidfd, int sig);
 bool process_signal(const struct process *process, int pidfd, int sig);
 
 #endif

@@ -15,21 +15,23 @@
 
 /* The number that was given last, to a process or a thread of our PID namespace; 0: not known. Taken before
  * the look that the chase is to follow. */
-pid_t chase_begin(void) {
+pid_t chase_begin(void *with) {
+    (void)with;
     char text[128];
     if (process_file("/proc/loadavg", text, sizeof text) < 0) return 0;
     const char *last = strrchr(text, ' ');
     return last == NULL ? 0 : atoi(last + 1);
 }
 
-/* `kill_ours` is called for the numbers given since `last`, the newest first and of many only these, until all of
+/* `newest_now` is chase_begin, or knows more. `kill_ours` is called for the numbers given since `last`, the newest first and of many only these, until all of
  * them are there and none is ours, for GIVE_UP_MS at most; one that has gone may have left a child. Whether any was
  * ours. */
-bool chase(pid_t last, enum chased (*kill_ours)(pid_t, void *), void *with) {
+bool chase(pid_t last, pid_t (*newest_now)(void *), enum chased (*kill_ours)(pid_t, void *),
+           void *with) {
     bool killed = false;
     const int64_t give_up_ns = clock_ns() + GIVE_UP_MS * NS_PER_MS;
     for (int64_t end_ns = clock_ns() + CHASE_NS; clock_ns() <= end_ns && end_ns <= give_up_ns;) {
-        const pid_t newest = chase_begin();
+        const pid_t newest = newest_now(with);
         unsigned seen[CHASED_KILLED + 1] = {0};
         if (newest < last) last = 0; /* the numbers began anew */
         const bool is_whole = newest - last <= AT_ONCE;

@@ -12,7 +12,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
-#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -20,33 +19,14 @@
 #define CHILDREN_LOOKS                                                                             \
     64 /* in a row; then the group's loop has its turn, and a death wakes us again */
 
-static bool is_foreign(const struct ir_group *g, pid_t pid) {
-    for (uint32_t i = 0; i < g->foreign_count; i++)
-        if (g->foreign[i] == pid) return true;
-    return false;
-}
-
-/* Unreaped or abandoned workers are spoken of elsewhere, and the guard nowhere; what they started is. */
-static bool is_worker(const struct ir_group *g, pid_t pid) {
-    if (pid == g->guard.pid) return true;
-    for (uint32_t i = 0; i < g->started; i++)
-        if (g->workers[i].pid == pid) return true;
-    return false;
-}
-
 static void mark_descendants(const struct ir_group *g, struct processes *all) {
     for (size_t i = 0; i < all->n; i++) {
         struct process *p = &all->at[i];
-        bool never = is_foreign(g, p->pid) || p->start_ticks < g->spawn_ticks;
+        bool never = child_is_foreign(g, p->pid) || p->start_ticks < g->spawn_ticks;
         p->ours = !never && p->parent == g->self;
         p->decided = never || p->ours;
     }
     processes_spread(all);
-}
-
-bool stray_adopts(const struct ir_group *g) {
-    int adopts = 0;
-    return g->self == 1 || (prctl(PR_GET_CHILD_SUBREAPER, &adopts) == 0 && adopts != 0);
 }
 
 /* Orphans go up: to the nearest ancestor of ours that adopts, init at the last. To ourselves only if
@@ -68,17 +48,11 @@ static struct stray *stray_find(const struct ir_group *g, const struct process *
     return NULL;
 }
 
-static bool is_led_by_worker(const struct ir_group *g, const struct process *p) {
-    for (uint32_t i = 0; i < g->started; i++)
-        if (g->workers[i].pid == p->group) return true;
-    return false;
-}
-
 /* One that exits gives its memory back, and the mark with it, before it closes its files; until then it may hold a GPU.
  * It is known from before, or by its process group. The number of that may be a stranger's by now; but then he is
  * exiting, and no signal does him any harm. */
 static bool is_ours_without_mark(const struct ir_group *g, const struct process *p) {
-    return stray_find(g, p) != NULL || (is_led_by_worker(g, p) && process_is_exiting(p->pid));
+    return stray_find(g, p) != NULL || (is_worker_group(g, p->group) && process_is_exiting(p->pid));
 }
 
 /* The mark alone is not enough: whoever looks at a launch with its variables has it, too, but he has
@@ -88,7 +62,7 @@ static bool mark_marked(const struct ir_group *g, struct processes *all) {
     for (size_t i = 0; i < all->n; i++) {
         struct process *p = &all->at[i];
         bool never = p->pid == g->self || p->start_ticks < g->spawn_ticks;
-        p->ours = !never && is_worker(g, p->pid);
+        p->ours = !never && child_is_worker(g, p->pid);
         if (!never && !p->ours && !process_has_ended(p) && is_orphan(g, all, p)) {
             const enum mark found = process_mark_after_exec(p->pid, g->mark);
             p->ours = found == MARK_FOUND || is_ours_without_mark(g, p);
@@ -102,19 +76,39 @@ static bool mark_marked(const struct ir_group *g, struct processes *all) {
     return whole;
 }
 
-/* False: for want of descriptors or memory, or in the middle of an execve, there may be more than were found. */
-static bool strays_find(struct ir_group *g, struct processes *all) {
+/* -errno: there may be more than were found: /proc is not ours (process_sees_itself) or cannot be read, or one is in the
+ * middle of an execve (-EAGAIN). */
+static int strays_find(struct ir_group *g, struct processes *all) {
     *all = (struct processes){0};
-    if (!g->has_proc)
-        return true; /* the numbers in there are not ours: they would name strangers */
-    if (g->mark[0] == '\0' && !g->adopts) return true;
-    int r = processes_scan(all, NULL, NULL);
+    if (g->mark[0] == '\0' && !g->adopts) return 0;
+    int r = process_sees_itself(g->self); /* each time: it may be mounted over meanwhile */
+    if (r < 0) return r;
+    r = processes_scan(all, NULL, NULL);
     if (g->adopts) mark_descendants(g, all);
     else if (!mark_marked(g, all)) r = -EAGAIN;
     cgroup_mark(g, all);
     for (size_t i = 0; i < all->n; i++)
-        if (all->at[i].ours && is_worker(g, all->at[i].pid)) all->at[i].ours = false;
-    return r == 0;
+        if (all->at[i].ours && child_is_worker(g, all->at[i].pid)) all->at[i].ours = false;
+    return r;
+}
+
+/* Looking again would find no more. */
+static bool is_lasting(int error) {
+    return error == -ENOENT || error == -EXDEV || error == -EACCES || error == -EPERM;
+}
+
+/* Where we do not adopt what we cannot see. */
+static void strays_report_unseen(struct ir_group *g, int error) {
+    if (g->unseen_reported) return;
+    g->unseen_reported = true;
+    struct ir_event *event = event_push(g, IR_UNSEEN, -1, 0);
+    event->code = g->adopts ? 0 : 1;
+    event->signal = -error;
+}
+
+void stray_foresee(struct ir_group *g) {
+    const bool matters = g->adopts ? g->guard.pid != 0 : g->mark[0] != '\0';
+    if (g->proc_error < 0 && matters) strays_report_unseen(g, g->proc_error);
 }
 
 /* A library hears of a stray's end by its pidfd (fd; negative: there is none), which is kept for the next signal, too.
@@ -188,23 +182,11 @@ static void stray_send(struct ir_group *g, const struct process *stray, int sig)
     struct stray *known = stray_find(g, stray);
     const bool has_pidfd = known != NULL && known->fd >= 0;
     int fd = has_pidfd ? known->fd : pidfd_open_of(g, stray->pid);
-    if (sig != 0) (void)process_signal(stray, fd, sig);
+    /* a pidfd that is kept was looked at when it was opened, and /proc may fail now */
+    if (sig != 0 && !(has_pidfd && pidfd_send(fd, sig, 0) == 0))
+        (void)process_signal(stray, fd, sig);
     if (g->adopts && fd >= 0) (void)close(fd);
     if (!g->adopts && !has_pidfd && fd != -ESRCH) stray_keep(g, stray, known, fd);
-}
-
-/* How many there are; never 0 where we could not look: then the timetable goes on, and looks again. Those
- * that we see for the first time are kept, so that we hear of their end. */
-uint32_t stray_count(struct ir_group *g) {
-    struct processes all;
-    uint32_t n = 0, unseen = strays_find(g, &all) ? 0 : 1;
-    for (size_t i = 0; i < all.n; i++) {
-        if (!all.at[i].ours) continue;
-        n++;
-        if (!g->adopts && stray_find(g, &all.at[i]) == NULL) stray_send(g, &all.at[i], 0);
-    }
-    free(all.at);
-    return n > 0 ? n : unseen;
 }
 
 static int by_number(const void *a, const void *b) {
@@ -251,7 +233,7 @@ static void strays_note(struct ir_group *g, const struct processes *all, int sig
 static bool is_descendant(const struct ir_group *g, struct process p) {
     for (int i = 0; i < GENERATIONS; i++) {
         struct process parent;
-        if (is_foreign(g, p.pid) || p.pid == g->guard.pid) return false;
+        if (child_is_foreign(g, p.pid) || p.pid == g->guard.pid) return false;
         if (p.parent == g->self) return true;
         if (process_read(p.parent, &parent)) p = parent;
         else if (!process_read(p.pid, &p)) return false;
@@ -263,7 +245,7 @@ static bool is_descendant(const struct ir_group *g, struct process p) {
  * the whole machine needs. */
 static void orphan_reap(struct ir_group *g, const struct process *p) {
     siginfo_t info;
-    if (p->parent != g->self || is_worker(g, p->pid) || is_foreign(g, p->pid)) return;
+    if (p->parent != g->self || child_is_worker(g, p->pid) || child_is_foreign(g, p->pid)) return;
     (void)child_wait(P_PID, p->pid, &info, WEXITED | WNOHANG | __WALL, NULL);
 }
 
@@ -275,7 +257,7 @@ static enum chased stray_kill_young(pid_t pid, void *with) {
         orphan_reap(g, &p);
         return CHASED_GONE;
     }
-    if (p.start_ticks < g->spawn_ticks || is_worker(g, pid) || !is_descendant(g, p))
+    if (p.start_ticks < g->spawn_ticks || child_is_worker(g, pid) || !is_descendant(g, p))
         return CHASED_OTHER;
     stray_send(g, &p, SIGKILL);
     return CHASED_KILLED;
@@ -285,37 +267,13 @@ static enum chased stray_kill_young(pid_t pid, void *with) {
 static bool child_kill(const struct ir_group *g, pid_t pid, struct processes *noted) {
     siginfo_t info = {0};
     struct process p;
-    if (is_worker(g, pid) || is_foreign(g, pid)) return false;
+    if (child_is_worker(g, pid) || child_is_foreign(g, pid)) return false;
     if (child_wait(P_PID, pid, &info, WEXITED | WNOHANG | WNOWAIT | __WALL, NULL) < 0) return false;
     if (info.si_pid != 0 || !process_read(pid, &p) || p.start_ticks < g->spawn_ticks) return false;
     p.ours = noted != NULL && !process_is_ending(pid, SIGKILL);
     if (kill(pid, SIGKILL) < 0) return false;
     if (p.ours) (void)processes_add(noted, &p);
     return true;
-}
-
-/* Their numbers (proc_pid_tid_children(5)). -errno: there is no such list (CONFIG_PROC_CHILDREN), or it cannot be read. */
-static int children_list(const struct ir_group *g, struct processes *ret) {
-    char path[48], piece[4096];
-    (void)snprintf(path, sizeof path, "/proc/self/task/%d/children", (int)g->self);
-    if (!g->has_proc || (g->config.flags & IR_NO_CHILDREN)) return -ENOENT;
-    int fd = fd_new(open(path, O_RDONLY | O_CLOEXEC));
-    if (fd < 0) return fd;
-    int r = 0;
-    pid_t pid = 0;
-    ssize_t size = 0;
-    while (r == 0 && (size = read(fd, piece, sizeof piece)) > 0)
-        for (ssize_t i = 0; r == 0 && i < size; i++) {
-            if (piece[i] != ' ') {
-                pid = pid * 10 + (piece[i] - '0');
-                continue;
-            }
-            if (!processes_add(ret, &(struct process){.pid = pid})) r = -ENOMEM;
-            pid = 0;
-        }
-    if (size < 0) r = -errno;
-    (void)fd_close(fd);
-    return r;
 }
 
 /* One that was slow to die may have been killed, and noted, at several looks. */
@@ -350,13 +308,80 @@ static bool children_kill(struct ir_group *g, bool report) {
     return r == 0;
 }
 
+static void unseen_name(struct ir_group *g, const struct processes *unseen, int kind) {
+    if (kind == IR_LEFTOVER) strays_note(g, unseen, 0);
+    else
+        for (size_t i = 0; i < unseen->n && i < STRAYS_NAMED; i++)
+            if (unseen->at[i].ours) stray_report(g, &unseen->at[i], kind);
+}
+
+/* What `seen`, a look at /proc, did not show (unseen.c); returns how many there are. What it did show has the signal
+ * already. kind: IR_LEFTOVER or IR_STUCK: they are named; 0. */
+static uint32_t unseen_signal(struct ir_group *g, const struct processes *seen, int sig, int kind) {
+    struct processes groups = {0}, found = {0};
+    /* else some would get it twice, where that says more than once */
+    const bool by_group = sig == SIGKILL || seen->n == 0;
+    if (g->adopts) children_find(g, &found);
+    const uint32_t groups_left = groups_signal(g, by_group ? sig : 0, &groups);
+    for (size_t i = 0; i < found.n; i++) {
+        struct process *p = &found.at[i];
+        const struct process *shown = process_find(seen, p->pid);
+        p->ours = p->state != 'Z' && (shown == NULL || !shown->ours);
+        const bool has_it = by_group && sig != SIGKILL && is_worker_group(g, p->group);
+        if (p->ours && !has_it) (void)kill(p->pid, sig);
+    }
+    if (kind == IR_STUCK && !g->adopts) groups_living(g, &groups, &found);
+    if (kind != 0) unseen_name(g, found.n > 0 || kind == IR_STUCK ? &found : &groups, kind);
+    const uint32_t n = found.n > 0 || kind == IR_STUCK ? (uint32_t)found.n : groups_left;
+    free(groups.at);
+    free(found.at);
+    return n;
+}
+
+/* Of those that it found /proc says nothing: their numbers are our children's, or nobody's. */
+static enum chased unseen_kill_young(pid_t pid, void *with) {
+    struct ir_group *g = with;
+    siginfo_t info;
+    if (pid == g->probe || child_is_worker(g, pid) || child_is_foreign(g, pid)) return CHASED_OTHER;
+    if (child_wait(P_PID, pid, &info, WEXITED | WNOHANG | __WALL, NULL) < 0)
+        return kill(pid, 0) < 0 && errno == ESRCH ? CHASED_GONE : CHASED_OTHER;
+    if (info.si_pid != 0) return CHASED_GONE;
+    (void)kill(pid, SIGKILL);
+    return CHASED_KILLED;
+}
+
+/* How many there are. Where we adopt, all children are known at last; else never 0 where we could not look but may do so
+ * again: then the timetable goes on. */
+static uint32_t strays_number(struct ir_group *g, int error, uint32_t n) {
+    if (error == 0 || g->adopts || n > 0) return n;
+    if (!is_lasting(error)) return 1;
+    strays_report_unseen(g, error);
+    return 0;
+}
+
+/* How many there are, as strays_number says. Those that we see for the first time are kept, so that we hear of their
+ * end. */
+uint32_t stray_count(struct ir_group *g) {
+    struct processes all;
+    const int error = strays_find(g, &all);
+    uint32_t n = 0;
+    for (size_t i = 0; i < all.n; i++) {
+        if (!all.at[i].ours) continue;
+        n++;
+        if (!g->adopts && stray_find(g, &all.at[i]) == NULL) stray_send(g, &all.at[i], 0);
+    }
+    if (error < 0) n += unseen_signal(g, &all, 0, 0);
+    free(all.at);
+    return strays_number(g, error, n);
+}
+
 /* Sends to every stray there is now; returns how many there are, as stray_count does. report: name the
  * first ones in events. hunts: SIGKILL goes on to those that are forked meanwhile. */
 uint32_t stray_signal(struct ir_group *g, int sig, bool report, bool hunts) {
     struct processes all;
     const bool chases = sig == SIGKILL && hunts && g->adopts && !children_kill(g, report);
-    const pid_t last = sig == SIGKILL ? chase_begin() : 0;
-    bool whole = strays_find(g, &all);
+    const pid_t last = chases ? number_newest(g) : 0;
+    const int error = strays_find(g, &all);
     if (report) strays_note(g, &all, sig);
     if (sig == SIGKILL) cgroup_kill(g);
     uint32_t n = 0;
@@ -366,9 +391,13 @@ uint32_t stray_signal(struct ir_group *g, int sig, bool report, bool hunts) {
         n++;
         stray_send(g, stray, stray_may_become_guard(g, stray) ? 0 : sig);
     }
-    if (n > 0 && chases) (void)chase(last, stray_kill_young, g);
+    /* by hidepid a child that has become another user is not seen */
+    if (error < 0 || (g->adopts && n == 0 && g->alive == 0))
+        n += unseen_signal(g, &all, sig, report ? IR_LEFTOVER : 0);
+    if (n > 0 && chases)
+        (void)chase(last, number_newest, error < 0 ? unseen_kill_young : stray_kill_young, g);
     free(all.at);
-    return n > 0 || whole ? n : 1;
+    return strays_number(g, error, n);
 }
 
 /* To what is left of process groups that have lost their leaders, where the kernel cannot signal those as such. */
@@ -376,14 +405,14 @@ void stray_signal_groups(struct ir_group *g, int sig) {
     struct processes all;
     (void)strays_find(g, &all);
     for (size_t i = 0; i < all.n; i++)
-        if (all.at[i].ours && is_led_by_worker(g, &all.at[i])) stray_send(g, &all.at[i], sig);
+        if (all.at[i].ours && is_worker_group(g, all.at[i].group)) stray_send(g, &all.at[i], sig);
     free(all.at);
 }
 
-/* Killed once more: they may have been out of sight until now, or spared for a guard's name. */
-void stray_name_stuck(struct ir_group *g) {
+/* Killed once more: they may have been out of sight until now, or spared for a guard's name. Returns how many. */
+uint32_t stray_name_stuck(struct ir_group *g) {
     struct processes all;
-    (void)strays_find(g, &all);
+    const int error = strays_find(g, &all);
     uint32_t named = 0;
     for (size_t i = 0; i < all.n; i++) {
         if (!all.at[i].ours) continue;
@@ -391,26 +420,24 @@ void stray_name_stuck(struct ir_group *g) {
         if (stray_may_become_guard(g, &all.at[i])) continue;
         if (named++ < STRAYS_NAMED) stray_report(g, &all.at[i], IR_STUCK);
     }
+    if (error < 0 || (g->adopts && named == 0)) named += unseen_signal(g, &all, SIGKILL, IR_STUCK);
+    if (error < 0 && !g->adopts) strays_report_unseen(g, error);
     free(all.at);
+    return named;
 }
 
 /* The children that the process had before it became ours (inherited across exec). */
 int stray_foreign(struct ir_group *g) {
-    struct processes all;
-    int r = processes_scan(&all, NULL, NULL);
-    if (r < 0 && g->has_proc) {
-        free(all.at);
-        return r;
-    }
-    g->foreign = calloc(all.n + 1, sizeof *g->foreign);
-    if (g->foreign == NULL) {
-        free(all.at);
-        return -ENOMEM;
-    }
-    for (size_t i = 0; i < all.n; i++)
+    struct processes all = {0};
+    int r = 0;
+    if (g->proc_error < 0) children_find(g, &all);
+    else r = processes_scan(&all, NULL, NULL);
+    if (r == 0) g->foreign = calloc(all.n + 1, sizeof *g->foreign);
+    if (r == 0 && g->foreign == NULL) r = -ENOMEM;
+    for (size_t i = 0; r == 0 && i < all.n; i++)
         if (all.at[i].parent == g->self) g->foreign[g->foreign_count++] = all.at[i].pid;
     free(all.at);
-    return 0;
+    return r;
 }
 
 /* Its number may be another's soon, and that one may be a stray. */

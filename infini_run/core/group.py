@@ -44,6 +44,7 @@ KINDS = {
     lib.IR_OUTPUT_HELD: "output_held",
     lib.IR_CONSOLE_STUCK: "console_stuck",
     lib.IR_UNGUARDED: "unguarded",
+    lib.IR_UNSEEN: "unseen",
     lib.IR_READY: "ready",
     lib.IR_TRIGGERED: "triggered",
     lib.IR_UNPLACED: "unplaced",
@@ -109,11 +110,12 @@ class Event:
         kind: started, ready, exited; start_failed (code: the step, signal: the errno); signalled (a signal from
             outside stops the launch); forwarded (a signal was passed on to ranks); leftover (a process outlived the
             ranks and is stopped); stuck (SIGKILL did not end it); output_lost (code: the stream, signal: the errno);
-            output_held; console_stuck; unguarded; triggered (WATCHDOG=trigger); late (not ready in time); hung;
-            unplaced (no memory policy, signal: the errno); restarting (in place of ended if another attempt follows,
-            code: the restarts so far); suspend (Ctrl-Z); lease_ended (the ranks were killed; code: 0 if the lease
-            was not renewed in time, 1 if its guard was killed); progress (PROGRESS=value, higher than ever before; of
-            several between two looks the highest); ended.
+            output_held; console_stuck; unguarded; unseen (/proc does not show leftover processes, signal: the errno,
+            code: 0 if only the guard needs it, 1 if the launcher does); triggered (WATCHDOG=trigger); late (not ready
+            in time); hung; unplaced (no memory policy, signal: the errno); restarting (in place of ended if another
+            attempt follows, code: the restarts so far); suspend (Ctrl-Z); lease_ended (the ranks were killed; code: 0
+            if the lease was not renewed in time, 1 if its guard was killed); progress (PROGRESS=value, higher than
+            ever before; of several between two looks the highest); ended.
         worker: Its index in the spawn.
         rank: Its global rank.
         pid: Its process.
@@ -126,7 +128,7 @@ class Event:
         user_us: The CPU time that it used, in microseconds.
         system_us: The CPU time of the kernel for it, in microseconds.
         max_rss_kib: The most memory that it had resident, in KiB.
-        name: The program name of a leftover or stuck process.
+        name: The program name of a leftover or stuck process; "?": unknown.
         value: How far a rank has come, as it says: a number from 0 to 2**63 - 1.
     """
 

@@ -30,6 +30,7 @@ _UNPLACED = {  # why a kernel takes no memory policy
     22: ": of several NUMA nodes only from Linux 5.15 on",
     38: ": a kernel without NUMA",
 }
+_PROC = {2: "it is missing", 18: "it shows another PID namespace"}  # ENOENT and EXDEV: the core's words
 _LATE = 110  # ETIMEDOUT: the core's word for a console that nobody read
 _SNAPSHOTS = 256  # kept: of a job that hangs again and again the first ones
 
@@ -163,6 +164,13 @@ class Outcome:
         how = f"{STEPS[event.code]}: {os.strerror(event.signal)}" if event.code else "it was killed"
         return self.add_notice(
             f"no guard ({how}): should infini-run be killed by SIGKILL, what ranks have started may live on"
+        )
+
+    def _record_unseen(self, event: Event) -> str:
+        reason = _PROC.get(event.signal) or os.strerror(event.signal)
+        when = "" if event.code else "if infini-run is SIGKILLed, "
+        return self.add_notice(
+            f"cannot read /proc ({reason}): {when}processes that left their rank's process group may survive"
         )
 
     def _record_lease_ended(self, event: Event) -> str:

@@ -95,7 +95,7 @@ static struct ir_group *group_of_pipes(void) {
                                .suspend_read_fd = -1};
     struct ir_group *g;
     CHECK(ir_group_new(&config, WORKERS, &g) == 0);
-    g->has_proc = false; /* there are no strays to be looked for */
+    g->mark[0] = '\0'; /* there are no strays to be looked for */
     g->n = g->started = g->alive = WORKERS;
     g->state = RUNNING;
     g->buffers = malloc((size_t)WORKERS * (2 * STREAM_BUFFER + TAIL_BUFFER));

@@ -130,9 +130,18 @@ def test_signals_that_were_passed_on_are_kept_each_once():
         ),
         (event("output_held", 1, code=1), "stderr of rank 1 is still open in a process that is not ours to end"),
         (event("console_stuck"), "every worker has ended; waiting for the reader of our output to read on"),
+        (
+            event("unseen", signal=2),
+            "cannot read /proc (it is missing): if infini-run is SIGKILLed, processes that left",
+        ),
+        (
+            event("unseen", signal=18, code=1),
+            "cannot read /proc (it shows another PID namespace): processes that left",
+        ),
+        (event("unseen", signal=24, code=1), "cannot read /proc (Too many open files): processes that left"),
     ],
 )
-def test_trouble_with_output_is_told_now_and_kept(given_event, text):
+def test_trouble_is_told_now_and_kept(given_event, text):
     outcome = outcome_of("--nproc_per_node=2")
     told = outcome.record_event(given_event)
     assert text in told
