@@ -120,7 +120,9 @@ class StuckProcesses:
 
 def _living(launch_id: str) -> list[int] | None:
     """The processes that are left; None: it cannot be known."""
-    if not hasattr(os, "pidfd_open"):
+    from infini_run.system.procfs import shows_own_namespace
+
+    if not hasattr(os, "pidfd_open") or not shows_own_namespace():
         return None
     own, found = os.getpid(), []
     try:
@@ -137,8 +139,10 @@ def _living(launch_id: str) -> list[int] | None:
                         found.append(int(name))
         except PermissionError:  # another user's: none of ours
             continue
-        except OSError:  # gone meanwhile
+        except (FileNotFoundError, ProcessLookupError):  # gone meanwhile
             continue
+        except OSError:  # no descriptor, no memory
+            return None
     return found
 
 

@@ -116,9 +116,24 @@ class ProcessTable:
         return sum(process.memory for process in members) if members else None
 
 
-def _scan() -> list[Process]:
+def shows_own_namespace() -> bool:
+    """Return whether the numbers in /proc are those of this process's PID namespace.
+
+    False without /proc. In the /proc of another namespace a process may have the same number by chance, but NSpid has
+    one for each namespace from that of /proc down to its own (proc_pid_status(5), Linux 4.1).
+    """
     try:
         if os.readlink("/proc/self") != str(os.getpid()):
+            return False
+    except OSError:
+        return False
+    numbers = _read("/proc/self/status").partition("NSpid:")[2].partition("\n")[0]
+    return len(numbers.split()) < 2
+
+
+def _scan() -> list[Process]:
+    try:
+        if not shows_own_namespace():
             return []
         pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
     except OSError:

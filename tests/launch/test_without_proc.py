@@ -13,19 +13,13 @@ from pathlib import Path
 import pytest
 
 from tests.support.command import COMMAND
+from tests.support.hidden_proc import HIDING, hidden
 from tests.support.launch_shapes import as_root, strace, with_strace
 from tests.support.processes import is_alive, marked
 from tests.support.waiting import until
 
 pytestmark = as_root
 
-# How /proc is hidden: flags of unshare, and what a shell does then.
-HIDING = {
-    "unmounted": ("--mount", "umount --lazy /proc"),
-    "empty": ("--mount", "mount -t tmpfs none /proc"),
-    "another namespace's": ("--pid --fork", ":"),
-    "unmounted in a namespace": ("--mount --pid --fork", "umount --lazy /proc"),
-}
 CODE = '"$@"; code=$?; while read pid; do kill -0 $pid 2>&- && echo left $pid; done < %s; exit $code'
 IN_GROUP = "sleep 4111 & echo $! >> {}"
 DAEMON = "setsid sh -c 'echo $$ >> {}; exec sleep 4111' & until grep --quiet --line-regexp $! {}; do :; done"
@@ -46,20 +40,6 @@ print("own", own.poll())
 own.kill()
 own.wait()
 """
-
-
-def hidden(hiding: str, after: str = "exec", by_kill: bool = True) -> tuple[str, ...]:
-    """What stands before a program so that it does not see its processes in /proc. after: what runs it."""
-    flags, hide = HIDING[hiding]
-    return (
-        "unshare",
-        *flags.split(),
-        *["--kill-child"] * ("fork" in flags),
-        "sh",
-        "-c",
-        f'{hide}; {after} "$@"',
-        "sh",
-    )
 
 
 @pytest.fixture
