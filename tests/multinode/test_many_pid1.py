@@ -11,7 +11,8 @@ import pytest
 from tests.launch.test_pid1 import UNSHARE, process_1
 from tests.multinode.test_by_hand import node, port, ring  # noqa: F401
 from tests.multinode.test_many_ssh import bed, many, no_agent_left  # noqa: F401
-from tests.support.processes import processes
+from tests.support.hidden_proc import hidden
+from tests.support.processes import is_alive, processes
 from tests.support.waiting import until
 
 pytestmark = [
@@ -77,6 +78,16 @@ def test_without_proc_a_job_by_hand_runs(node):  # noqa: F811
     ]
     commands = [node(rank, "sh", "-c", "exit 7", under=hides) for rank in range(2)]
     assert [command.wait() for command in commands] == [7, 7], [command.err for command in commands]
+
+
+def test_leftovers_of_nodes_are_ended_without_proc(node, tmp_path):  # noqa: F811
+    leave = f"exec >&- 2>&- <&-; setsid sleep 4111 & echo $! > {tmp_path}/$RANK; exit 7"
+    commands = [node(rank, "sh", "-c", leave, under=hidden("empty")) for rank in range(2)]
+    assert [command.wait() for command in commands] == [7, 7], [command.err for command in commands]
+    left = [int(path.read_text()) for path in tmp_path.iterdir() if path.name in "01"]
+    assert left
+    assert not any(map(is_alive, left))
+    assert b"left behind: ? (" in b"".join(command.err for command in commands)
 
 
 def test_an_exit_code_is_the_ranks_own(many):  # noqa: F811
