@@ -16,7 +16,7 @@ from tests.support.command import COMMAND
 from tests.support.hidden_proc import HIDING, hidden
 from tests.support.launch_shapes import as_root, strace, with_strace
 from tests.support.processes import is_alive, marked
-from tests.support.waiting import until
+from tests.support.waiting import LIMIT_S, until
 
 pytestmark = as_root
 
@@ -156,7 +156,7 @@ def test_leftover_that_hidepid_hides_is_ended(infini_run, left):
 def in_library(hiding: str, left: Path, script: str) -> tuple[list, bytes]:
     """What a launch within a host program reports, and what the shell around that says is left."""
     words = [*watching(hiding, left), sys.executable, "-c", LIBRARY, quiet(script, left)[-1]]
-    done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=LIMIT_S)
     assert done.returncode == 0, done.stderr
     report, own, *rest = done.stdout.splitlines()
     assert own == b"own None"
@@ -189,7 +189,7 @@ def test_library_that_is_process_1_reaps_groups_without_proc(left):
         LIBRARY,
         quiet(f"{IN_GROUP}; exit 0", left)[-1],
     ]
-    done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=LIMIT_S)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[0])[:2] == [["process group"] * 2, 2]
 
@@ -249,7 +249,7 @@ while grep --quiet --no-messages '(irun-guard) [^Z]' {tmp_path}/proc/[0-9]*/stat
 grep --quiet '(sleep) S' {tmp_path}/proc/$!/stat && echo spared
 """
     words = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", script]
-    done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=LIMIT_S)
     assert done.stdout == b"spared\n", done.stderr
 
 
@@ -288,7 +288,7 @@ def test_library_ends_groups_when_reading_proc_fails(left, call, tmp_path):
     library = LIBRARY.replace("grace=1000", "grace=0.2")
     words = [sys.executable, "-c", library, quiet(f"{IN_GROUP}; exit 0", left)[-1]]
     words = [*strace(tmp_path / "trace", "-f", *FAILING[call]), *words]
-    done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=LIMIT_S)
     assert done.returncode == 0, done.stderr
     (_, _, notices), own = (json.loads(line) if line[:1] == b"[" else line for line in done.stdout.splitlines())
     assert own == b"own None"
