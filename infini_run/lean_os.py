@@ -20,6 +20,7 @@ from posix import (
     close,
     fstat,
     getcwd,
+    geteuid,
     getpid,
     isatty,
     listdir,
@@ -30,6 +31,7 @@ from posix import (
     readlink,
     register_at_fork,
     rmdir,
+    scandir,
     sched_getaffinity,
     set_inheritable,
     stat,
@@ -43,10 +45,10 @@ from posix import (
 
 __all__ = [
     "O_CLOEXEC", "O_RDWR", "R_OK", "W_OK", "X_OK", "_exit", "abspath", "access", "basename", "chmod", "close",
-    "dirname", "exists", "fsdecode", "fsencode", "fstat", "getcwd", "getpid", "isatty", "isdir", "isfile", "join",
-    "lexists", "listdir", "lstat", "makedev", "mkdir", "open", "own_environ", "readlink", "register_at_fork",
-    "rmdir", "sched_getaffinity", "set_inheritable", "stat", "statvfs", "strerror", "sysconf", "uname", "urandom",
-    "was_set", "write",
+    "dirname", "exists", "fsdecode", "fsencode", "fstat", "getcwd", "geteuid", "getpid", "isatty", "isdir", "isfile",
+    "join", "lexists", "listdir", "lstat", "makedev", "mkdir", "open", "own_environ", "readlink", "register_at_fork",
+    "rmdir", "scandir", "sched_getaffinity", "set_inheritable", "stat", "statvfs", "strerror", "sysconf", "uname",
+    "urandom", "was_set", "write",
 ]  # fmt: skip
 
 _CODEC = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()

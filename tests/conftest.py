@@ -20,7 +20,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.support.command import COMMAND, PATHS, Bell, Command, Freezer, Gate, Tracer
-from tests.support.processes import OURS, children, descriptors, marked, state_of
+from tests.support.processes import OURS, children, descriptors, marked, state_of, thread_names
 from tests.support.rows import SEED, TAKES_ALL, sample
 from tests.support.waiting import until
 
@@ -141,6 +141,7 @@ def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
     assert not left, f"processes that outlived their launch: {left}"
     assert {p: n for p, n in children().items() if p not in kids} == {}, "children or zombies left"
     assert [t for t in threading.enumerate() if t not in threads] == [], "threads left"
+    until(lambda: "irun-drop" not in thread_names())  # nobody waits for it (csrc/io/rights_drop.c)
     after = descriptors()
     assert {fd: to for fd, to in after.items() if before.get(fd) != to} == {}, "descriptors left"
 

@@ -32,6 +32,8 @@ struct worker {
     uint64_t tail_count;
     int notify_fd;   /* -1: none, or closed at its end */
     int drop_fd;     /* tells that a message with descriptors is gone; -1: none is being taken */
+    bool sent_rights; /* messages of it had descriptors: they may still be in the queue */
+    bool rights_stuck; /* such a message could not be taken, and waits for the next one */
     bool ready;      /* it said READY=1 */
     bool triggered;  /* it said WATCHDOG=trigger, and no WATCHDOG=1 since */
     int64_t active_ns, ping_ns; /* struct ir_activity */

@@ -47,7 +47,7 @@ static void worker_finish(struct ir_group *g, uint32_t index, const siginfo_t *i
     if (w->pidfd >= 0) (void)epoll_ctl(g->exits_fd, EPOLL_CTL_DEL, w->pidfd, NULL);
     guard_drop_worker(g, w);
     pump_drain(g, index);
-    notify_drain(g, index);
+    notify_close(g, index);
     worker_report_start_failure(g, index);
     struct ir_event *event = event_push(g, IR_EXITED, (int)index, w->pid);
     event->time_ns = now;

@@ -121,9 +121,9 @@ static void kill_one(struct launch *launch, const struct process *p) {
     launch->found = true;
 }
 
-/* Killed as soon as it is seen: it may go on forking. The orphans of a launch have come to where we have; a process that has the mark and a parent elsewhere is somebody's
- * who looks at the launch. The environment is not read of what is killed already: a process that hangs
- * in the kernel may hold its memory's lock. */
+/* Killed as soon as it is seen: it may go on forking. The orphans of a launch have come to where we have; a process
+ * that has the mark and a parent elsewhere is somebody's who looks at the launch. The environment is not read of what is
+ * killed already: a process that hangs in the kernel may hold its memory's lock. */
 static void classify(struct process *p, void *with) {
     struct launch *launch = with;
     bool never = p->start_ticks < launch->since || p->pid == getpid() || is_adopter(launch, p->pid);

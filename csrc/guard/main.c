@@ -124,8 +124,7 @@ static void kill_cgroup(const char *path) {
     (void)close(fd);
 }
 
-/* A folder and all that is in it: the launch's own, or cgroups, whose
- * files go with them. */
+/* A folder and all that is in it: the launch's own, or cgroups, whose files go with them. */
 static void remove_tree(int at, const char *name) {
     int fd = openat(at, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     DIR *dir = fd < 0 ? NULL : fdopendir(fd);

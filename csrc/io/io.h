@@ -75,7 +75,6 @@ void rest_ready(struct ir_group *g, void (*pass)(struct ir_group *g, uint32_t in
 int notify_open(struct ir_group *g, const struct ir_worker *workers, uint32_t n);
 void notify_ready(struct ir_group *g, uint32_t index);
 void notify_dropped(struct ir_group *g, uint32_t index);
-void notify_drain(struct ir_group *g, uint32_t index);
 void notify_close(struct ir_group *g, uint32_t index);
 
 /* rights_drop.c */

@@ -10,6 +10,7 @@
 
 #include <errno.h>
 #include <stdlib.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -35,6 +36,7 @@ static void drop_free(struct drop *drop) {
 
 static void *drop_main(void *argument) {
     struct drop *drop = argument;
+    (void)prctl(PR_SET_NAME, "irun-drop", 0, 0, 0); /* by which crews/zygote.py knows it */
     while (message_remove(drop->fd) && drop->done_fd < 0) continue;
     if (drop->done_fd >= 0) (void)fd_write(drop->done_fd, "", 1);
     drop_free(drop);

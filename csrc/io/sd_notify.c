@@ -22,7 +22,8 @@
 
 #define MESSAGE_SIZE 4096 /* as systemd's: what is longer is not a message */
 #define NOTIFY_READS 16   /* then signals and exits get their turn, however much there is */
-#define DRAIN_READS 1024  /* more than a socket holds (net.unix.max_dgram_qlen, 10 to 512) */
+#define DRAIN_READS                                                                                \
+    1024 /* more than a socket holds (net.unix.max_dgram_qlen, 10 to 512, unless it was set) */
 
 /* "@name" is abstract, "/name" a path; *ret_address gets what the kernel wants. */
 static int notify_address(const char *name, struct sockaddr_un *ret_address,
@@ -195,15 +196,22 @@ static bool notify_read(struct ir_group *g, uint32_t index, struct message *mess
     return true;
 }
 
-/* Until it has been taken the socket is not read. If it cannot be taken it never is again, which is
- * better than to wait for its sender. */
+/* Until it has been taken the socket is not read. Without the means to take it, it is tried again when the
+ * next message comes. */
 static void notify_pass_rights(struct ir_group *g, uint32_t index, const struct message *message) {
     struct worker *w = &g->workers[index];
-    fd_unwatch(g, w->notify_fd);
+    w->sent_rights = true;
     message_handle(g, index, message);
     const int fd = rights_drop_one(w->notify_fd);
-    if (fd >= 0 && fd_watch(g, fd, EPOLLIN, WATCH_DROPPED, index) == 0) w->drop_fd = fd;
-    else (void)fd_close(fd);
+    if (fd >= 0 && fd_watch(g, fd, EPOLLIN, WATCH_DROPPED, index) == 0) {
+        w->drop_fd = fd;
+        w->rights_stuck = false;
+        fd_unwatch(g, w->notify_fd);
+        return;
+    }
+    (void)fd_close(fd);
+    if (!w->rights_stuck) fd_rewatch(g, w->notify_fd, EPOLLIN | EPOLLET, WATCH_NOTIFY, index);
+    w->rights_stuck = true;
 }
 
 void notify_ready(struct ir_group *g, uint32_t index) {
@@ -222,23 +230,29 @@ void notify_dropped(struct ir_group *g, uint32_t index) {
     if (w->notify_fd >= 0) (void)fd_watch(g, w->notify_fd, EPOLLIN, WATCH_NOTIFY, index);
 }
 
-/* Looks at all that is in the queue and takes nothing (SO_PEEK_OFF of socket(7)); a message that is too
- * long comes in several parts. True: there may be descriptors in it. */
+/* Handles all that is in the queue and takes nothing (SO_PEEK_OFF of socket(7)); a message that is too long
+ * comes in several parts. An empty one is passed over if it was peeked at before. A sandbox may not know
+ * the option: there the messages are taken, up to one with descriptors. True: there may be descriptors in
+ * the queue. */
 static bool notify_walk(struct ir_group *g, uint32_t index) {
     const int fd = g->workers[index].notify_fd, from = 0;
     struct message message;
-    bool has_rights = false, in_the_middle = false;
-    if (setsockopt(fd, SOL_SOCKET, SO_PEEK_OFF, &from, sizeof from) < 0) return true;
-    for (int i = 0; i < DRAIN_READS && message_peek(fd, &message); i++) {
+    bool has_rights = g->workers[index].sent_rights, in_the_middle = false;
+    int i = 0;
+    if (setsockopt(fd, SOL_SOCKET, SO_PEEK_OFF, &from, sizeof from) < 0) {
+        while (i < DRAIN_READS && notify_read(g, index, &message)) i++;
+        return has_rights || message.has_rights || i == DRAIN_READS;
+    }
+    for (; i < DRAIN_READS && message_peek(fd, &message); i++) {
         has_rights |= message.has_rights;
         if (!in_the_middle) message_handle(g, index, &message);
         in_the_middle = message.is_cut;
     }
-    return has_rights;
+    return has_rights || i == DRAIN_READS;
 }
 
-/* Nothing comes any more; what is still in the queue the last one to close it gives up, descriptors
- * included. */
+/* What a worker had said when it ended is heard, and nothing after that. What is still in the queue the last
+ * one to close it gives up, descriptors included. */
 void notify_close(struct ir_group *g, uint32_t index) {
     struct worker *w = &g->workers[index];
     w->drop_fd = fd_release(g, w->drop_fd);
@@ -253,16 +267,6 @@ void notify_close(struct ir_group *g, uint32_t index) {
         }
     }
     w->notify_fd = fd_close(w->notify_fd);
-}
-
-/* What a worker had said when it ended; nobody listens after that. */
-void notify_drain(struct ir_group *g, uint32_t index) {
-    struct worker *w = &g->workers[index];
-    struct message message;
-    if (w->notify_fd < 0) return;
-    for (int i = 0; w->drop_fd < 0 && i < DRAIN_READS && notify_read(g, index, &message); i++) {
-    }
-    notify_close(g, index);
 }
 
 /* ---- what is known of a worker */

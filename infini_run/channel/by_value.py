@@ -12,6 +12,8 @@ from types import CodeType
 
 import cloudpickle
 
+from infini_run.channel.portable import check_portable
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -29,6 +31,7 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
     """As cloudpickle.Pickler."""
 
     def reducer_override(self, thing: object) -> Any:
+        check_portable(thing)
         if isinstance(thing, _CachedFunction) and not _is_found_by_name(thing):
             return _make_cached, (thing.__wrapped__, thing.cache_parameters())
         if isinstance(thing, CodeType):

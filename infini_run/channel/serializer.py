@@ -13,6 +13,7 @@ from functools import lru_cache
 from types import FunctionType
 
 from infini_run.channel.errors import CannotUnpickle, UnpicklableError
+from infini_run.channel.portable import OF_DESCRIPTORS, check_portable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,7 +31,9 @@ _HINTS = {
     **dict.fromkeys(("generator", "async_generator"), "send a list of what it yields"),
 }
 _OF_A_MANAGER = "use one of a multiprocessing.Manager()"
-_OF_CHILDREN = ("multiprocessing.synchronize", "multiprocessing.queues", "multiprocessing.sharedctypes")
+_OF_CHILDREN = (
+    "multiprocessing.synchronize", "multiprocessing.queues", "multiprocessing.sharedctypes", *OF_DESCRIPTORS
+)  # fmt: skip
 # opcodes before the length of bytes in the stream (pickletools): BINBYTES, BINBYTES8, BYTEARRAY8
 _SHORT, _LONG = (b"B",), (b"\x8e", b"\x96")
 _NEXT_BUFFER = b"\x97"
@@ -73,6 +76,7 @@ class _Pickler(pickle.Pickler):
     """Of plain types and of our own."""
 
     def reducer_override(self, thing: object) -> Any:
+        check_portable(thing)
         if isinstance(thing, _DEFINED):
             home = thing.__module__
             if home != "builtins" and not home.startswith("infini_run."):

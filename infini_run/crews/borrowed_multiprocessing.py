@@ -23,6 +23,7 @@ HANDOVER = b"+"  # before a channel's first frame, none of which begins so (chan
 TRACKER, AUTHKEY = b"tracker", b"authkey"  # questions; each comes with the socket that the answer goes to
 GRANTED = b"+"  # begins an answer; the tracker's comes with its descriptor. None: the answer ends at once
 NO_WAIT = socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT
+_ANSWER_S = 60.0  # the launcher may be suspended, or busy; then a worker has its own
 _CLOEXEC = 0x40000000  # MSG_CMSG_CLOEXEC
 _INT = Struct("i")
 _lender: socket.socket | None = None
@@ -52,6 +53,7 @@ def _ask(question: bytes) -> tuple[bytes, list[int]] | None:
     if _lender is None:
         return None
     ours, theirs = socket.socketpair()
+    ours.settimeout(_ANSWER_S)
     try:
         with theirs:
             send_fd(_lender, question, theirs.fileno(), socket.MSG_NOSIGNAL)

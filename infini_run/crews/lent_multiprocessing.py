@@ -12,6 +12,7 @@ from __future__ import annotations
 import _signal
 import os
 import socket
+from contextlib import suppress
 
 from infini_run.core.group import forking
 from infini_run.crews.borrowed_multiprocessing import (
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
     from typing import Any
 
 
+_LOCK_S = 1.0  # starting a tracker takes some milliseconds
+
+
 class Lender:
     """Answers the workers of one group. `poll` has something to do when `fileno` can be read. To be made
     where no child is forked meanwhile (`forking`)."""
@@ -45,8 +49,13 @@ class Lender:
         return self._ours.fileno()
 
     def endow(self, channel: socket.socket) -> None:
-        """Send a worker the socket that it asks over, ahead of all else. channel: this side of the worker's."""
-        send_fd(channel, HANDOVER, self._theirs.fileno())
+        """Send a worker the socket that it asks over, ahead of all else. channel: this side of the worker's.
+
+        Where it can't be sent, the worker has a tracker and a key of its own: a user may have only so many
+        descriptors on their way (ETOOMANYREFS of unix(7)).
+        """
+        with suppress(OSError):
+            send_fd(channel, HANDOVER, self._theirs.fileno())
 
     def close_theirs(self) -> None:
         """Close this process's copy of what the workers have."""
@@ -89,12 +98,17 @@ class Lender:
 
 def _lend_tracker(fd: int) -> None:
     """multiprocessing's own children get the tracker in the same way, and start it in the same way where it does not
-    run. `forking`: a child that was forked meanwhile would have locks of these modules for ever."""
+    run. `forking`: a child that was forked meanwhile would have locks of these modules for ever. But whoever has the
+    tracker's lock may be forking, in a signal handler, and wait for us: then there is no answer."""
     before = _signal.pthread_sigmask(_signal.SIG_BLOCK, ())
     try:
         with forking:
             from multiprocessing import resource_tracker
 
+            lock = resource_tracker._resource_tracker._lock  # type: ignore[attr-defined]
+            if not lock.acquire(timeout=_LOCK_S):
+                return
+            lock.release()
             tracker: Any = resource_tracker.getfd()
     finally:
         _signal.pthread_sigmask(_signal.SIG_SETMASK, before)  # it unblocks SIGINT and SIGTERM in this thread

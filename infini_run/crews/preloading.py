@@ -15,9 +15,10 @@ import sys
 import weakref
 from contextlib import suppress
 
-from infini_run.crews.capture import capture_exception
+from infini_run.crews.capture import capture_foreign
 from infini_run.crews.import_guard import import_for_worker
 from infini_run.crews.import_watch import call_when_imported
+from infini_run.errors import printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -82,15 +83,15 @@ class Preload:
         try:
             for name in names:
                 with _EnvironWatch(self._variables) as watch:
-                    _, error = capture_exception(import_for_worker, name)
+                    _, error = capture_foreign(import_for_worker, name)
                 if error is not None:
-                    return f"preload: {name} cannot be imported: {type(error).__name__}: {error}"
+                    return printable(f"preload: {name} cannot be imported: {type(error).__name__}: {error}")
                 if watch.found:
                     module, variable = watch.found
                     reads.append(f"preload={name}: {module} reads {variable} while it is imported; drop {name}")
         finally:
             if before is None:
-                del os.environ[_BLAS]
+                os.environ.pop(_BLAS, None)
             else:
                 os.environ[_BLAS] = before
         self.is_refused = bool(reads)
@@ -171,6 +172,8 @@ def _disown() -> None:
     to what all of them share (a temporary folder, say). But what concerns a worker alone is done as ever, in its
     order."""
     atexit._clear()
+    if processes := sys.modules.get("multiprocessing.process"):
+        processes._children = set()  # type: ignore[attr-defined]  # the zygote's; multiprocessing's forks do so, too
     _not_ours.append(weakref.finalize._registry)  # type: ignore[attr-defined]
     weakref.finalize._registry = {}  # type: ignore[attr-defined]
     weakref.finalize._registered_with_atexit = False  # type: ignore[attr-defined]

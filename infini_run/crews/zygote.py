@@ -57,6 +57,9 @@ def main() -> None:
     leave(serve(fd, zygote.preload.path_after))
 
 
+_NO_MARK = f"preload: {MARKER_VARIABLE} is missing in a new Python; let the wrapper around it pass on all variables"
+
+
 class Zygote:
     """The launcher's words in, workers out. mark: where in memory the mark is by which processes are known.
 
@@ -66,7 +69,7 @@ class Zygote:
     def __init__(self, control: socket.socket) -> None:
         libc = ctypes.CDLL(None)
         libc.getenv.restype = ctypes.c_void_p
-        self.mark: int = libc.getenv(MARKER_VARIABLE.encode())
+        self.mark: int = libc.getenv(MARKER_VARIABLE.encode()) or 0
         self.preload = Preload(())
         self._control = control
         self._poller = Poller()
@@ -87,9 +90,9 @@ class Zygote:
         sys.path[:] = path or sys.path
         sys.argv[:] = argv
         self.preload = Preload(variables)
-        problem = self.preload.run(names)
+        problem = self.preload.run(names) if self.mark else _NO_MARK
         _freeze_memory(with_huge_pages=stays)
-        send_with_fds(self._control, (problem, self.preload.is_refused))
+        send_with_fds(self._control, (problem, self.preload.is_refused or not self.mark))
         self._reserve()
         self._poller.watch(self._control.fileno(), READ, self._on_request)
         while not self._has_ended:
@@ -291,7 +294,7 @@ def _use_huge_pages() -> None:
 
 def find_refusal() -> str:
     """Why this process must not be forked, or ""."""
-    threads = os.listdir("/proc/self/task")
+    threads = [thread for thread in os.listdir("/proc/self/task") if not _is_of_core(thread)]
     if len(threads) > 1:
         return f"{len(threads)} threads run in it after the imports, and a fork has only one of them"
     for fd in os.listdir("/proc/self/fd"):
@@ -302,6 +305,15 @@ def find_refusal() -> str:
         if target.startswith(_DEVICES):
             return f"the imports have opened {target}, and a fork cannot use that"
     return ""
+
+
+def _is_of_core(thread: str) -> bool:
+    """Whether it is a thread that takes messages (csrc/io/rights_drop.c): it has no lock that a fork would miss."""
+    try:
+        with open(f"/proc/self/task/{thread}/comm") as file:
+            return file.read() == "irun-drop\n"
+    except OSError:  # it has ended
+        return True
 
 
 def become(child_setup: ChildSetup, mark: int, preload: Preload) -> int:

@@ -26,6 +26,7 @@ from infini_run.core.group import (
 from infini_run.errors import StartError, UsageError, printable
 from infini_run.node.resources import LaunchResources, has_descriptors
 from infini_run.plan.model import inheriting, with_folder
+from infini_run.plan.program import folder_bases
 from infini_run.value_types import MARKER_VARIABLE
 
 TYPE_CHECKING = False
@@ -175,9 +176,11 @@ class NodeLaunch:
 
     def _open(self) -> None:
         """Everything that can fail, before the first worker."""
-        has_sockets = self._resources.open(self.plan, self.options, self._heading)
+        bases = folder_bases(self._environ)
+        has_sockets = self._resources.open(self.plan, self.options, self._heading, bases)
         if self._resources.folder != self.plan.folder or not has_sockets:
-            self.plan = with_folder(self.plan, self._resources.folder, has_sockets=has_sockets)
+            abstract_id = "" if has_sockets else os.urandom(6).hex()
+            self.plan = with_folder(self.plan, self._resources.folder, abstract_id=abstract_id)
         has_console = any(o.piped and o.console for w in self.plan.workers for o in (w.stdout, w.stderr))
         with forking:  # a child that is forked meanwhile lets go of it, or has nothing of it
             self._group = Group(

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 FDS_PER_RANK = 2  # a pidfd, a notify socket
 FDS_OF_LAUNCHER = 32  # of a group, with its guard, and what else is opened at a start
+MOST_SEEN = 1000  # files of all users in memory: a stranger may make them without end
 NEW_S = 60.0  # a folder that is younger may be one whose launcher is about to lock it
 
 
@@ -58,13 +59,14 @@ class LaunchResources:
         self.null = -1
         self.folder = ""
 
-    def open(self, plan: Plan, options: Options, heading: str) -> bool:
+    def open(self, plan: Plan, options: Options, heading: str, bases: Sequence[str]) -> bool:
         """Make everything that can fail before the first rank.
 
         Args:
             plan: The plan of the launch.
             options: What the user asked for.
             heading: A line that each log gets first. Empty: none.
+            bases: Where the launch's folder may be instead, if it takes no sockets where the plan has it.
 
         Returns:
             Whether sockets can be made in the launch's folder.
@@ -79,7 +81,9 @@ class LaunchResources:
             check_writable("report", options.report, options.log_dir)
             open_logs(options.log_dir, plan.workers, self.logs, self.error_logs, heading, plan.nnodes)
         self._open_null()
-        return self._make_folder(plan.folder, sockets=len(plan.workers))
+        if plan.folder and os.dirname(plan.folder) == MEMORY:
+            _remove_abandoned()
+        return bool(plan.folder) and self._make_folder(plan.folder, bases, len(plan.workers))
 
     def _open_null(self) -> None:
         try:
@@ -90,23 +94,18 @@ class LaunchResources:
         except OSError as error:
             raise StartError(str(error.strerror), "opening /dev/null", error.errno or 0) from None
 
-    def _make_folder(self, folder: str, sockets: int) -> bool:
+    def _make_folder(self, folder: str, bases: Sequence[str], sockets: int) -> bool:
         """Without it ranks get no error file, and are heard at an abstract address."""
-        if not folder:
-            return False
-        is_in_memory = os.dirname(folder) == MEMORY
-        if is_in_memory:
-            _remove_abandoned()
-        for name in (folder, f"{folder}.ir-{os.urandom(6).hex()}"):  # strangers can guess that of a later attempt
+        other = f"{os.basename(folder)}.ir-{os.urandom(6).hex()}"  # strangers can guess that of a later attempt
+        for name in (folder, *(os.join(base, other) for base in bases)):
             try:
                 os.mkdir(name, 0o700)
-                self.folder = name
-                os.chmod(name, 0o700)  # a umask may have taken our own rights
-            except FileExistsError:
-                continue
             except OSError:
-                return False
-            return _has_inodes(name, sockets) and (is_in_memory or _takes_sockets(name))
+                continue
+            self._remove_folder()
+            self.folder = name
+            if _takes_sockets(name, sockets):
+                return True
         return False
 
     def close_null(self) -> None:
@@ -121,6 +120,9 @@ class LaunchResources:
         for logs in (self.logs, self.error_logs):
             while logs:
                 os.close(logs.popitem()[1])
+        self._remove_folder()
+
+    def _remove_folder(self) -> None:
         folder, self.folder = self.folder, ""
         if not folder:
             return
@@ -137,17 +139,16 @@ class LaunchResources:
         self.close()
 
 
-def _has_inodes(folder: str, count: int) -> bool:
-    """statvfs(3): a file system without a limit says 0 of 0."""
-    of_system = os.statvfs(folder)
-    return not of_system.f_files or of_system.f_favail >= count
-
-
-def _takes_sockets(folder: str) -> bool:
-    """A disk that machines share, or a sandbox, may refuse them (mknod(2) of one needs no privilege)."""
+def _takes_sockets(folder: str, count: int) -> bool:
+    """A disk that machines share, or a sandbox, may refuse them (mknod(2) of one needs no privilege). A file system
+    without a limit on files has 0 of 0 (statvfs(3))."""
     from posix import mknod, unlink
 
     try:
+        os.chmod(folder, 0o700)  # a umask may have taken our own rights
+        of_system = os.statvfs(folder)
+        if of_system.f_files and of_system.f_favail < count:
+            return False
         mknod(f"{folder}/socket", S_IFSOCK | 0o600)
         unlink(f"{folder}/socket")
     except OSError:
@@ -157,10 +158,15 @@ def _takes_sockets(folder: str) -> bool:
 
 def _remove_abandoned() -> None:
     """In memory alone: of a lock on a disk that machines share, another machine may know nothing. What is needed to
-    remove one is imported only where there may be one."""
+    remove one is imported only where there may be one. Strangers may have filled the place."""
+    old, uid, before_s = [], os.geteuid(), time() - NEW_S
     try:
-        found = [f"{MEMORY}/{name}" for name in os.listdir(MEMORY) if is_folder_name(name)]
-        old = [path for path in found if time() - os.lstat(path).st_mtime > NEW_S]
+        with os.scandir(MEMORY) as entries:
+            for _, entry in zip(range(MOST_SEEN), entries, strict=False):
+                if is_folder_name(entry.name):
+                    status = entry.stat(follow_symlinks=False)
+                    if status.st_uid == uid and status.st_mtime < before_s:
+                        old.append(entry.path)
     except OSError:
         return  # it may be written, not listed; or another launch was faster
     if old:
@@ -171,14 +177,16 @@ def _remove_abandoned() -> None:
 
 def is_folder_name(name: str) -> bool:
     """Whether a launch may have named a folder so (launch_folder): by its id, that of an attempt (.1), or of
-    workers within one (.ir-...), and its node."""
+    workers within one, or a name that a stranger had taken (.ir-...), and its node."""
     if not name.startswith(PREFIX):
         return False
-    words = name[len(PREFIX) :].split(".")
-    last, _, node = words[-1].rpartition("-")
-    if last not in ("", "ir") and node.isdecimal():
-        words[-1] = last
+    words = [_without_node(word) for word in name[len(PREFIX) :].split(".")]
     return _is_launch_id(words[0]) and all(word.isdecimal() or _is_launch_id(word) for word in words[1:])
+
+
+def _without_node(word: str) -> str:
+    last, _, node = word.rpartition("-")
+    return last if last not in ("", "ir") and node.isdecimal() else word
 
 
 def _is_launch_id(word: str) -> bool:

@@ -62,7 +62,7 @@ class RestartingLaunch:
         self._cwd = cwd if cwd or entry is not None else _here()
         self._print_line = print_line
         self._observers = observers
-        self._launch_id = plan.launch_id
+        self._plan = plan  # what an attempt has changed for want of a folder, or of descriptors, is its own
         self._stdin_at = _stdin_offset(plan)
         self._lock = RLock()
         self._run = self._attempt(plan)
@@ -211,7 +211,7 @@ class RestartingLaunch:
     def _open_delay_group(self) -> Group:
         return Group(
             0,
-            mark=os.fsencode(self._launch_id),
+            mark=os.fsencode(self._plan.launch_id),
             grace_s=0,
             stop_signal=self._options.stop_signal,
             stop_scope=self._options.stop_scope,
@@ -258,8 +258,8 @@ class RestartingLaunch:
         before = self._run
         _rewind(self._stdin_at)
         plan = with_new_launch_id(
-            before.plan,
-            launch_id=f"{self._launch_id}.{restarts.total}",
+            self._plan,
+            launch_id=f"{self._plan.launch_id}.{restarts.total}",
             master_port=self._options.master_port or self._next_port(),
             restarts=restarts.total,
         )

@@ -426,23 +426,25 @@ def _console(options: Options, ranks: int, is_unshared: bool) -> str:
     return "inherit" if ranks == 1 or is_unshared else "lines"
 
 
-def with_folder(plan: Plan, folder: str, *, has_sockets: bool) -> Plan:
+def with_folder(plan: Plan, folder: str, *, abstract_id: str) -> Plan:
     """Return the same plan for another folder of the launch.
 
     Args:
         plan: The plan.
         folder: The folder. Empty: none; then ranks get no error file that would have been in it.
-        has_sockets: Whether the folder takes sockets.
+        abstract_id: In the ranks' addresses, if the folder takes no sockets: nobody can guess it, or a stranger would
+            be there first. Empty: it takes them.
     """
 
     def of(worker: Worker) -> Worker:
         error_file = worker.error_file
         if plan.folder and error_file.startswith(f"{plan.folder}/"):
             error_file = folder and folder + error_file[len(plan.folder) :]
-        notify = notify_address(folder if has_sockets else "", plan.launch_id, worker.rank)
-        changed = {"NOTIFY_SOCKET": notify, "TORCHELASTIC_ERROR_FILE": error_file}
-        env = tuple((name, text) for name, value in worker.env if (text := changed.get(name, value)) or value == "")
-        return replace(worker, env=env, notify=notify, error_file=error_file)
+        notify = notify_address("" if abstract_id else folder, abstract_id or plan.launch_id, worker.rank)
+        env = dict(worker.env) | {"NOTIFY_SOCKET": notify, "TORCHELASTIC_ERROR_FILE": error_file}
+        if not error_file:
+            del env["TORCHELASTIC_ERROR_FILE"]
+        return replace(worker, env=tuple(env.items()), notify=notify, error_file=error_file)
 
     return replace(plan, folder=folder, workers=tuple(of(worker) for worker in plan.workers))
 

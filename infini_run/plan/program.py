@@ -358,10 +358,15 @@ def launch_folder(options: Options, launch_id: str, environ: Mapping[str, str]) 
         An absolute path. Empty: no folder can be made anywhere.
     """
     node = f"-{options.node_rank}" if options.nnodes > 1 else ""  # two nodes may be containers that share it
-    for base in (MEMORY, "/tmp", environ.get("TMPDIR", "")):
-        if base[:1] == "/" and os.access(base, os.W_OK | os.X_OK):
+    for base in folder_bases(environ):
+        if os.access(base, os.W_OK | os.X_OK):
             return os.join(base, f"{PREFIX}{launch_id}{node}")
     return ""
+
+
+def folder_bases(environ: Mapping[str, str]) -> list[str]:
+    """Return where a launch's folder may be, the best place first."""
+    return [base for base in (MEMORY, "/tmp", environ.get("TMPDIR", "")) if base[:1] == "/"]
 
 
 def error_folder(options: Options, folder: str) -> str:

@@ -138,12 +138,12 @@ def _run(argv: list[str], start: str) -> tuple[str, str]:
 
 
 def _read(process: subprocess.Popen[bytes], start: str) -> tuple[bytes, bool]:
-    """Return its output up to its end, or its first bytes; and whether neither came in time."""
+    """Return its output up to its answer, its end, or a limit; and whether none of these came in time."""
     assert process.stdout is not None
     fd, output, end_s = process.stdout.fileno(), b"", time.monotonic() + LIMIT_S
     poll = select.poll()
     poll.register(fd, select.POLLIN)
-    while len(output) < _MOST:
+    while len(output) < _MOST and b"\n" not in output.partition(start.encode())[2]:
         left_s = end_s - time.monotonic()
         if left_s <= 0 or not poll.poll(left_s * 1000 + 1):
             return output, start.encode() not in output

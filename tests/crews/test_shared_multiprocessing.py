@@ -302,6 +302,50 @@ def test_lock_of_multiprocessing_is_refused_with_advice(thing):
 # ---- the lender
 
 
+@pytest.mark.parametrize("kind", ["Connection", "DupFd"])
+def test_descriptor_of_multiprocessing_is_refused_with_advice(kind):
+    """It pickles as a number, which is a descriptor of ours in the worker."""
+    ours, theirs = multiprocessing.Pipe()
+    thing = theirs if kind == "Connection" else multiprocessing.reduction.DupFd(theirs.fileno())
+    with ours, theirs, pytest.raises(ir.UnpicklableError, match=rf"{kind} does not pickle .*Manager\(\)"):
+        ir.Launcher(nproc_per_node=1).run(print, [thing])
+    if kind == "DupFd":
+        multiprocessing.resource_sharer.stop()
+
+
+def test_worker_has_tracker_of_its_own_where_callers_is_in_use(run):
+    """Whoever has the tracker's lock may wait for a fork, which waits for the answer."""
+    run("""
+        from multiprocessing import resource_tracker
+
+        def attach(name):
+            resource_tracker.ensure_running()
+            return resource_tracker._resource_tracker._pid is not None
+
+        with resource_tracker._resource_tracker._lock:
+            assert list(ir.Launcher(nproc_per_node=1, preload=()).run(attach, "")) == [True]
+    """)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give up what it may")
+def test_launch_starts_where_no_descriptor_may_be_on_its_way(tmp_path):
+    """The limit is the user's, for whom 300 are on their way (ETOOMANYREFS of unix(7))."""
+    text = textwrap.dedent("""
+        import os, resource, socket
+        import infini_run as ir
+
+        ours, theirs = socket.socketpair()
+        for _ in range(3):
+            socket.send_fds(ours, [b"x"], [0] * 100)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
+        print(list(ir.Launcher(nproc_per_node=2, preload=()).run(os.getenv, "RANK")))
+    """)
+    (tmp_path / "program.py").write_text(text)
+    words = ("setpriv", "--bounding-set=-all", "--inh-caps=-all", sys.executable, str(tmp_path / "program.py"))
+    done = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S)
+    assert (done.stdout, done.stderr) == ("['0', '1']\n", "")
+
+
 @pytest.fixture
 def asking():
     """A lender, and what a worker has of it."""

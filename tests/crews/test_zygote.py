@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import random
+import re
 import resource
 import signal
 import socket
@@ -216,6 +217,84 @@ def test_environment_path_and_directory_set_by_imports_reach_forks(module, monke
     ]
     with ir.Pool(nproc_per_node=2, preload=preload) as pool:
         assert list(pool.run(function)) == expected
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("import sys; sys.exit('no licence')", "SystemExit: no licence"),
+        ("raise KeyboardInterrupt", "KeyboardInterrupt: "),
+        ("raise ValueError('a\\nb\\x1b')", r"ValueError: a\nb\x1b"),
+    ],
+)
+def test_import_that_ends_its_program_is_named(module, code, reason):
+    (name,) = module(code)
+    with pytest.raises(ir.UsageError, match=re.escape(f"preload: {name} cannot be imported: {reason}")):
+        ir.Pool(nproc_per_node=1, preload=[name]).run(len, "")
+
+
+def test_import_may_clear_environment(module):
+    with ir.Pool(nproc_per_node=2, preload=module("import os; os.environ.clear()")) as pool:
+        assert list(pool.run(os.getenv, "RANK")) == ["0", "1"]
+
+
+def test_process_that_import_has_started_is_not_ended_by_forks(module, capfd):
+    preload = module("""
+        import multiprocessing, time
+        process = multiprocessing.get_context("fork").Process(target=time.sleep, args=(1000,), daemon=True)
+        process.start()
+    """)
+    (name,) = preload
+    with ir.Pool(nproc_per_node=2, preload=preload) as pool:
+        (pid, _) = pool.run(lambda: __import__(name).process.pid)
+        pool.run(print)
+        assert is_alive(pid)
+    assert "Error" not in capfd.readouterr().err
+
+
+def test_wrapper_that_drops_variables_is_named(tmp_path, monkeypatch):
+    wrapper = tmp_path / "wrapper"
+    wrapper.write_text(f'#!/bin/sh\nexec env -u INFINI_RUN_ID {sys.executable} "$@"\n')
+    wrapper.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(wrapper))
+    with pytest.raises(ir.UsageError, match="INFINI_RUN_ID is missing in a new Python"):
+        ir.Pool(nproc_per_node=2, preload=["fractions"]).run(len, "")
+
+
+def test_thread_that_takes_descriptors_keeps_no_zygote_from_forking(recwarn):
+    """A worker's message with a descriptor that is slow to close (csrc/io/rights_drop.c)."""
+
+    def send():
+        import socket
+
+        ours, theirs = lingering_pair()
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+            sender.connect(os.environ["NOTIFY_SOCKET"].replace("@", "\0", 1))
+            socket.send_fds(sender, [b"BARRIER=1"], [ours.fileno()])
+        ours.close()
+        return theirs.detach() >= 0 and os.getppid()
+
+    with ir.Pool(nproc_per_node=1, preload=["fractions"]) as pool:
+        parents = {pool.run(send)[0] for _ in range(3)}
+    assert len(parents) == 1
+    assert not recwarn
+
+
+def lingering_pair():
+    import contextlib
+    import socket
+    import struct
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        ours = socket.create_connection(server.getsockname())
+        theirs, _ = server.accept()
+    ours.setblocking(False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            ours.send(bytes(1 << 20))
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 60))
+    return ours, theirs
 
 
 def status(name):

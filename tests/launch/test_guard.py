@@ -13,6 +13,7 @@ import pytest
 
 import infini_run
 from infini_run.core.group import debug_flags
+from infini_run.node import resources
 from tests.support.command import COMMAND, Command, play
 from tests.support.group_case import Live, spec
 from tests.support.launch_shapes import strace, with_strace
@@ -182,7 +183,9 @@ def test_error_folder_that_nobody_was_left_to_remove_goes_with_the_next_launch(i
     until(lambda: not living.exists())
 
 
-@pytest.mark.parametrize("within", ["", "-1", ".2", ".2-1", ".ir-0123456789ab", ".1.ir-0123456789ab-1"])
+@pytest.mark.parametrize(
+    "within", ["", "-1", ".2", ".2-1", ".ir-0123456789ab", ".1.ir-0123456789ab-1", "-1.ir-0123456789ab"]
+)
 def test_what_attempts_nodes_and_workers_have_left_goes_too(infini_run, within):
     env = {name: value for name, value in os.environ.items() if name != "TMPDIR"}
     folder = Path(f"/dev/shm/infini-run-ir-{os.getpid():012x}{within}")
@@ -201,6 +204,16 @@ def test_folders_of_launches_that_have_just_begun_cost_another_one_no_import(tmp
     env = {"PYTHONPATH": str(Path(infini_run.__file__).parent.parent)}
     subprocess.run([sys.executable, "-S", "-c", looks, str(tmp_path)], cwd="/", env=env, check=True)
     assert list(tmp_path.iterdir())
+
+
+def test_look_for_abandoned_folders_is_bounded(tmp_path, monkeypatch):
+    """A stranger may make folders of such names without end."""
+    for number in range(resources.MOST_SEEN + 50):
+        (tmp_path / f"infini-run-ir-{number:012x}").mkdir(0o700)
+        os.utime(tmp_path / f"infini-run-ir-{number:012x}", (0, 0))
+    monkeypatch.setattr(resources, "MEMORY", str(tmp_path))
+    resources._remove_abandoned()
+    assert len(list(tmp_path.iterdir())) == 50
 
 
 def test_a_folder_that_is_not_ours_alone_is_no_launch_s(infini_run):

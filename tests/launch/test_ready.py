@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import os
+import resource
 import select
 import shutil
 import signal
@@ -25,6 +26,7 @@ from infini_run.core.group import PIPE, TO_CONSOLE, debug_flags
 from infini_run.errors import StartError
 from tests.support.command import play
 from tests.support.group_case import Live, spec
+from tests.support.launch_shapes import strace
 from tests.support.processes import descriptors, processes
 from tests.support.waiting import LIMIT_S, until
 
@@ -215,11 +217,16 @@ def test_slow_close_of_sent_descriptor_delays_nothing(place, lingering):
         until(lingering.is_waited_for)
 
 
-def test_messages_behind_descriptor_are_heard_after_rank_exits(lingering):
+@pytest.mark.parametrize("first", [b"STATUS=first", b""])
+@pytest.mark.parametrize("seen", [False, True], ids=["unseen", "seen"])
+def test_messages_behind_descriptor_are_heard_after_rank_exits(first, seen, lingering):
+    """Also if it comes with an empty message, which the kernel passes over if it was peeked at before."""
     with Live(waiter(0)) as live, sender_to(address(0)) as sender:
         until_executed(live)
         pid = live.pid(0)
-        lingering.give(sender, b"STATUS=first")
+        lingering.give(sender, first)
+        if seen:
+            live.group.run_once()
         for message in (b"STATUS=second", b"STATUS=" + b"x" * 8000 + b"\nREADY=1", b"PROGRESS=7", b""):
             sender.send(message)
         os.kill(pid, signal.SIGKILL)
@@ -230,6 +237,45 @@ def test_messages_behind_descriptor_are_heard_after_rank_exits(lingering):
         until(lingering.is_waited_for)
         with pytest.raises(BrokenPipeError):
             sender.send(b"nobody listens")
+
+
+def test_rank_is_heard_again_after_descriptors_ran_out(lingering):
+    with Live(waiter(0)) as live, sender_to(address(0)) as sender:
+        until_executed(live)
+        lingering.give(sender, b"STATUS=one")
+        with no_descriptor_left():
+            live.until(lambda: live.group.status(0) == b"one")
+            live.settle()
+        sender.send(b"STATUS=two")
+        live.until(lambda: lingering.is_waited_for())
+        lingering.end()
+        live.until(lambda: live.group.status(0) == b"two")
+        live.group.stop()
+        live.end()
+
+
+@contextlib.contextmanager
+def no_descriptor_left():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.dup(0)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace, to refuse an option")
+@pytest.mark.parametrize("rights", [(), ("notify_fd",)], ids=["plain", "descriptor"])
+def test_last_messages_are_heard_where_kernel_cannot_skip_any(infini_run, tmp_path, rights):
+    """A sandbox that does not know SO_PEEK_OFF; the launch's second option of a socket is the first of these."""
+    inject = ("-e", "trace=setsockopt", "-e", "inject=setsockopt:error=ENOPROTOOPT:when=2+")
+    words = play("notify=STATUS=last words", *rights, "exit=3")
+    command = infini_run(f"--report={tmp_path}/r", *words, under=strace(tmp_path / "trace", *inject))
+    assert command.wait() == 3
+    assert "SO_PEEK_OFF" in (tmp_path / "trace").read_text()
+    assert json.loads((tmp_path / "r").read_text())["ranks"][0]["status"] == "last words"
 
 
 def test_socket_in_folder_is_removed_with_its_rank(tmp_path):

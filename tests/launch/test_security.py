@@ -5,6 +5,7 @@ Real links, real users, real umasks. Strangers are made by giving up root, so wi
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -330,34 +331,59 @@ def test_stranger_cannot_send_to_ranks(infini_run):
 
 
 @needs_root("another user")
-def test_stranger_who_takes_folder_of_next_attempt_gets_nothing(infini_run, tmp_path):
+def test_stranger_who_takes_folder_of_next_attempts_gets_nothing(infini_run, tmp_path):
     script = 'echo "$NOTIFY_SOCKET $TORCHELASTIC_ERROR_FILE"; echo boom > "$TORCHELASTIC_ERROR_FILE"; exit 3'
-    flags = ("--max_restarts=1", "--restart_delay=2s", f"--report={tmp_path}/report")
+    flags = ("--max_restarts=2", "--restart_delay=1s", f"--report={tmp_path}/report")
     command = infini_run(*flags, "sh", "-c", script)
-    command.read_error_until(b"restart 1 of 1")
+    command.read_error_until(b"restart 1 of 2")
     ((address, error_file),) = command.read_lines(b"/")
     folder = Path(address).parent
     try:
         assert as_stranger(lambda: folder.mkdir(0o777))
+        command.read_error_until(b"restart 2 of 2")
+        second = command.read_lines(b"/", 2)[1]
+        as_stranger(lambda: Path(second[0]).parent.mkdir(0o777))
         assert command.wait() == 3
-        ours = command.read_lines(b"/", 2)[1]
-        assert not {address, error_file} & set(ours)
+        _, second, ours = command.read_lines(b"/", 3)
+        assert not {address, error_file} & {*second, *ours}
+        assert len(ours[0]) == len(second[0])  # no longer with each attempt: a long one is no address
         assert not list(folder.iterdir())
         assert json.loads((tmp_path / "report").read_text())["ranks"][0]["error_message"] == "boom"
         assert not Path(ours[0]).parent.exists()
     finally:
         folder.rmdir()
+        with contextlib.suppress(FileNotFoundError):
+            Path(second[0]).parent.rmdir()
 
 
 @needs_root("a small file system")
 @pytest.mark.parametrize("inodes", [1, 2, 3])
 def test_a_full_dev_shm_costs_no_more_than_the_error_file(inodes, infini_run):
-    """Without room for the folder, for a first socket, for a second one."""
+    """Without room for the folder, for a first socket, for a second one: then in /tmp."""
     mount = f'mount -t tmpfs -o nr_inodes={inodes} none /dev/shm; exec "$@"'
     under = ("unshare", "-m", "--propagation=private", "sh", "-ec", mount, "sh")
-    command = infini_run("--nproc_per_node=2", "sh", "-c", "exit 3", under=under)
+    script = 'echo "$NOTIFY_SOCKET"; ls /dev/shm; exit 3'
+    command = infini_run("--nproc_per_node=2", "sh", "-c", script, under=under)
     assert command.wait() == 3
     assert b"exit code 3" in command.err
+    addresses = [line.decode() for line in command.out.splitlines()]
+    assert all(address.startswith("/tmp/infini-run-ir-") for address in addresses)
+    assert not any(Path(address).parent.exists() for address in addresses)
+
+
+@needs_root("a small file system")
+def test_stranger_cannot_take_abstract_addresses_of_next_attempt(infini_run):
+    """Where no folder can be made. The launch's id is in the guard's command line."""
+    mount = 'for at in /dev/shm /tmp; do mount -t tmpfs -o nr_inodes=1 none $at; done; exec "$@"'
+    under = ("unshare", "-m", "--propagation=private", "sh", "-ec", mount, "sh")
+    env = {name: value for name, value in os.environ.items() if name != "TMPDIR"}
+    words = play("ask=mark", "+0", "exit=3", "+1", "exit=0")
+    command = infini_run("--max_restarts=1", "--restart_delay=1s", *words, under=under, env=env)
+    command.read_error_until(b"restart 1 of 1")
+    mark = command.read_lines(b"mark")[0][1]
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as taken:
+        taken.bind(f"\0infini-run/{mark}.1/0")
+        assert command.wait() == 0, command.err
 
 
 # ---- where we look for code

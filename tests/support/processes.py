@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 from collections.abc import Container, Iterator
@@ -84,6 +85,15 @@ def carrying(string: bytes, beginning: bytes = b"", known: Container[str] = ()) 
     found = [pid for pid, strings in each if string in strings and any(s.startswith(beginning) for s in strings)]
     alive = processes() if found else {}
     return {pid: alive[pid][2] for pid in found if pid in alive and alive[pid][1] not in "ZX"}
+
+
+def thread_names() -> set[str]:
+    """Of this process, those of the core included."""
+    found = set()
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError), open(f"/proc/self/task/{thread}/comm") as file:
+            found.add(file.read().rstrip())
+    return found
 
 
 def descriptors() -> dict[str, str]:

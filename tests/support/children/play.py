@@ -168,6 +168,16 @@ def notify(*messages):
             sender.send(message.replace(";", "\n").encode())
 
 
+def notify_fd():
+    """A message with a descriptor, of which a pipe's end is closed at once."""
+    import socket
+
+    reader, _ = os.pipe()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        sender.connect(os.environ["NOTIFY_SOCKET"].replace("@", "\0", 1))
+        socket.send_fds(sender, [b"BARRIER=1"], [reader])
+
+
 def flood():
     def endless():
         while True:
@@ -234,6 +244,7 @@ STEPS = {
     "name": rename,
     "hop": hop,
     "notify": notify,
+    "notify_fd": lambda _: notify_fd(),
     "pings": lambda n: notify(*["WATCHDOG=1"] * int(n)),
     "flood": lambda _: flood(),
     "spin": lambda _: spin(),

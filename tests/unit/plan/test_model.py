@@ -163,19 +163,19 @@ def test_notify_address_is_in_folder_if_path_fits(folder, launch_id, wanted):
 
 
 @pytest.mark.parametrize(
-    ("folder", "has_sockets", "notify", "error_file"),
+    ("folder", "abstract_id", "notify", "error_file"),
     [
-        ("/g", True, "/g/notify.0", "/g/rank_0.error.json"),
-        ("/g", False, "@infini-run/ir-1/0", "/g/rank_0.error.json"),
-        ("", False, "@infini-run/ir-1/0", None),
+        ("/g", "", "/g/notify.0", "/g/rank_0.error.json"),
+        ("/g", "secret", "@infini-run/secret/0", "/g/rank_0.error.json"),
+        ("", "secret", "@infini-run/secret/0", None),
     ],
 )
-def test_plan_moves_with_its_folder(folder, has_sockets, notify, error_file):
-    plan = with_folder(plan_of(folder="/f", error_dir="/f"), folder, has_sockets=has_sockets)
+def test_plan_moves_with_its_folder(folder, abstract_id, notify, error_file):
+    plan = with_folder(plan_of(folder="/f", error_dir="/f"), folder, abstract_id=abstract_id)
     seen = plan.environ(plan.workers[0], {})
     assert (seen["NOTIFY_SOCKET"], seen.get("TORCHELASTIC_ERROR_FILE")) == (notify, error_file)
     assert (plan.workers[0].notify, plan.workers[0].error_file) == (notify, error_file or "")
-    beside_logs = with_folder(plan_of(folder="/f", error_dir="/logs"), folder, has_sockets=has_sockets)
+    beside_logs = with_folder(plan_of(folder="/f", error_dir="/logs"), folder, abstract_id=abstract_id)
     assert beside_logs.workers[0].error_file == "/logs/rank_0.error.json"
 
 

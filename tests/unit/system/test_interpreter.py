@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import sys
 
 import pytest
 
-from infini_run.system.interpreter import _is_name_of_python
+from infini_run.system import python_probe
+from infini_run.system.interpreter import _is_name_of_python, foreign_words
 from tests.support.paths import ROOT
 
 HOME = "system/interpreter.py"
@@ -44,6 +46,15 @@ def test_only_one_module_reads_executable():
 )
 def test_name_of_interpreter_is_known(name):
     assert _is_name_of_python(name)
+
+
+def test_wrapper_that_leaves_process_behind_answers_at_once(tmp_path, monkeypatch):
+    """What has its output keeps it open."""
+    monkeypatch.setattr(python_probe, "LIMIT_S", 1e6)
+    wrapper = tmp_path / "wrapper"
+    wrapper.write_text(f'#!/bin/sh\nsleep 1000 &\nexec {sys.executable} "$@"\n')
+    wrapper.chmod(0o755)
+    assert python_probe.find_answering(str(wrapper), foreign_words, is_frozen=False) == str(wrapper)
 
 
 @pytest.mark.parametrize(
