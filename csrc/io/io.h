@@ -12,7 +12,7 @@ struct ir_group;
 #define STREAM_BUFFER 65536u /* the longest line that is passed on in one piece */
 #define SINK_BUFFER (4u * 65536) /* what we hold for a slow console; then workers wait */
 #define SINK_MARGIN 8192u
-#define TAIL_BUFFER 4096u /* last words that are kept for the report */
+#define TAIL_BUFFER 16384u /* last words that are kept for the report: a stack may follow them */
 #define STATUS_SIZE 512u /* of a worker's last STATUS= that is kept */
 
 /* ---- output_pump.c: a pipe of a worker */

@@ -16,8 +16,11 @@
 #define DRAIN_READS 32 /* more than any pipe holds: a writer that goes on cannot hold us */
 
 static void tail_keep(struct worker *w, const char *bytes, uint32_t size) {
-    for (uint32_t i = size > TAIL_BUFFER ? size - TAIL_BUFFER : 0; i < size; i++)
-        w->tail[(w->tail_count + i) % TAIL_BUFFER] = bytes[i];
+    uint32_t skipped = size > TAIL_BUFFER ? size - TAIL_BUFFER : 0;
+    uint32_t at = (uint32_t)((w->tail_count + skipped) % TAIL_BUFFER), n = size - skipped;
+    uint32_t first = n < TAIL_BUFFER - at ? n : TAIL_BUFFER - at;
+    memcpy(w->tail + at, bytes + skipped, first);
+    memcpy(w->tail, bytes + skipped + first, n - first);
     w->tail_count += size;
 }
 

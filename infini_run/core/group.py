@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 # not from `errno`: making its 130 names takes as long as this whole module
+_TAIL = 16384  # TAIL_BUFFER of csrc/io/io.h
 _EPERM, _ESRCH, _EINTR, _ENOMEM = 1, 3, 4, 12
 
 INHERIT = int(lib.IR_FD_INHERIT)
@@ -522,9 +523,9 @@ class Group:
 
     def tail(self, worker: int) -> bytes:
         """The last bytes that a piped worker wrote to stderr."""
-        buffer = ffi.new("char[4096]")
+        buffer = ffi.new("char[]", _TAIL)
         with self._lock:
-            size = 0 if self._closed else lib.ir_group_tail(self._handle, worker, buffer, 4096)
+            size = 0 if self._closed else lib.ir_group_tail(self._handle, worker, buffer, _TAIL)
         return bytes(ffi.buffer(buffer, max(0, size)))
 
     def status(self, worker: int) -> bytes:

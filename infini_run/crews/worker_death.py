@@ -6,6 +6,7 @@ from infini_run.crews.remote_exception import to_remote_error
 from infini_run.errors import printable
 from infini_run.report.exit import Exit
 from infini_run.report.failures import WorkerDied
+from infini_run.report.last_lines import choose_lines
 from infini_run.report.text import describe_end, duration_text
 
 TYPE_CHECKING = False
@@ -115,8 +116,9 @@ def _process(exit_: Exit) -> str:
 def died(text: str, exit_: Exit) -> WorkerDied:
     """The error with this text, the innermost frames of the worker's Python, the last lines of its stderr, and the
     path of its log."""
+    last = choose_lines(exit_.last_lines, _LAST_LINES)
     frames = [f"  in {printable(frame)}" for frame in exit_.python_stack[:_LAST_FRAMES]]
-    lines = [text, *frames, *(f"  | {printable(line)}" for line in exit_.last_lines[-_LAST_LINES:])]
+    lines = [text, *frames, *(f"  | {printable(line)}" for line in last)]
     if exit_.log:
         lines.append(f"  log: {exit_.log}")
     return WorkerDied("\n".join(lines), exit_)

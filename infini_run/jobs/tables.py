@@ -73,6 +73,7 @@ def scheduler_lines(status: Status) -> list[str]:
     """What the scheduler itself has said of a job that ended badly, where no rank is to blame: its last lines."""
     from infini_run.jobs.job_dir import JobDir
     from infini_run.jobs.status_query import script_and_scheduler_lines
+    from infini_run.report.last_lines import choose_lines
 
     status = next((task for task in status.tasks if task.task == status.task), status)
     if not status.is_final or status.rank >= 0 or status.state in ("COMPLETED", "CANCELLED", "LOST"):
@@ -80,7 +81,7 @@ def scheduler_lines(status: Status) -> list[str]:
     lines = [
         line for line in dict.fromkeys(script_and_scheduler_lines(JobDir(status.folder))) if line not in status.reason
     ]
-    return [f"{status.scheduler}: {line}" for line in lines[-_OUTSIDE:]]
+    return [f"{status.scheduler}: {line}" for line in choose_lines(lines, _OUTSIDE)]
 
 
 def _details(status: Status) -> list[str]:

@@ -54,11 +54,16 @@ def last_output(group: Group, index: int, worker: Worker) -> tuple[str, tuple[st
         worker: The worker.
 
     Returns:
-        The message in its error file (empty: none), its last 20 lines of stderr, and the lines of its Python stack,
-        if it runs a Python function and has crashed or was stopped because it hung.
+        The message in its error file (empty: none), its last 20 lines of stderr as choose_lines takes them, and the
+        lines of its Python stack, if it runs a Python function and has crashed or was stopped because it hung.
     """
     text = group.tail(index).decode("utf-8", "replace")
     lines = [line.rstrip() for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n")]
     message = read_error_file(worker.error_file) if worker.error_file else ""
     stack = take_stack(worker.error_file) if worker.error_file else ()
-    return message, tuple(line for line in lines if line)[-_LAST_LINES:], stack
+    last = tuple(line for line in lines if line)
+    if len(last) > _LAST_LINES:
+        from infini_run.report.last_lines import choose_lines
+
+        last = choose_lines(last, _LAST_LINES)
+    return message, last, stack

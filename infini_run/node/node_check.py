@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 LEAST_FREE_BYTES = 100 << 20  # in the log directory: a share of a large file system would be terabytes
 _RELEASE_PART = 0.5  # of the timeout, in which the memory of ranks that were killed may be given back
 _LOOK_S = 0.5  # between two looks at it: no driver tells of it
+_SHOWN = 512  # bytes of its last line
 _BUILT_IN, _COMMAND = 0, 1  # workers of the group
 
 
@@ -157,8 +158,7 @@ class NodeCheck:
         elif event.kind == "stuck":
             self._reasons.setdefault(_COMMAND, "a process of the node check did not end by SIGKILL")
         elif event.kind == "exited" and (event.code or event.signal or event.status_lost):
-            last = printable(group.line(event.worker).decode("utf-8", "replace").strip())
-            self._reasons.setdefault(event.worker, self._describe(event, last))
+            self._reasons.setdefault(event.worker, self._describe(event, _last_line(group, event.worker)))
 
     def _describe(self, event: Event, last: str) -> str:
         if self._is_late:
@@ -183,6 +183,17 @@ class NodeCheck:
         group, self._group, self.ended = self._group, None, True
         if group is not None:
             group.after_fork_in_child()
+
+
+def _last_line(group: Group, worker: int) -> str:
+    """What it said last, printable; of stderr not the stack behind the message."""
+    last = group.line(worker).decode("utf-8", "replace").strip()
+    lines = [line.rstrip() for line in group.tail(worker).decode("utf-8", "replace").splitlines() if line.strip()]
+    if lines and lines[-1].endswith(last):
+        from infini_run.report.last_lines import choose_line
+
+        last = choose_line(lines).strip()
+    return printable(last[-_SHOWN:])
 
 
 def _split(command: str) -> list[str]:

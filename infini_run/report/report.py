@@ -165,7 +165,7 @@ class Report:
         if advice:
             last.append(f"  {advice}")
         room = max(0, most - len(last) - len(lines))
-        words = first.last_lines[-min(_WORDS, room) :] if room else ()
+        words = _chosen(first.last_lines, min(_WORDS, room))
         return [*lines[: most - len(last)], *(f"  | {line}" for line in words), *last]
 
     def _port_hint(self, first: Exit) -> str:
@@ -214,6 +214,14 @@ class Report:
             "snapshots": [snapshot.to_json() for snapshot in self.snapshots],
             "clocks": [{"host": c.host, "offset": c.offset_s, "bound": c.bound_s} for c in self.clocks],
         }
+
+
+def _chosen(lines: tuple[str, ...], most: int) -> tuple[str, ...]:
+    if len(lines) <= most:
+        return lines
+    from infini_run.report.last_lines import choose_lines
+
+    return choose_lines(lines, most)
 
 
 def _exit_json(exit_: Exit) -> dict[str, Any]:

@@ -290,6 +290,18 @@ def test_last_words_before_a_crash_are_all_kept(run, tmp_path):
     assert f"log: {tmp_path}/rank_1.log" in str(caught.value)
 
 
+def test_death_shows_message_when_its_stack_follows(run):
+    def abort():
+        frames = [f"frame #{number}: c10::f() + 0x7f (0x7f0c in libc10.so)" for number in range(10)]
+        os.write(2, "\n".join(["  what():  boom", *frames, ""]).encode())
+        os._exit(7)
+
+    with pytest.raises(ir.WorkerDied) as caught:
+        run(others_idle(abort), console="none")
+    assert "\n  |   what():  boom" in str(caught.value)
+    assert "frame #" not in str(caught.value)
+
+
 def test_a_failure_after_the_result_is_one(run):
     def work():
         import atexit

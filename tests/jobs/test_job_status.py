@@ -15,7 +15,9 @@ from infini_run.jobs.records import JobResult, Phase, Submission
 from infini_run.jobs.request import JobRequest
 from infini_run.jobs.schedulers.scheduler import HOPELESS, SchedulerJob
 from infini_run.jobs.status_query import is_lost_for_good, query_status, read_status
+from infini_run.jobs.tables import scheduler_lines
 from infini_run.jobs.task import make_tasks, tasks_of
+from infini_run.record import replace
 
 NOW_S = 1_700_000_000.0
 ID = "48213"
@@ -372,3 +374,11 @@ def test_a_directory_that_cannot_be_removed_is_told(folder, slurm):
             Job(folder, slurm).forget()
     finally:
         subprocess.run(["chattr", "-i", folder.file("id")], check=True)
+
+
+def test_script_stack_does_not_hide_its_message(folder, slurm):
+    frames = [f"frame #{n}: c10::f() + {n} (0x7f0c in libc10.so)" for n in range(9)]
+    with open(folder.scheduler_logs[0], "w") as log:
+        log.write("\n".join(["hello", "  what():  boom", *frames]))
+    status = replace(read_status(folder), state="FAILED", is_final=True, code=134)
+    assert scheduler_lines(status) == ["slurm: hello", "slurm: what():  boom"]

@@ -376,14 +376,14 @@ def test_everything_is_allowed_after_the_end_and_does_nothing(debug):
 
 
 def test_tail_is_the_last_of_stderr(debug):
-    script = "seq 3000 >&2; printf 'the last' >&2; echo out"
+    script = "seq 9000 >&2; printf 'the last' >&2; echo out"
     with Live(shell(0, script, stdio=(INHERIT, PIPE, PIPE)), shell(1, "exit 0"), debug=debug) as live:
         live.end()
         text = live.group.tail(0)
         assert live.group.tail(1) == b""
         assert live.group.tail(7) == b""
-    whole = b"".join(b"%d\n" % n for n in range(1, 3001)) + b"the last"
-    assert text == whole[-4096:]
+    whole = b"".join(b"%d\n" % n for n in range(1, 9001)) + b"the last"
+    assert text == whole[-16384:]
 
 
 def test_the_last_line_is_that_of_the_stream_that_wrote_last_whole_or_not(debug):

@@ -48,6 +48,14 @@ def test_a_node_that_is_well_has_no_reason(command, tmp_path, every_path):
         ),
         ("/etc/passwd", "the node check cannot be executed: Permission denied"),
         ("'", "--node_check=': No closing quotation"),
+        (
+            "sh -c 'printf \"Error: boom\\n    at f (/srv/a.js:1:2)\\n    at g (/srv/a.js:1:2)\\n\" >&2; exit 1'",
+            "node check ended with 1: Error: boom",
+        ),
+        (
+            "sh -c 'echo Error: old >&2; echo frame >&2; echo on stdout; exit 1'",
+            "node check ended with 1: on stdout",
+        ),
         ("sh -c 'printf \"\\033[31mred\\n\"; exit 1'", "node check ended with 1: \\x1b[31mred"),
     ],
 )

@@ -656,3 +656,22 @@ def test_the_library_labels_on_the_hosts_own_streams():
         got = [data for r, _, _, data in pieces_of(done.stdout) if r == rank]
         assert got == [b"%s%d\n" % (word, n) for word in (b"a", b"b") for n in range(1, 3001)]
         assert [data for r, _, _, data in pieces_of(done.stderr) if r == rank] == [b"a\n", b"b\n"]
+
+
+# ---- the last lines, in the report
+
+
+@pytest.mark.parametrize("frames", [10, 100])
+def test_report_shows_message_when_its_stack_follows(infini_run, tmp_path, frames):
+    """As c10 ends: the message, then frames of 80 bytes and more; a hundred are more than was once kept of stderr."""
+    frame = "frame #%d: c10d::ProcessGroupNCCL::heartbeatMonitor() + 0x7f (0x7f0c5e in libtorch_cuda.so)"
+    stack = "\n".join(frame % n for n in range(frames))
+    (tmp_path / "end").write_text(f"terminate called after throwing\n  what():  Watchdog caught it\n{stack}\n")
+    command = infini_run(
+        f"--report={tmp_path}/report", "--console=none", "sh", "-c", f"cat {tmp_path}/end >&2; kill -ABRT $$"
+    )
+    assert command.wait() == 128 + signal.SIGABRT
+    assert b"  |   what():  Watchdog caught it\n" in command.err
+    assert b"frame #" not in command.err
+    last = json.loads((tmp_path / "report").read_text())["ranks"][0]["last_lines"]
+    assert "  what():  Watchdog caught it" in last
