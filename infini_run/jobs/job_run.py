@@ -124,6 +124,8 @@ class JobRun:
         given.setdefault("PYTHONUNBUFFERED", "1")  # who follows a log wants to see a line when it is written
         if self._outer_environ.get("TMPDIR"):  # a scheduler's is this job's own, and goes with it
             given.pop("TMPDIR", None)
+        for folder in _drop_missing_folder(given, cluster):  # of the shell that submitted, on another machine
+            print_line(f"TMPDIR={folder}: cannot be written on {os.uname().nodename}; dropped it")
         environ = {**cluster, **given}
         environ["PATH"] = ":".join(filter(None, (given.get("PATH", ""), with_programs(self._outer_environ)["PATH"])))
         engine = ENGINES.get(request.scheduler, "")
@@ -273,6 +275,17 @@ def with_programs(environ: Mapping[str, str]) -> dict[str, str]:
     from infini_run.multinode.engines.pbs import program_dir
 
     return {**environ, "PATH": ":".join(filter(None, (environ.get("PATH", ""), program_dir())))}
+
+
+def _drop_missing_folder(*environs: dict[str, str]) -> list[str]:
+    """Drop a TMPDIR that this node cannot write to, and return each: programs take /tmp then, and need no folder of
+    another machine."""
+    given = dict.fromkeys(environ.get("TMPDIR", "") for environ in environs)
+    missing = [folder for folder in given if folder and not os.access(folder, os.W_OK | os.X_OK)]
+    for environ in environs:
+        if environ.get("TMPDIR") in missing:
+            del environ["TMPDIR"]
+    return missing
 
 
 def _literal(name: str) -> str:

@@ -25,7 +25,7 @@ from infini_run.core.group import (
 )
 from infini_run.errors import StartError, UsageError, printable
 from infini_run.node.resources import LaunchResources, has_descriptors
-from infini_run.plan.model import inheriting, with_folder
+from infini_run.plan.model import inheriting, with_error_folder, with_folder
 from infini_run.plan.program import folder_bases
 from infini_run.value_types import MARKER_VARIABLE
 
@@ -181,6 +181,8 @@ class NodeLaunch:
         if self._resources.folder != self.plan.folder or not has_sockets:
             abstract_id = "" if has_sockets else os.urandom(6).hex()
             self.plan = with_folder(self.plan, self._resources.folder, abstract_id=abstract_id)
+        if self._resources.error_folder is not None:
+            self.plan = with_error_folder(self.plan, self._resources.error_folder)
         has_console = any(o.piped and o.console for w in self.plan.workers for o in (w.stdout, w.stderr))
         with forking:  # a child that is forked meanwhile lets go of it, or has nothing of it
             self._group = Group(

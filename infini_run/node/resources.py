@@ -10,7 +10,7 @@ from time import time
 
 import infini_run.lean_os as os
 from infini_run.errors import StartError
-from infini_run.plan.program import MEMORY, PREFIX
+from infini_run.plan.program import MEMORY, PREFIX, has_room
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -51,6 +51,8 @@ class LaunchResources:
         error_logs: Descriptors of the logs of stderr alone, by rank.
         null: A descriptor of /dev/null above 2; -1: closed.
         folder: The launch's folder, which is removed at the end. Empty: it has none.
+        error_folder: Where ranks leave their error files instead of where the plan says, because there is no room.
+            Empty: nowhere. None: the plan is right.
     """
 
     def __init__(self) -> None:
@@ -58,6 +60,7 @@ class LaunchResources:
         self.error_logs: dict[int, int] = {}
         self.null = -1
         self.folder = ""
+        self.error_folder: str | None = None
 
     def open(self, plan: Plan, options: Options, heading: str, bases: Sequence[str]) -> bool:
         """Make everything that can fail before the first rank.
@@ -81,9 +84,16 @@ class LaunchResources:
             check_writable("report", options.report, options.log_dir)
             open_logs(options.log_dir, plan.workers, self.logs, self.error_logs, heading, plan.nnodes)
         self._open_null()
+        count = len(plan.workers)
         if plan.folder and os.dirname(plan.folder) == MEMORY:
             _remove_abandoned()
-        return bool(plan.folder) and self._make_folder(plan.folder, bases, len(plan.workers))
+        has_sockets = bool(plan.folder) and self._make_folder(plan.folder, bases, count)
+        has_files = bool(self.folder) and has_room(self.folder, 2 * count)
+        if options.log_dir and not has_room(options.log_dir, count):
+            self.error_folder = self.folder if has_files else ""
+        elif not options.log_dir and self.folder and not has_files:
+            self.error_folder = ""
+        return has_sockets
 
     def _open_null(self) -> None:
         try:
@@ -140,14 +150,12 @@ class LaunchResources:
 
 
 def _takes_sockets(folder: str, count: int) -> bool:
-    """A disk that machines share, or a sandbox, may refuse them (mknod(2) of one needs no privilege). A file system
-    without a limit on files has 0 of 0 (statvfs(3))."""
+    """A disk that machines share, or a sandbox, may refuse them (mknod(2) of one needs no privilege)."""
     from posix import mknod, unlink
 
     try:
         os.chmod(folder, 0o700)  # a umask may have taken our own rights
-        of_system = os.statvfs(folder)
-        if of_system.f_files and of_system.f_favail < count:
+        if not has_room(folder, count, of_bytes=0):
             return False
         mknod(f"{folder}/socket", S_IFSOCK | 0o600)
         unlink(f"{folder}/socket")

@@ -393,7 +393,11 @@ def _files(shared: _Shared, node: int, rank: int, local_rank: int) -> tuple[str,
         names = f"{options.log_dir}/{folder}/stdout.log", f"{options.log_dir}/{folder}/stderr.log"
         return *names, f"{error_dir}/{folder}/error.json" if error_dir else ""
     log = f"{options.log_dir}/rank_{rank}.log" if options.log_dir else ""
-    return log, "", f"{error_dir}/rank_{rank}.error.json" if error_dir else ""
+    return log, "", _error_file(error_dir, rank)
+
+
+def _error_file(folder: str, rank: int) -> str:
+    return f"{folder}/rank_{rank}.error.json" if folder else ""
 
 
 def notify_address(folder: str, launch_id: str, rank: int) -> str:
@@ -441,12 +445,34 @@ def with_folder(plan: Plan, folder: str, *, abstract_id: str) -> Plan:
         if plan.folder and error_file.startswith(f"{plan.folder}/"):
             error_file = folder and folder + error_file[len(plan.folder) :]
         notify = notify_address("" if abstract_id else folder, abstract_id or plan.launch_id, worker.rank)
-        env = dict(worker.env) | {"NOTIFY_SOCKET": notify, "TORCHELASTIC_ERROR_FILE": error_file}
-        if not error_file:
-            del env["TORCHELASTIC_ERROR_FILE"]
-        return replace(worker, env=tuple(env.items()), notify=notify, error_file=error_file)
+        env = _changed(worker.env, {"NOTIFY_SOCKET": notify, "TORCHELASTIC_ERROR_FILE": error_file})
+        return replace(worker, env=env, notify=notify, error_file=error_file)
 
     return replace(plan, folder=folder, workers=tuple(of(worker) for worker in plan.workers))
+
+
+def with_error_folder(plan: Plan, folder: str) -> Plan:
+    """Return the same plan with the ranks' error files in another folder.
+
+    A rank that cannot write its error file raises that in place of its own exception, so it gets none then.
+
+    Args:
+        plan: The plan.
+        folder: The folder. Empty: ranks get no error file.
+    """
+
+    def of(worker: Worker) -> Worker:
+        error_file = _error_file(folder, worker.rank) if worker.error_file else ""
+        return replace(
+            worker, env=_changed(worker.env, {"TORCHELASTIC_ERROR_FILE": error_file}), error_file=error_file
+        )
+
+    return replace(plan, workers=tuple(of(worker) for worker in plan.workers))
+
+
+def _changed(env: tuple[tuple[str, str], ...], values: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """The variables with other values; one whose value is empty now is dropped."""
+    return tuple((name, text) for name, value in env if (text := values.get(name, value)) or value == "")
 
 
 def inheriting(plan: Plan) -> Plan:

@@ -29,6 +29,7 @@ PREFIX = "infini-run-"  # of a launch's folder; behind it the launch's id
 
 
 DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
+_LEAST_ROOM = 1 << 20  # bytes; of an error file torch writes some KiB
 _NULL = os.makedev(1, 3)  # null(4)
 
 
@@ -355,18 +356,41 @@ def launch_folder(options: Options, launch_id: str, environ: Mapping[str, str]) 
         environ: The launcher's environment, whose TMPDIR is the last resort.
 
     Returns:
-        An absolute path. Empty: no folder can be made anywhere.
+        An absolute path, on the first file system that has room, else on the first that is writable: sockets need
+        none. Empty: no folder can be made anywhere.
     """
     node = f"-{options.node_rank}" if options.nnodes > 1 else ""  # two nodes may be containers that share it
+    full = ""
     for base in folder_bases(environ):
         if os.access(base, os.W_OK | os.X_OK):
-            return os.join(base, f"{PREFIX}{launch_id}{node}")
-    return ""
+            folder = os.join(base, f"{PREFIX}{launch_id}{node}")
+            if has_room(base):
+                return folder
+            full = full or folder
+    return full
 
 
 def folder_bases(environ: Mapping[str, str]) -> list[str]:
     """Return where a launch's folder may be, the best place first."""
     return [base for base in (MEMORY, "/tmp", environ.get("TMPDIR", "")) if base[:1] == "/"]
+
+
+def has_room(folder: str, files: int = 1, of_bytes: int = _LEAST_ROOM) -> bool:
+    """Return whether a file system has inodes and blocks left for some files.
+
+    statvfs(3): one without a limit says 0 of 0. Nothing is known of quotas.
+
+    Args:
+        folder: Any folder of it.
+        files: How many files.
+        of_bytes: Bytes of all of them together.
+    """
+    try:
+        found = os.statvfs(folder)
+    except OSError:
+        return True  # the file will tell
+    has_blocks = not found.f_blocks or found.f_bavail * found.f_frsize >= of_bytes
+    return has_blocks and (not found.f_files or found.f_favail >= files)
 
 
 def error_folder(options: Options, folder: str) -> str:

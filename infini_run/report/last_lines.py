@@ -48,6 +48,9 @@ _MESSAGE = re.compile(
     )""",
     re.VERBOSE,
 )
+_CHAIN = "During handling of the above exception, another exception occurred:"
+_TRACE = "Traceback (most recent call last):"
+_RECORDER = "elastic/multiprocessing/errors/error_handler.py"  # of torch, which writes the error file
 _MOST = 1000  # characters of a line that are looked at
 _FRAMES = 2  # of faulthandler's, that are shown
 
@@ -66,6 +69,7 @@ def choose_lines(lines: Sequence[str], most: int) -> tuple[str, ...]:
         return tuple(lines)
     if most <= 0:
         return ()
+    lines = _without_recorder(lines)
     text = _without_stack(lines)
     if not text:
         return tuple(lines[-most:])
@@ -84,12 +88,29 @@ def choose_line(lines: Sequence[str]) -> str:
     """
     if not lines:
         return ""
+    lines = _without_recorder(lines)
     text = _without_stack(lines)
     message = _last_message(text)
     stacks = {*range(len(lines))}.difference(at for at, _ in text)
     if message and any(at > message[0][0] for at in stacks):
         return " ".join(line.strip() for _, line in message)
     return text[-1][1] if text else lines[-1]
+
+
+def _without_recorder(lines: Sequence[str]) -> Sequence[str]:
+    """Without the exceptions of torch's `record`, which could not write the error file: the rank's own comes first.
+
+    Closing the file of a full disk raises once more, and that exception has no traceback.
+    """
+    end = len(lines)
+    for at in [at for at, line in enumerate(lines) if _CHAIN in line][::-1]:
+        block = lines[at:end]
+        if not any(_RECORDER in line for line in block) and (
+            end == len(lines) or any(_TRACE in line for line in block)
+        ):
+            break
+        end = at
+    return lines[:end]
 
 
 def _without_stack(lines: Sequence[str]) -> list[tuple[int, str]]:

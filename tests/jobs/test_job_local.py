@@ -513,3 +513,15 @@ def test_nothing_is_imported_from_the_folder_that_it_runs_in(local, tmp_path):
     name = local.submit("--slots=2", f"--cwd={tmp_path}", "--", "sh", "-c", "echo hello; pwd")
     assert local.wait(name)["state"] == "COMPLETED", local.logs(name)
     assert sorted(set(local.lines(name))) == [f"[rank {r}] {text}" for r in (0, 1) for text in (tmp_path, "hello")]
+
+
+def test_tmpdir_is_dropped_when_node_cannot_write_it(local, tmp_path):
+    """It is of the shell that submitted, perhaps on a machine with another /scratch."""
+    words = ("--slots=1", "--", "sh", "-c", "echo ${TMPDIR-none}")
+    missing = local.submit(*words, env={"TMPDIR": f"{tmp_path}/gone"})
+    there = local.submit(*words, env={"TMPDIR": str(tmp_path)})
+    assert local.wait(missing)["state"] == local.wait(there)["state"] == "COMPLETED"
+    assert f"[rank 0] {tmp_path}" in local.lines(there)
+    lines = local.logs(missing).splitlines()
+    assert "[rank 0] none" in lines
+    assert any(line.startswith(f"infini-run: TMPDIR={tmp_path}/gone: cannot be written on ") for line in lines)

@@ -386,6 +386,24 @@ def test_stranger_cannot_take_abstract_addresses_of_next_attempt(infini_run):
         assert command.wait() == 0, command.err
 
 
+@needs_root("a small file system")
+@pytest.mark.parametrize("flags", [(), ("--log_dir=/mnt/logs",)])
+@pytest.mark.parametrize("full", ["/dev/shm", "/dev/shm /tmp", "/mnt", "/mnt /dev/shm /tmp"])
+def test_rank_has_error_file_only_when_written(full, flags, infini_run):
+    """A file system without a free block still takes folders, sockets and empty files."""
+    fill = "mount -t tmpfs -o size=1m none $1; dd if=/dev/zero of=$1/full bs=4k 2>/dev/null || :"
+    mounts = f"mount -t tmpfs none /mnt; set -- {full} @; while [ $1 != @ ]; do {fill}; shift; done"
+    under = ("unshare", "-m", "--propagation=private", "sh", "-ec", f'all() {{ {mounts}; }}; all; exec "$@"', "sh")
+    script = '[ -z "$TORCHELASTIC_ERROR_FILE" ] || echo boom > "$TORCHELASTIC_ERROR_FILE" || exit 4; exit 3'
+    flags = (*flags, "--nproc_per_node=2", "--console=none")
+    command = infini_run(*flags, "sh", "-c", script, under=under)
+    assert command.wait() == 3, command.err
+    has_place = not {"/dev/shm", "/tmp"} <= set(full.split()) or (
+        flags[0].startswith("--log_dir") and "/mnt" not in full
+    )
+    assert (b"error: boom" in command.err) == has_place
+
+
 # ---- where we look for code
 
 

@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 from infini_run.devices.cpu_binding import CpuBinding
 from infini_run.errors import UsageError
 from infini_run.options.options import resolve
-from infini_run.plan.model import STDERR, STDOUT, Command, Node, make_plan, notify_address, with_folder
+from infini_run.plan.model import (
+    STDERR,
+    STDOUT,
+    Command,
+    Node,
+    make_plan,
+    notify_address,
+    with_error_folder,
+    with_folder,
+)
 
 COMMAND = Command(file="/bin/prog", argv=("prog", "--lr=1"))
 
@@ -177,6 +186,17 @@ def test_plan_moves_with_its_folder(folder, abstract_id, notify, error_file):
     assert (plan.workers[0].notify, plan.workers[0].error_file) == (notify, error_file or "")
     beside_logs = with_folder(plan_of(folder="/f", error_dir="/logs"), folder, abstract_id=abstract_id)
     assert beside_logs.workers[0].error_file == "/logs/rank_0.error.json"
+
+
+@pytest.mark.parametrize(("folder", "error_file"), [("/g", "/g/rank_0.error.json"), ("", None)])
+def test_plan_moves_error_files_alone(folder, error_file):
+    before = plan_of(folder="/f", error_dir="/logs")
+    plan = with_error_folder(before, folder)
+    seen = plan.environ(plan.workers[0], {})
+    assert seen.get("TORCHELASTIC_ERROR_FILE") == error_file
+    assert plan.workers[0].error_file == (error_file or "")
+    assert seen["NOTIFY_SOCKET"] == before.workers[0].notify
+    assert with_error_folder(plan_of(folder="/f"), "/g").workers[0].error_file == ""
 
 
 def test_a_rank_sees_exactly_the_documented_variables():

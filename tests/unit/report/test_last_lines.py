@@ -168,6 +168,29 @@ def test_python_traceback_is_shown_from_its_end():
     assert choose_line(lines) == "ValueError: boom"
 
 
+def test_exception_is_shown_when_torch_cannot_record_it():
+    own = [
+        "Traceback (most recent call last):",
+        '  File "/venv/torch/distributed/elastic/multiprocessing/errors/__init__.py", line 367, in wrapper',
+        "    return f(*args, **kwargs)",
+        '  File "train.py", line 6, in main',
+        "ValueError: boom",
+    ]
+    recorder = [
+        "During handling of the above exception, another exception occurred:",
+        "Traceback (most recent call last):",
+        '  File "/torch/distributed/elastic/multiprocessing/errors/error_handler.py", line 77, in record_exception',
+        '    with open(file, "w") as fp:',
+        "OSError: [Errno 28] No space left on device",
+    ]
+    assert choose_lines([*own, *recorder], 5) == tuple(own)
+    assert choose_line([*own, *recorder]) == "ValueError: boom"
+    closing = [recorder[0], "OSError: [Errno 28] No space left on device"]
+    assert choose_lines([*own, *closing, *recorder], 5) == tuple(own)
+    other = [recorder[0], *recorder[1:2], '  File "train.py", line 9, in <module>', "KeyError: 1"]
+    assert choose_lines([*own, *other], 4) == tuple(other)
+
+
 def test_plain_lines_are_shown_from_their_end():
     lines = [f"at step {n}, with 3: fine (7)" for n in range(9)]
     assert choose_lines(lines, 5) == tuple(lines[-5:])
