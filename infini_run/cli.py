@@ -30,6 +30,7 @@ def main() -> None:
     kernel drops what is neither blocked nor handled, so there they are blocked from the first line on.
     """
     mask_at_entry = _block() if os.getpid() == 1 else None
+    os.drop_coerced_locale()
     try:
         code = _run(sys.argv[1:], mask_at_entry)
     except InfiniRunError as error:

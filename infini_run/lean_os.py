@@ -45,12 +45,13 @@ from posix import (
 
 __all__ = [
     "O_CLOEXEC", "O_RDWR", "R_OK", "W_OK", "X_OK", "_exit", "abspath", "access", "basename", "chmod", "close",
-    "dirname", "exists", "fsdecode", "fsencode", "fstat", "getcwd", "geteuid", "getpid", "isatty", "isdir", "isfile",
-    "join", "lexists", "listdir", "lstat", "makedev", "mkdir", "open", "own_environ", "readlink", "register_at_fork",
-    "rmdir", "scandir", "sched_getaffinity", "set_inheritable", "stat", "statvfs", "strerror", "sysconf", "uname",
-    "urandom", "was_set", "write",
+    "dirname", "drop_coerced_locale", "exists", "fsdecode", "fsencode", "fstat", "getcwd", "geteuid", "getpid",
+    "isatty", "isdir", "isfile", "join", "lexists", "listdir", "lstat", "makedev", "mkdir", "open", "own_environ",
+    "readlink", "register_at_fork", "rmdir", "scandir", "sched_getaffinity", "set_inheritable", "stat", "statvfs",
+    "strerror", "sysconf", "uname", "urandom", "was_set", "write",
 ]  # fmt: skip
 
+_COERCED = (b"C.UTF-8", b"C.utf8", b"UTF-8")  # what PEP 538 takes, in this order
 _CODEC = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()
 
 
@@ -67,6 +68,37 @@ def own_environ() -> dict[str, str]:
     if "os" in sys.modules:  # then it may hold changes
         return dict(sys.modules["os"].environ)
     return {fsdecode(name): fsdecode(value) for name, value in posix.environ.items()}
+
+
+def drop_coerced_locale() -> None:
+    """Give this process the LC_CTYPE that it was started with, for who inherits its variables.
+
+    In the C locale an interpreter sets LC_CTYPE itself (PEP 538), and every rank would see it. The kernel still has
+    the variables of the start (/proc/PID/environ in proc(5)); without /proc nothing is known, and nothing is changed.
+    """
+    name = b"LC_CTYPE"
+    if posix.environ.get(name) not in _COERCED:
+        return
+    try:
+        fd = open("/proc/self/environ", posix.O_RDONLY | O_CLOEXEC)
+        try:
+            data = b"".join(iter(lambda: posix.read(fd, 1 << 16), b""))
+        finally:
+            close(fd)
+    except OSError:
+        return
+    given = next((each[len(name) + 1 :] for each in data.split(b"\0") if each.startswith(name + b"=")), None)
+    environ = sys.modules["os"].environb if "os" in sys.modules else None
+    if given is not None:
+        posix.putenv(name, given)
+        posix.environ[name] = given
+        if environ is not None:
+            environ[name] = given
+        return
+    posix.unsetenv(name)
+    del posix.environ[name]
+    if environ is not None:
+        environ.pop(name, None)
 
 
 def was_set(variable: str) -> bool:

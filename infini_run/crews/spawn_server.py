@@ -21,6 +21,7 @@ from infini_run.crews.process_watch import ProcessWatch
 from infini_run.crews.spawner import PING_INTERVAL_S
 from infini_run.crews.stream_multiplexer import Multiplexer
 from infini_run.errors import InfiniRunError, StartError, UsageError
+from infini_run.lean_os import drop_coerced_locale
 from infini_run.multinode.record_codec import to_jsonable
 from infini_run.node.ports import free_port
 from infini_run.plan.model import RankRange
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
 def main() -> None:
     """The process of a spawn server."""
+    drop_coerced_locale()
     stream = socket.socket(fileno=os.dup(0))
     null = os.open("/dev/null", os.O_RDONLY)
     os.dup2(null, 0)

@@ -23,6 +23,7 @@ from infini_run.jobs.result import restart_reason
 from infini_run.jobs.schedulers.scheduler import CANCELLED, NODE_FAIL, PREEMPTED
 from infini_run.jobs.task import Task, task_of
 from infini_run.jobs.time_limit import slurm_id
+from infini_run.lean_os import drop_coerced_locale
 from infini_run.record import replace
 
 TYPE_CHECKING = False
@@ -128,6 +129,7 @@ def main() -> None:
         )
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell ignores it for what it starts in the background
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+    drop_coerced_locale()
     folder = JobDir(os.path.abspath(sys.argv[1]))
     try:
         code = run(task_of(folder, int(sys.argv[2])) if sys.argv[2:] else folder, dict(os.environ))

@@ -9,6 +9,7 @@ import sys
 from infini_run.errors import InfiniRunError, UsageError, printable
 from infini_run.jobs.options.table import OF_A_RANK, PREFIXES, TABLES, VERBS, defaults
 from infini_run.jobs.stderr import print_line
+from infini_run.lean_os import drop_coerced_locale
 from infini_run.options.grammar import parse, quote
 
 TYPE_CHECKING = False
@@ -28,6 +29,7 @@ def main() -> None:
     """Do what the arguments say, and end with its exit code."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, it would leave no exit code of what we start
     _open_closed_streams()
+    drop_coerced_locale()
     try:
         code = run(sys.argv[1:], dict(os.environ))
         sys.stdout.flush()

@@ -26,6 +26,7 @@ from infini_run.jobs.records import JobResult
 from infini_run.jobs.requeue import requeue
 from infini_run.jobs.schedulers.scheduler import NODE_FAIL
 from infini_run.jobs.task import task_of
+from infini_run.lean_os import drop_coerced_locale
 from infini_run.multinode.connection import TOKEN
 from infini_run.multinode.handshake import Handshake
 from infini_run.multinode.protocol import HANDSHAKE_S
@@ -120,6 +121,7 @@ def end_job(folder: JobDir, environ: Mapping[str, str]) -> None:
 
 def main(argv: Sequence[str]) -> int:
     """Do this for the job's directory and the agent's words of a command line. Returns the exit code."""
+    drop_coerced_locale()
     own, theirs = list(argv[: argv.index("--")]), argv[argv.index("--") + 1 :]
     link = next((word.partition("=")[2] for word in theirs if word.startswith("--link=")), "")
     if not link or not os.environ.get(HEAD_NODE):

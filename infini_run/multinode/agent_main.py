@@ -11,6 +11,7 @@ import os
 import sys
 
 from infini_run.errors import InfiniRunError, UsageError
+from infini_run.lean_os import drop_coerced_locale
 from infini_run.multinode.agent import Agent, print_line
 from infini_run.multinode.connection import MAGIC, TOKEN, Connection
 from infini_run.multinode.head_link import HeadGone
@@ -74,6 +75,7 @@ def _token(path: str) -> bytes:
 
 def run() -> None:
     """Run the agent of this process's arguments, and end without the interpreter's own clean-up."""
+    drop_coerced_locale()
     os._exit(main(sys.argv[1:]))
 
 

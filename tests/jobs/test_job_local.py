@@ -16,7 +16,7 @@ import pytest
 
 from infini_run.jobs.job_run import _SIGNAL_WAIT_S
 from tests.support.build_c import build
-from tests.support.command import play
+from tests.support.command import in_locale, play
 from tests.support.job_case import JOB
 from tests.support.processes import is_alive
 from tests.support.waiting import LIMIT_S, until
@@ -525,3 +525,13 @@ def test_tmpdir_is_dropped_when_node_cannot_write_it(local, tmp_path):
     lines = local.logs(missing).splitlines()
     assert "[rank 0] none" in lines
     assert any(line.startswith(f"infini-run: TMPDIR={tmp_path}/gone: cannot be written on ") for line in lines)
+
+
+@pytest.mark.parametrize("array", [(), ("--array=0-1",)])
+def test_rank_has_locale_of_submitting_shell(local, array):
+    local.env = in_locale({}, local.env)
+    bare = local.submit("--slots=1", *array, "--", "sh", "-c", "echo ${LC_CTYPE-none}")
+    plain = local.submit("--slots=1", *array, "--", "sh", "-c", "echo ${LC_CTYPE-none}", env={"LC_CTYPE": "C"})
+    for name, text in ((bare, "none"), (plain, "C")):
+        assert local.wait(name)["state"] == "COMPLETED"
+        assert {line.split()[-1] for line in local.lines(name)} == {text}

@@ -12,7 +12,7 @@ import sys
 import pytest
 
 from tests.support.build_c import build
-from tests.support.command import COMMAND
+from tests.support.command import COMMAND, LOCALES, in_locale, locale_of
 from tests.support.processes import marked, processes
 from tests.support.rows import sample
 from tests.support.waiting import until
@@ -261,3 +261,28 @@ def test_what_a_sandbox_forbids_between_clone_and_exec_is_told_with_its_step(inf
     assert code == 1
     assert f"{step}: Operation not permitted".encode() in command.err
     assert not marked()
+
+
+# ---- the environment
+
+
+@pytest.mark.parametrize("flags", [(), ("--nproc_per_node=1", "--isolate"), ("--max_restarts=1",)])
+@pytest.mark.parametrize("locale", LOCALES, ids=str)
+def test_rank_has_locale_that_was_given(locale, flags, infini_run):
+    if "--isolate" in flags and os.geteuid() != 0:
+        pytest.skip("needs root")
+    command = infini_run(*flags, "env", env=in_locale(locale, os.environ))
+    assert command.wait() == 0
+    assert locale_of(command.out.decode().splitlines()) == locale
+
+
+def test_locale_is_left_alone_without_proc():
+    """Nobody knows then what was given."""
+    code = (
+        "from infini_run import lean_os as os; import posix; open = os.open; "
+        "os.open = lambda path, flags: open('/nonexistent', flags); os.drop_coerced_locale(); "
+        "print(posix.environ.get(b'LC_CTYPE'))"
+    )
+    env = in_locale({}, os.environ)
+    found = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    assert found.stdout in ("b'C.UTF-8'\n", "None\n")  # None: this build does not set it

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.cluster import AS_CASE, Case
+from tests.support.command import LOCALES, in_locale
 from tests.support.paths import SUPPORT
 from tests.support.processes import OURS
 from tests.support.waiting import until
@@ -178,3 +179,15 @@ def test_an_agent_that_is_not_installed_is_told(run, case):
     assert command.wait() == 1
     assert b"pbs_tmrsh ended with 254" in command.err
     case.end()
+
+
+@pytest.mark.parametrize("locale", LOCALES, ids=str)
+def test_rank_of_agent_has_locale_of_its_node(locale, run, job):
+    """The stand-in gives an agent no variable of a locale, as pbs_mom(8) does; its Python sets one."""
+    environ = in_locale(locale, job)
+    job.clear()
+    job.update(environ)
+    command = run("--nproc_per_node=1", "sh", "-c", "env | grep -E '^(LANG|LC_)' || echo none")
+    assert command.wait() == 0, command.err
+    assert command.out.count(b"none") == len(NODES)
+    assert b"LC_" not in command.out

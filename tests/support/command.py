@@ -226,3 +226,18 @@ COMMAND = [*shlex.split(os.environ.get("TEST_PYTHON", sys.executable)), "-m", "i
 
 
 LIBC_OWN = 3 << 31  # signals 32 and 33, which a sanitizer's runtime may have ignored for all that follows
+
+
+LOCALES = ({}, {"LC_CTYPE": "C"}, {"LC_CTYPE": "POSIX"}, {"LC_CTYPE": "C.UTF-8"}, {"LANG": "C"}, {"LC_ALL": "C"})
+
+
+def in_locale(locale: dict[str, str], environ: dict[str, str]) -> dict[str, str]:
+    """An environment with these variables of a locale alone. In most of LOCALES a Python sets LC_CTYPE (PEP 538)."""
+    rest = {name: text for name, text in environ.items() if name != "LANG" and not name.startswith("LC_")}
+    return rest | locale
+
+
+def locale_of(lines: Sequence[str]) -> dict[str, str]:
+    """What env(1) in a rank has printed of its locale."""
+    pairs = (line.partition("=")[::2] for line in lines)
+    return {name: text for name, text in pairs if name == "LANG" or name.startswith("LC_")}

@@ -28,6 +28,7 @@ from infini_run.jobs.script import inside_of
 from infini_run.jobs.status_query import query_status
 from infini_run.jobs.stderr import write_line  # to the array's job.log
 from infini_run.jobs.task import tasks_of
+from infini_run.lean_os import drop_coerced_locale
 from infini_run.system.cgroup import count_cpus
 
 TYPE_CHECKING = False
@@ -204,6 +205,7 @@ def _nothing(number: int, frame: object) -> None:
 
 def main() -> None:
     """Be what the script of an array says."""
+    drop_coerced_locale()
     Queue(JobDir(os.path.abspath(sys.argv[1])), dict(os.environ)).run()
 
 
