@@ -75,7 +75,8 @@ def parse_hostfile(text: str, path: str) -> tuple[Host, ...]:
     """Return the hosts of a host file: one a line as `host`, `host:4`, `host slots=4` or `host 4`; # begins a
     comment.
 
-    Files of Open MPI, MPICH and DeepSpeed are such files.
+    Files of Open MPI, MPICH and DeepSpeed are such files. So are those of PBS (PBS_NODEFILE), where a host has a line
+    for each of its processes: once a host has two lines, each line without a number stands for one process.
 
     Args:
         text: the content of the file.
@@ -84,8 +85,8 @@ def parse_hostfile(text: str, path: str) -> tuple[Host, ...]:
     Raises:
         UsageError: it is no such file; the message has the line.
     """
-    found: list[Host] = []
-    lines: dict[str, int] = {}
+    found: dict[str, Host] = {}
+    lines: dict[str, list[int]] = {}
     for at, line in enumerate(text.splitlines(), 1):
         words = line.partition("#")[0].split()
         where = f"{quoted(path)}:{at}"
@@ -94,17 +95,20 @@ def parse_hostfile(text: str, path: str) -> tuple[Host, ...]:
         except _SyntaxError as wrong:
             raise UsageError(f"{where}: {quoted(wrong.text)}: {wrong}") from None
         for host in hosts:
-            if host.name in lines:
-                raise UsageError(
-                    f"{where}: {host.name} is in line {lines[host.name]} already; slots=N says how often"
-                )
-            lines[host.name] = at
-        found += hosts
+            earlier = lines.setdefault(host.name, [])
+            if earlier and (
+                host.slots or host != found[host.name] or earlier[-1] == at or len(earlier) == MOST_RANKS
+            ):
+                raise UsageError(f"{where}: {host.name} is in line {earlier[0]} already; slots=N says how often")
+            found[host.name] = host
+            earlier.append(at)
         if len(found) > MAX_HOSTS:
             raise UsageError(f"{where}: {_MANY}")
     if not found:
         raise UsageError(f"{quoted(path)}: there is no host in it; one a line is expected, such as node1 slots=8")
-    return tuple(found)
+    if all(len(numbers) == 1 for numbers in lines.values()):
+        return tuple(found.values())
+    return tuple(replace(host, slots=host.slots or len(lines[host.name])) for host in found.values())
 
 
 def read_hostfile(path: str, origin: str = "") -> tuple[Host, ...]:

@@ -146,6 +146,22 @@ def test_the_forms_of_a_host_file():
     ]
 
 
+@pytest.mark.parametrize(
+    ("text", "slots"),
+    [
+        ("a\na\nb\nb\n", {"a": 2, "b": 2}),
+        ("b.example.org\na\nb.example.org\n", {"b.example.org": 2, "a": 1}),
+        ("a\na\nb slots=4\n", {"a": 2, "b": 4}),
+        ("n[1-2]\nn[1-2]\nn2\n", {"n1": 2, "n2": 3}),
+        ("a\nb\n", {"a": 0, "b": 0}),
+    ],
+)
+def test_lines_of_one_host_are_counted(text, slots):
+    """The form of PBS_NODEFILE (pbs_attributes(7B), mpiprocs), in the order in which the hosts come first."""
+    found = parse_hostfile(text, "hosts")
+    assert [(host.name, host.slots) for host in found] == list(slots.items())
+
+
 WRONG_FILES = [
     ("a\n\nb:x", "hosts:3: x: a number of processes"),
     ("a\nb slots=0", "hosts:2: 0: a number of processes"),
@@ -153,7 +169,10 @@ WRONG_FILES = [
     ("a cpu=4", "hosts:1: cpu=4: slots=N is the only word that may follow a host"),
     ("a:2 slots=4", "hosts:1: slots=4: a has 2 slots already"),
     ("a 2 4", "hosts:1: 4: a has 2 slots already"),
-    ("a\n#\nb\na", "hosts:4: a is in line 1 already; slots=N says how often"),
+    ("a 2\n#\nb\na", "hosts:4: a is in line 1 already; slots=N says how often"),
+    ("a\na:2", "hosts:2: a is in line 1 already"),
+    ("a:2\na:2", "hosts:2: a is in line 1 already"),
+    ("a\nme@a", "hosts:2: a is in line 1 already"),
     ("n[1,1]", "hosts:1: n1 is in line 1 already"),
     ("a,b", "hosts:1: a,b: one host a line is expected"),
     ("n[1-131072]\nb", "hosts:2: at most 131072 hosts are allowed"),
