@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 MARKER_VARIABLE = "INFINI_RUN_ID"  # in every process of a launch: its launch id
+PYTHON_FILES = (".py", ".pyc", ".pyz")  # names of programs for Python
 OWN_CODE = "infini_run_own"  # in the code of a Python that we start for ourselves
 PROBE_VARIABLE = "INFINI_RUN_PROBE"  # in a process that is asked whether it is a Python; it launches nothing
 MAX_INT = 2**31 - 1

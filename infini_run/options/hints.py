@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 
+from infini_run.value_types import PYTHON_FILES
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -113,7 +115,7 @@ def _of_dash(dash: str) -> str:
 def of_program(name: str, environ: Mapping[str, str], cwd: str) -> str:
     """What was probably meant where there is no such program, to be put behind "; "; "": nobody knows."""
     words = name.split()
-    if len(words) > 1 and (_is_there(words[0], environ, cwd) or words[0].endswith(".py")):
+    if len(words) > 1 and (_is_there(words[0], environ, cwd) or words[0].endswith(PYTHON_FILES)):
         return f"it is one word here: leave its quotes out ({' '.join(words)}), or give sh -c '{name}'"
     variable, is_set, _ = name.partition("=")
     if is_set and variable.isidentifier():

@@ -10,7 +10,7 @@ from infini_run.errors import UsageError
 from infini_run.options.grammar import COMMAND_LINE, parse
 from infini_run.options.table import DEFAULTS, GRACES_S, PREFIXES, TABLE
 from infini_run.record import fields, record, replace
-from infini_run.value_types import MAX_INT, NO_PORT, RankStreams
+from infini_run.value_types import MAX_INT, NO_PORT, PYTHON_FILES, RankStreams
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -409,7 +409,7 @@ def _check_program(given: Given, values: Values) -> None:
         what = "module" if values["module"] else "program"
         for setting in given.values():
             flag, _, text = setting.origin.partition("=")
-            if setting.precedence == COMMAND_LINE and text.endswith(".py"):
+            if setting.precedence == COMMAND_LINE and text.endswith(PYTHON_FILES):
                 raise UsageError(f"no {what} was given; {flag} has taken {text} as its value")
         raise UsageError(f"no {what} was given: {USAGE}; --help lists the flags")
 

@@ -181,8 +181,8 @@ FLAGS = (
 
     switch("module", "program", "the program is a Python module, run with python -u -m", aliases=("m",)),
     switch("no_python", "program",
-           "execute the program itself, always; without this flag this Python runs a .py file with -u, unless its "
-           "#! line names something that is no Python"),
+           "execute the program itself, always; without this flag this Python runs a .py, .pyc or .pyz file, or a "
+           "folder with __main__.py, with -u, unless a #! line names something that is no Python"),
     switch("distributed_args", "program",
            "add --distributed-rank=R --distributed-world-size=W to each process's arguments"),
 

@@ -14,7 +14,7 @@ import infini_run.lean_os as os
 from infini_run.errors import DeviceError, NotExecutable, ProgramMissing, UsageError
 from infini_run.plan.model import Command, Node
 from infini_run.record import replace
-from infini_run.value_types import OWN_CODE, PROBE_VARIABLE
+from infini_run.value_types import OWN_CODE, PROBE_VARIABLE, PYTHON_FILES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -43,8 +43,9 @@ def find_command(
 ) -> Command:
     """The command behind the words after the flags.
 
-    module: the first word is a Python module. no_python: a .py file is executed as it is; without it this
-    interpreter runs it, unless its #! line names something that is no Python. cwd: where relative paths begin; empty:
+    module: the first word is a Python module. no_python: a file of Python is executed as it is; without it this
+    interpreter runs it, unless its #! line names something that is no Python. It also runs a folder with __main__.py,
+    as python(1) does. cwd: where relative paths begin; empty:
     here. Raises ProgramMissing, NotExecutable; UsageError: as find_python.
     """
     name = words[0]
@@ -52,11 +53,8 @@ def find_command(
     if module:
         return _of_python("-m", *words)
     path = _find(name, environ, os.abspath(cwd) if cwd else "")
-    if path.endswith(".py") and not no_python and os.isfile(path):
-        if not os.access(path, os.R_OK):
-            raise NotExecutable(f"{name} cannot be read: permission denied", name)
-        if _is_python(_first_line(path)):
-            return _of_python(path, *words[1:])
+    if not no_python and _is_for_python(name, path):
+        return _of_python(path, *words[1:])
     _check_executable(name, path)
     return Command(file=path, argv=tuple(words))
 
@@ -77,6 +75,15 @@ def _of_python(*words: str) -> Command:
     return Command(file=python, argv=(python, "-u", *words))
 
 
+def _is_for_python(name: str, path: str) -> bool:
+    """Raises NotExecutable: it is, and cannot be read."""
+    if path.endswith(PYTHON_FILES) and os.isfile(path):
+        if not os.access(path, os.R_OK):
+            raise NotExecutable(f"{name} cannot be read: permission denied", name)
+        return _is_python(_first_line(path))
+    return os.isdir(path) and os.isfile(os.join(path, "__main__.py"))
+
+
 def _find(name: str, environ: Mapping[str, str], cwd: str) -> str:
     if not name:
         raise ProgramMissing("the program's name is empty; give a path or a command on PATH", name)
@@ -85,7 +92,7 @@ def _find(name: str, environ: Mapping[str, str], cwd: str) -> str:
         if not os.lexists(path):
             raise _missing(name, f"does not exist (in {cwd or _here()})", environ, cwd)
         return path
-    if name.endswith(".py") and os.isfile(path):
+    if name.endswith(PYTHON_FILES) and os.isfile(path):
         return path
     found = list(_candidates(name, environ, cwd))
     for path in found:
@@ -96,8 +103,8 @@ def _find(name: str, environ: Mapping[str, str], cwd: str) -> str:
     if os.isfile(path):
         raise ProgramMissing(f"{name} is not on PATH; there is one in this directory: ./{name}", name)
     if os.isdir(path):
-        raise NotExecutable(f"{name} is a directory; give the program in it", name)
-    where = f"is neither in {cwd or _here()} nor on PATH" if name.endswith(".py") else "is not on PATH"
+        return path
+    where = f"is neither in {cwd or _here()} nor on PATH" if name.endswith(PYTHON_FILES) else "is not on PATH"
     raise _missing(name, where, environ, cwd)
 
 
@@ -128,7 +135,7 @@ def _check_executable(name: str, path: str) -> None:
     except OSError as error:
         raise ProgramMissing(f"{path} cannot be reached: {error.strerror}", name) from None
     if S_ISDIR(mode):
-        raise NotExecutable(f"{path} is a directory; give the program in it", name)
+        raise NotExecutable(f"{name} is a directory; give the program in it", name)
     if not os.access(path, os.X_OK):
         first = _first_line(path)
         raise NotExecutable(f"{path} has no run bit; try: {_way(path, first)}, or chmod +x {path}", name)
@@ -149,7 +156,7 @@ def _way(path: str, first: bytes) -> str:
     words = _shebang(first)
     if words:
         return f"infini-run ... {os.fsdecode(b' '.join(words)).rstrip(chr(13))} {path}"
-    if path.endswith(".py"):
+    if path.endswith(PYTHON_FILES):
         from infini_run.system.interpreter import executable_text
 
         return f"infini-run ... {executable_text()} {path}"

@@ -119,6 +119,37 @@ def test_a_python_file_is_run_by_this_python_whatever_its_run_bit(content, mode,
     assert find("train.py", "a").argv[2] == "train.py"
 
 
+@pytest.mark.parametrize("name", ["app.pyz", "train.pyc", "__pycache__/train.cpython-311.pyc"])
+@pytest.mark.parametrize("content", [b"PK\x03\x04", b"\xa7\r\r\n\0\0", b"#!/usr/bin/env python3\nPK\x03\x04"])
+@pytest.mark.parametrize("mode", [0o755, 0o644])
+def test_archives_and_compiled_files_are_run_by_python(name, content, mode, here):
+    (here / "__pycache__").mkdir()
+    make(here / name, content, mode)
+    assert find(f"./{name}", "a").argv == (sys.executable, "-u", f"./{name}", "a")
+    assert find(name).argv == (sys.executable, "-u", name)
+    if mode == 0o644:
+        with pytest.raises(NotExecutable, match=f"has no run bit; try: infini-run ... .*python.* ./{name}, or"):
+            find(f"./{name}", no_python=True)
+
+
+def test_archive_for_other_interpreter_is_executed(here):
+    make(here / "app.pyz", "#!/bin/sh\n")
+    assert find("./app.pyz").argv == ("./app.pyz",)
+
+
+@pytest.mark.parametrize("name", ["./app", "app", "app/", "."])
+def test_folder_with_main_is_run_by_python(name, here):
+    make(here / "app/__main__.py", "", 0o644)
+    make(here / "__main__.py", "", 0o644)
+    assert find(name, "a").argv == (sys.executable, "-u", name, "a")
+
+
+def test_program_on_path_comes_before_folder_of_its_name(here):
+    make(here / "app/__main__.py", "", 0o644)
+    program = make(here / "bin" / "app")
+    assert find("app", path=f"{here}/bin").file == program
+
+
 @pytest.mark.parametrize("content", OTHERS)
 def test_a_py_file_whose_first_line_names_another_interpreter_is_executed(content, here):
     make(here / "train.py", content)
