@@ -268,6 +268,16 @@ bool process_is_exiting(pid_t pid) {
     return status_read(pid, &status) && !status.has_memory;
 }
 
+/* Python's resource tracker (multiprocessing/resource_tracker.py, and loky's): it ignores TERM, and ends by itself once
+ * everything has ended that holds its pipe. Of its arguments the first piece is enough. */
+bool process_is_tracker(pid_t pid) {
+    static const char words[] = "resource_tracker import main";
+    char path[32], arguments[1024];
+    (void)snprintf(path, sizeof path, "/proc/%d/cmdline", (int)pid);
+    ssize_t size = process_file(path, arguments, sizeof arguments);
+    return size > 0 && memmem(arguments, (size_t)size, words, sizeof words - 1) != NULL;
+}
+
 /* Whether the environment that a process was started with has the mark. Read in pieces that overlap by the
  * mark's length, so that a mark across two pieces is found. MARK_UNKNOWN: the memory that was read is empty, or
  * an execve or an exit has taken it away, from when on every read is an end of file. */

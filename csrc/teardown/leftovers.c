@@ -215,13 +215,20 @@ static void stray_report(struct ir_group *g, const struct process *stray, int ki
     event->code = (unsigned char)stray->state;
 }
 
-/* The first few by name, all of them by number; not the guard of a launch within this one, which has an
- * end of its own to see to, and not what is ending by the signal that its worker's group was sent (0: none of it is). */
+/* It is ending by itself, unless the others had their time to end and it has not: then somebody holds its pipe. */
+static bool is_ending_tracker(const struct ir_group *g, pid_t pid) {
+    return (g->state != SWEEPING || g->immediate) && process_is_tracker(pid);
+}
+
+/* The first few by name, all of them by number; not the guard of a launch within this one, which has an end of its own
+ * to see to, not what is ending by the signal that its worker's group was sent (0: none of it is), and no tracker that
+ * goes with its rank. */
 static void strays_note(struct ir_group *g, const struct processes *all, int sig) {
     uint32_t known = g->strays_known;
     for (size_t i = 0; i < all->n; i++) {
         if (!all->at[i].ours || strcmp(all->at[i].name, GUARD_NAME) == 0) continue;
         if (sig != 0 && process_is_ending(all->at[i].pid, sig)) continue;
+        if (is_ending_tracker(g, all->at[i].pid)) continue;
         if (!stray_is_new(g, all->at[i].pid, known)) continue;
         if (g->strays_seen++ < STRAYS_NAMED) stray_report(g, &all->at[i], IR_LEFTOVER);
     }
@@ -270,7 +277,7 @@ static bool child_kill(const struct ir_group *g, pid_t pid, struct processes *no
     if (child_is_worker(g, pid) || child_is_foreign(g, pid)) return false;
     if (child_wait(P_PID, pid, &info, WEXITED | WNOHANG | WNOWAIT | __WALL, NULL) < 0) return false;
     if (info.si_pid != 0 || !process_read(pid, &p) || p.start_ticks < g->spawn_ticks) return false;
-    p.ours = noted != NULL && !process_is_ending(pid, SIGKILL);
+    p.ours = noted != NULL && !process_is_ending(pid, SIGKILL) && !is_ending_tracker(g, pid);
     if (kill(pid, SIGKILL) < 0) return false;
     if (p.ours) (void)processes_add(noted, &p);
     return true;

@@ -45,6 +45,37 @@ def test_daemons_are_gone_after_success(infini_run, stray, every_path):
     assert all(f"left-behind ({pid})".encode() in command.err for pid in strays)
 
 
+TRACKED = """
+import os, signal, sys
+from multiprocessing import resource_tracker
+resource_tracker.ensure_running()
+if sys.argv[1:] and os.fork() == 0:
+    os.setsid()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.pause()
+"""
+
+
+@pytest.mark.parametrize("flags", [(), ("--grace=0",)])
+@pytest.mark.parametrize("code", [0, 3])
+def test_resource_tracker_is_no_leftover_when_its_rank_ended(infini_run, flags, code, tmp_path):
+    """It ignores TERM, and ends when the last that holds its pipe has ended: some milliseconds after the rank."""
+    (tmp_path / "rank.py").write_text(f"{TRACKED}\nos._exit({code})")
+    command = infini_run(
+        "--nproc_per_node=4", "--keep_going", f"--report={tmp_path}/report", *flags, tmp_path / "rank.py"
+    )
+    assert command.wait() == code
+    assert b"left behind" not in command.err
+    assert json.loads((tmp_path / "report").read_text())["leftover_processes"] == []
+
+
+def test_resource_tracker_is_leftover_when_somebody_holds_it(infini_run, tmp_path):
+    (tmp_path / "rank.py").write_text(TRACKED)
+    command = infini_run("--grace=0.2", tmp_path / "rank.py", "held")
+    assert command.wait() == 0
+    assert b"stopped 2 processes left behind" in command.err
+
+
 @pytest.fixture
 def not_adopting(infini_run):
     """Start the command where PR_SET_CHILD_SUBREAPER is refused, as by qemu's user-mode emulation; it, and the strays
