@@ -7,6 +7,7 @@ import sys
 
 import infini_run.lean_os as os
 from infini_run.errors import NO_MEMORY, InfiniRunError, printable
+from infini_run.value_types import MARKER_VARIABLE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -64,7 +65,8 @@ def _run(argv: list[str], mask_at_entry: set[int] | None) -> int:
     if request.question == "doctor":
         return _run_doctor(request, options, environ, mask_at_entry)
     if ISOLATED not in environ:  # else it was said one level up
-        _warn_of_words(request, argv, options)
+        _warn_of_environment(request, environ)
+        _warn_of_words(request, argv, options, environ)
     if request.node_list is not None:
         from infini_run.multinode.command import render_plan, run_on_hosts
 
@@ -115,10 +117,36 @@ def _run(argv: list[str], mask_at_entry: set[int] | None) -> int:
     return _launch(plan, options, environ, mask_at_entry, suspend_write_fd, observers)
 
 
-def _warn_of_words(request: Request, argv: list[str], options: Options) -> None:
+def _warn_of_environment(request: Request, environ: dict[str, str]) -> None:
+    """Of variables that set no flag, and of a scheduler whose other nodes or tasks nobody has asked for."""
+    from infini_run.options.table import PREFIXES, may_be_first_of_cluster, unknown_variables
+
+    names = unknown_variables(environ)
+    if names:
+        from infini_run.options.notices import of_variables
+
+        _print_line(f"infini-run: {printable(of_variables(names, PREFIXES[0].text))}")
+    if not request.is_alone_by_default or environ.get(MARKER_VARIABLE) or not may_be_first_of_cluster(environ):
+        return
+    from infini_run.options.from_environment import read_file
+    from infini_run.options.notices import of_cluster
+
+    line = of_cluster(environ, read_file)
+    if line:
+        _print_line(f"infini-run: {printable(line)}")
+
+
+def _warn_of_words(request: Request, argv: list[str], options: Options, environ: dict[str, str]) -> None:
     """Of what was given, and does nothing."""
     if request.without_effect and not options.dry_run:
         _print_line(f"infini-run: {printable(request.without_effect)}")
+    if ":" in options.program:
+        from infini_run.options.notices import of_colon
+
+        line = of_colon(options.program, environ)
+        if line:
+            _print_line(f"infini-run: {printable(line)}")
+            return
     from infini_run.options.options import LAUNCHERS_OWN, find_late_flag
 
     late = find_late_flag(argv, options.program, LAUNCHERS_OWN)

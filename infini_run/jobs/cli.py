@@ -128,6 +128,13 @@ def _read(verb: str, argv: Sequence[str], environ: Mapping[str, str]) -> tuple[d
 def _warn_of_late_flag(argv: Sequence[str], program: Sequence[str]) -> None:
     from infini_run.options.options import find_late_flag
 
+    if ":" in program:
+        from infini_run.options.notices import of_colon
+
+        line = of_colon(program, os.environ)
+        if line:
+            print_line(line)
+            return
     late = find_late_flag(argv, program, _SUBMITS_OWN)
     if late:
         from infini_run.options.hints import of_late_flag

@@ -147,6 +147,13 @@ def _is_there(word: str, environ: Mapping[str, str], cwd: str) -> bool:
     return any(os.path.isfile(os.path.join(cwd, folder, word)) for folder in folders)
 
 
+def is_executable(word: str, environ: Mapping[str, str]) -> bool:
+    """Return whether a shell would find a program by this word."""
+    folders = [""] if "/" in word else (environ.get("PATH") or os.defpath).split(":")
+    paths = [os.path.join(folder, word) for folder in folders]
+    return any(os.path.isfile(path) and os.access(path, os.X_OK) for path in paths)
+
+
 def _nearest_file(folder: str, name: str) -> str:
     try:
         with os.scandir(folder) as entries:

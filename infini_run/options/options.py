@@ -142,6 +142,7 @@ class Request:
         cluster: The cluster environment that --engine=auto found. None: without it.
         node_list: The nodes to reach from here. None: this process is the launcher of one node.
         without_effect: A sentence about flags that have no effect here. Empty: all have.
+        is_alone_by_default: Nobody has said that this is a launch on one node.
     """
 
     question: str
@@ -150,6 +151,7 @@ class Request:
     cluster: ClusterEnvironment | None = None
     node_list: NodeList | None = None
     without_effect: str = ""
+    is_alone_by_default: bool = False
 
 
 def resolve(argv: Sequence[str], environ: Mapping[str, str]) -> Request:
@@ -220,7 +222,14 @@ def resolve(argv: Sequence[str], environ: Mapping[str, str]) -> Request:
     without_effect = ""
     if not given.keys().isdisjoint(_ABOUT_NODES):
         without_effect = _flags_without_effect(given, values, node_list, has_token=has_token)
-    return Request(question="", options=options, cluster=cluster, node_list=node_list, without_effect=without_effect)
+    return Request(
+        question="",
+        options=options,
+        cluster=cluster,
+        node_list=node_list,
+        without_effect=without_effect,
+        is_alone_by_default=given.keys().isdisjoint(("engine", "hosts", "hostfile", "nnodes", "standalone")),
+    )
 
 
 def _flags_without_effect(given: Given, values: Values, node_list: NodeList | None, *, has_token: bool) -> str:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import _signal
 
 from infini_run import value_types
-from infini_run.options.grammar import COMMAND_LINE, Flag, Prefix, boolean, index, plain, switch
+from infini_run.options.grammar import COMMAND_LINE, GRAMMAR_GROUP, Flag, Prefix, boolean, index, plain, switch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 GROUPS = ("job", "program", "where", "membership", "devices", "output", "ending", "seeing", "torchrun")
 ENGINES = ("ssh", "slurm", "pbs", "mpi")  # they reach other nodes
@@ -25,6 +25,17 @@ PREFIXES = (
 )
 ENVIRONMENT_PRECEDENCE = COMMAND_LINE + len(PREFIXES) + 1  # the precedence of what the cluster environment says
 GRACES_S = (10.0, 25.0)  # after a failure; when told: Kubernetes and Slurm kill after 30, so a checkpoint has time
+
+OTHER_VARIABLES = frozenset(  # that begin as those of flags do, and are none
+    ("INFINI_RUN_ID", "INFINI_RUN_TOKEN", "INFINI_RUN_DEBUG", "INFINI_RUN_ISOLATED", "INFINI_RUN_PROBE")
+)
+# One of these is set wherever environments/detect.py finds something.
+CLUSTER_VARIABLES = (
+    "SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "PE_HOSTFILE", "FLUX_JOB_ID", "PALS_RANKID", "OMPI_COMM_WORLD_SIZE",
+    "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "PMIX_RANK", "LWS_LEADER_ADDRESS", "MASTER_ADDR", "JOB_COMPLETION_INDEX",
+    "SM_HOSTS",
+)  # fmt: skip
+_RANKS = ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "FLUX_TASK_RANK", "NODE_RANK", "RANK")
 
 
 def _text_or_json(text: str) -> str:
@@ -339,3 +350,24 @@ FLAGS = (
 
 DEFAULTS = {flag.name: flag.default for flag in FLAGS}
 TABLE = index(FLAGS)
+
+
+def flag_of_variable(prefix: str, name: str) -> str:
+    """Return the variable of a flag by one of its names; "": none sets it (one letter, a negation, the grammar's)."""
+    flag, _, is_negated = TABLE[name]
+    return "" if len(name) == 1 or is_negated or flag.group == GRAMMAR_GROUP else prefix + name.upper()
+
+
+def unknown_variables(environ: Mapping[str, str]) -> list[str]:
+    """Return the variables that begin as those of flags do, and set none."""
+    prefix = PREFIXES[0].text
+    found = [name for name in environ if name.startswith(prefix) and environ[name] and name not in OTHER_VARIABLES]
+    names = ((variable, variable[len(prefix) :].lower()) for variable in found)
+    return [variable for variable, name in names if name not in TABLE or flag_of_variable(prefix, name) != variable]
+
+
+def may_be_first_of_cluster(environ: Mapping[str, str]) -> bool:
+    """Return whether a scheduler or launcher may have started this process as the first of its tasks: what costs
+    nothing to know."""
+    has_one = not environ.keys().isdisjoint(CLUSTER_VARIABLES)
+    return has_one and all(environ.get(name, "0") in ("0", "") for name in _RANKS)

@@ -1,0 +1,109 @@
+"""What is done as it was asked, and was probably meant otherwise, in one line each. Pure but for a look at PATH.
+
+Imported only where a name in the environment or a word of the command gives a reason. Nothing here changes what is
+done, and every line has a way to say that it was meant.
+"""
+
+from __future__ import annotations
+
+from infini_run.environments.compressed_hostlist import compress
+from infini_run.environments.detect import detect
+from infini_run.environments.environment import BATCH
+from infini_run.environments.hostlist import quoted
+from infini_run.errors import UsageError
+from infini_run.options.grammar import quote
+from infini_run.options.hints import is_executable, nearest
+from infini_run.options.table import ALLOCATION_ENGINES, TABLE, flag_of_variable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from infini_run.environments.environment import ClusterEnvironment, Reader
+
+_OF_COLONS = ("mpirun", "mpiexec", "mpiexec.hydra", "prterun", "orterun")  # for them a : begins another program
+
+
+def of_cluster(environ: Mapping[str, str], read: Reader) -> str:
+    """Return a line for a launch on one node that is one of several, or has more nodes; "" if there is no reason.
+
+    Of several launchers only the first has a line.
+
+    Args:
+        environ: The environment.
+        read: Reads a file that a variable names.
+    """
+    try:
+        cluster = detect(environ, read)
+    except UsageError:  # variables of half a scheduler: nobody has asked for them
+        return ""
+    if cluster is None:
+        return ""
+    if cluster.form == BATCH:
+        return _of_allocation(cluster)
+    size, index = cluster.nnodes, cluster.node_rank
+    what = "node"
+    if cluster.world_size > 1:
+        size, index, what = cluster.world_size, cluster.rank, "task"
+    if size < 2 or index != 0:
+        return ""
+    return (
+        f"{what} {index} of {size} of {_job(cluster)}, but --engine is local: each {what} runs a world of its own; "
+        "--engine=auto joins them"
+    )
+
+
+def _of_allocation(cluster: ClusterEnvironment) -> str:
+    if cluster.nnodes < 2 or cluster.node_rank > 0:
+        return ""
+    names = quoted(compress(host.name for host in cluster.hosts))
+    is_reached = cluster.engine in ALLOCATION_ENGINES
+    way = f"--engine={cluster.engine}" if is_reached else f"--engine=ssh --hosts={names}"
+    return (
+        f"{cluster.engine} job {quoted(cluster.job_id)} has {cluster.nnodes} nodes, but --engine is local: ranks run "
+        f"on this node alone; {way} uses all"
+    )
+
+
+def _job(cluster: ClusterEnvironment) -> str:
+    """Its name in a message; of a pod the variable that counts the nodes."""
+    if not cluster.job_id:
+        return cluster.source("nnodes") or cluster.engine
+    return f"{cluster.engine} {'step' if cluster.engine == 'slurm' else 'job'} {quoted(cluster.job_id)}"
+
+
+def of_variables(names: Sequence[str], prefix: str) -> str:
+    """Return a line for variables that set no flag.
+
+    Args:
+        names: The variables; at least one.
+        prefix: What all begin with.
+    """
+    known = [name for name in TABLE if flag_of_variable(prefix, name)]
+    near = [nearest(name[len(prefix) :].lower(), known) for name in names]
+    meant = ", ".join(dict.fromkeys(flag_of_variable(prefix, name) for name in near if name))
+    listed = f"unknown variable{'s' * (len(names) > 1)} {', '.join(map(quote, names))}, ignored"
+    return f"{listed}; did you mean {meant}?" if meant else f"{listed}; infini-run --helpfull lists the flags"
+
+
+def of_colon(words: Sequence[str], environ: Mapping[str, str]) -> str:
+    """Return a line for a program whose words hold another command behind a bare `:`, as mpirun reads it; "" if they
+    hold none.
+
+    Args:
+        words: The program and its arguments.
+        environ: The environment, whose PATH is searched.
+    """
+    if any(word.rpartition("/")[2] in _OF_COLONS for word in words):
+        return ""
+    for at in range(1, len(words) - 1):
+        if words[at] != ":" or words[at - 1] == "-c":
+            continue
+        after = words[at + 1]
+        name = after.lstrip("-").partition("=")[0].replace("-", "_")
+        if (after[:2] == "--" and name in TABLE) or is_executable(after, environ):
+            return (
+                f"':' and what follows it are arguments of {quote(words[0])}: a launch runs one program; "
+                "use sh -c 'if [ $RANK = 0 ]; then exec a; else exec b; fi'"
+            )
+    return ""
