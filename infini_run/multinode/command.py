@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from infini_run.options.options import Options
 
 _SHORT_TOKEN = 16  # characters
+_LONGEST_TOKEN = 1 << 20  # bytes of a file that are read
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0  # between two attempts to join
 _FDS_PER_NODE, _FDS_OF_OURS = 12, 512  # a command has those of its group, a pipe and a connection
 
@@ -273,19 +274,51 @@ def _name_of_token_file(options: Options, environ: Mapping[str, str]) -> str:
 
 
 def _token_in(path: str, name: str) -> str:
-    """Return the first line of a file that only we may read. name: how the path was given. Raises UsageError."""
+    """Return the first line of a file that only we may read, without what surrounds it.
+
+    Whoever owns the file knows the token, and may change it. What is no line of 16 printable characters is a file of
+    another kind (random bytes end at the first newline), or can be guessed.
+
+    Args:
+        path: The file, or a pipe that a shell has opened for us.
+        name: How the path was given.
+
+    Raises:
+        UsageError: It cannot be read, is another user's, or holds no such line.
+    """
+    try:
+        with open(path, "rb", opener=_open_at_once) as file:
+            problem = _why_no_secret(os.fstat(file.fileno()), path)
+            line = b"" if problem else file.readline(_LONGEST_TOKEN)
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        raise UsageError(f"{name}={path}: {getattr(error, 'strerror', error)}") from None
+    token = line.decode("utf-8", "surrogateescape").strip()
+    if not problem and not token:
+        problem = "its first line is empty; a token is any text that is hard to guess"
+    elif not problem and not (token.isprintable() and len(token) >= _SHORT_TOKEN):
+        problem = (
+            f"its first line is not {_SHORT_TOKEN} printable characters or more; run openssl rand -hex 16 > {path}"
+        )
+    if problem:
+        raise UsageError(f"{name}={path}: {problem}")
+    return token
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Not waiting for the other end of a named pipe."""
+    fd = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
+    os.set_blocking(fd, True)
+    return fd
+
+
+def _why_no_secret(found: os.stat_result, path: str) -> str:
     import stat
 
-    try:
-        with open(path, encoding="utf-8", errors="surrogateescape") as file:
-            if stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077:
-                raise UsageError(f"{name}={path}: others may read or write it; chmod 600 {path}")
-            token = file.readline().strip()
-    except OSError as error:
-        raise UsageError(f"{name}={path}: {error.strerror}") from None
-    if not token:
-        raise UsageError(f"{name}={path}: its first line is empty; a token is any text that is hard to guess")
-    return token
+    if not (stat.S_ISREG(found.st_mode) or stat.S_ISFIFO(found.st_mode)):
+        return "not a regular file"
+    if found.st_uid not in (0, os.geteuid()):
+        return f"belongs to user {found.st_uid}, who knows the token then; chown {os.geteuid()} {path}"
+    return f"others may read or write it; chmod 600 {path}" if stat.S_IMODE(found.st_mode) & 0o077 else ""
 
 
 def render_plan(options: Options, node_list: NodeList) -> str:

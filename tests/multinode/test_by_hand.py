@@ -566,17 +566,47 @@ def test_the_token_may_be_in_a_file_that_only_we_may_read(node, tmp_path):
 @pytest.mark.parametrize(
     ("text", "mode", "problem"),
     [(TOKEN, 0o644, "others may read or write it; chmod 600 "), ("\n", 0o600, "its first line is empty"),
-     (None, 0, "No such file")],
+     (None, 0, "No such file"),
+     *((weak, 0o600, "its first line is not 16 printable characters") for weak in (
+         "short\n", f"{TOKEN[:15]}\n{TOKEN}", f"{TOKEN}\0{TOKEN}\n", "\0" * 32, b"\xff\x80" * 16, "\x1b" * 20))],
 )  # fmt: skip
 def test_a_token_file_that_is_no_secret_is_refused(node, tmp_path, text, mode, problem):
     file = tmp_path / "token"
     if text is not None:
-        file.write_text(text)
+        file.write_bytes(text if isinstance(text, bytes) else text.encode())
         file.chmod(mode)
     command = node(0, "true", token="", env={"INFINI_RUN_TOKEN_FILE": str(file)})
     assert command.wait() == 2
     assert f"INFINI_RUN_TOKEN_FILE={file}: {problem}" in told(command)[0]
     assert len(told(command)) == 1
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, which may read what belongs to others")
+def test_token_file_of_other_user_is_refused(node, tmp_path):
+    file = tmp_path / "token"
+    file.write_text(TOKEN)
+    file.chmod(0o600)
+    os.chown(file, 31000, 0)
+    command = node(0, "true", token="", flags=(f"--token_file={file}",))
+    assert command.wait() == 2
+    said = f"--token_file={file}: belongs to user 31000, who knows the token then; chown 0 {file}"
+    assert told(command) == [f"infini-run: {said}"]
+
+
+def test_token_file_that_is_no_file_is_refused_at_once(node, tmp_path):
+    os.mkfifo(tmp_path / "fifo", 0o600)
+    for path, problem in ((tmp_path / "fifo", "its first line is empty"), ("/dev/null", "not a regular file")):
+        command = node(0, "true", token="", flags=(f"--token_file={path}",))
+        assert command.wait() == 2
+        assert f"--token_file={path}: {problem}" in told(command)[0]
+
+
+def test_token_may_come_from_process_substitution(node):
+    script = f'exec "$@" --token_file=<(sleep 0.2; echo {TOKEN}) true'
+    head = node(0, token="", under=("bash", "-c", script, "_"))
+    joiner = node(1, "true")
+    assert (head.wait(), joiner.wait()) == (0, 0)
 
 
 def test_a_port_that_is_taken_is_one_line(node, port):
