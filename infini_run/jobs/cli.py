@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from infini_run.jobs.schedulers.scheduler import Scheduler
 
 _HELP = ("help", "helpfull", "h")
+_REMOVAL_S = 600.0  # of a directory with all that is in it, at most
 _SUBMITS_OWN = frozenset(("slots", "slots_per_node", "slot_type", "cpus_per_slot", "mem_per_slot", "single_node"))
 
 
@@ -260,14 +261,20 @@ def _status(values: dict[str, Any], args: Sequence[str], environ: Mapping[str, s
     from infini_run.jobs.job import find_jobs
     from infini_run.jobs.tables import print_statuses
 
-    found = find_jobs(args, dir=values["dir"], problem=print_line)
-    if values["json"]:
-        return _print_json([status.to_json() for status in found if args or not status.is_final])
+    problems: list[str] = []
+    found = find_jobs(args, dir=values["dir"], problem=problems.append)
+    for text in problems:
+        print_line(text)
+    code = 1 if args and problems else 0
     shown = [status for status in found if args or not status.is_final]
-    if not shown:
+    if values["json"]:
+        _print_json([status.to_json() for status in shown])
+    elif shown:
+        print_statuses(shown, is_long=True)
+    elif not args:
         more = f"; infini-job list shows {len(found)} that have ended" if found else ""
-        return _print(f"no job waits or runs{more}")
-    return print_statuses(shown, is_long=True)
+        _print(f"no job waits or runs{more}")
+    return code
 
 
 def _list(values: dict[str, Any], args: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -275,10 +282,15 @@ def _list(values: dict[str, Any], args: Sequence[str], environ: Mapping[str, str
     from infini_run.jobs.tables import print_statuses
 
     _refuse_args("list", args)
-    found = find_jobs(dir=values["dir"], problem=print_line)
+    problems: list[str] = []
+    found = find_jobs(dir=values["dir"], problem=problems.append)
+    for text in problems:
+        print_line(text)
     if values["json"]:
         return _print_json([status.to_json() for status in found])
-    return print_statuses(found, is_long=False) if found else _print("no job was ever submitted from here")
+    if not found:
+        return 0 if problems else _print("no job was ever submitted from here")
+    return print_statuses(found, is_long=False)
 
 
 def _logs(values: dict[str, Any], args: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -325,28 +337,34 @@ def _cancel(values: dict[str, Any], args: Sequence[str], environ: Mapping[str, s
         except InfiniRunError as error:
             print_line(f"{name}: {error}" if len(args) > 1 and name not in str(error) else str(error))
             code = code or error.exit_code
+        except OSError as error:  # its directory cannot be written
+            print_line(f"{error.filename}: {error.strerror}")
+            code = code or 1
     return code
 
 
 def _forget(values: dict[str, Any], args: Sequence[str], environ: Mapping[str, str]) -> int:
     """One query for all of them, of each scheduler. Nothing is removed where a name is wrong."""
-    from infini_run.jobs.job import find_jobs, forget, refuse_task
-    from infini_run.jobs.job_store import find_folder, home
+    from infini_run.jobs.each_job import for_each, kept
+    from infini_run.jobs.job import find_folders, find_jobs, forget, refuse_task
+    from infini_run.jobs.job_store import home
 
     if not args:
         raise UsageError("which job? infini-job forget ir-0123456789; infini-job list shows yours")
     above = home(values["dir"], environ)
-    folders = {name: find_folder(above, name) for name in args}
+    problems: list[str] = []
+    folders = {folder.name: folder for folder in find_folders(above, args, problems.append)}
     for folder in folders.values():
         refuse_task(folder)
-    code = 0
-    for status in find_jobs(list(folders), dir=values["dir"]):
-        try:
-            forget(folders[status.name], status)
-        except InfiniRunError as error:
-            print_line(str(error))
-            code = code or error.exit_code
-    return code
+    found = find_jobs(list(folders), dir=values["dir"], problem=problems.append) if folders else []
+    done = for_each(
+        found, lambda status: forget(folders[status.name], status), lambda status: status.folder, _REMOVAL_S
+    )
+    codes = [1] * len(problems) + [one.exit_code for one in done if isinstance(one, InfiniRunError)]
+    kept(done, problems.append)
+    for text in problems:
+        print_line(text)
+    return max(codes, default=0)
 
 
 def _clusters(values: dict[str, Any], args: Sequence[str], environ: Mapping[str, str]) -> int:

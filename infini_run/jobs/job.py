@@ -10,9 +10,12 @@ import os
 import time
 
 from infini_run.errors import InfiniRunError, UsageError
+from infini_run.jobs.array import split
 from infini_run.jobs.detect_scheduler import Absent, scheduler_of
+from infini_run.jobs.each_job import for_each, kept
 from infini_run.jobs.errors import QueryError
-from infini_run.jobs.job_store import all_folders, find_folder, home, remove
+from infini_run.jobs.job_dir import JobDir
+from infini_run.jobs.job_store import all_names, begun_ns, find_folder, home, remove
 from infini_run.jobs.options.table import TABLES
 from infini_run.jobs.prepare import prepare, read_flags
 from infini_run.jobs.schedulers.scheduler import HOPELESS, LOST
@@ -22,11 +25,10 @@ from infini_run.options.from_python import check_names, check_words, make_enviro
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from typing_extensions import Unpack
 
-    from infini_run.jobs.job_dir import JobDir
     from infini_run.jobs.options.keywords import SubmitOptions
     from infini_run.jobs.records import Submission
     from infini_run.jobs.schedulers.scheduler import Scheduler
@@ -283,39 +285,62 @@ def find_jobs(
     Args:
         names: Of these jobs; empty: of all.
         dir: The directory of all jobs; "": ~/.infini-run/jobs.
-        problem: Without names, is called with a line for each directory that cannot be read; None: a RuntimeWarning.
+        problem: Is called with a line for each job that cannot be read, or whose directory does not answer within
+            10 s, and is left out; None: with names such a job raises, without them it is a RuntimeWarning.
 
     Raises:
-        UsageError: There is no such job, or the directory cannot be read.
+        UsageError: There is no such job, or the directory of all jobs cannot be read.
+        InfiniRunError: A job that was named cannot be read, and `problem` is None.
     """
-    from infini_run.jobs.status_query import query_status
+    from infini_run.jobs.status_query import query_each
 
-    problem = problem or _warn
     above = home(os.fspath(dir), os.environ)
     if names:
-        folders = [find_folder(above, name) for name in check_words("names", names)]
+        folders = find_folders(above, check_words("names", names), problem)
     else:
-        folders = list(readable(all_folders(above), problem))
-    return query_status(folders, lambda order: scheduler_of(order, above, os.environ))
+        problem = problem or _warn
+        folders = all_folders(above, problem)
+    return query_each(folders, lambda order: scheduler_of(order, above, os.environ), problem)
 
 
-def readable(folders: Iterable[JobDir], problem: Callable[[str], None]) -> Iterator[JobDir]:
-    """Yield the directories that this version can read; `problem` gets a line for each other one."""
-    from infini_run.jobs.status_query import read_status
+def find_folders(above: str, names: Sequence[str], problem: Callable[[str], None] | None) -> list[JobDir]:
+    """Return the directories of jobs or tasks.
 
-    for folder in folders:
-        try:
-            read_status(folder)
-        except InfiniRunError as error:
-            problem(str(error))
-        else:
-            yield folder
+    Args:
+        above: The directory of all jobs.
+        names: Of the jobs.
+        problem: Gets a line for each one that cannot be read, or does not answer; None: that is raised.
+
+    Raises:
+        UsageError: There is no such job.
+        InfiniRunError: One cannot be read, and `problem` is None.
+    """
+    found = for_each(names, lambda name: find_folder(above, name), lambda name: os.path.join(above, split(name)[0]))
+    for outcome in found:
+        if isinstance(outcome, UsageError):
+            raise outcome
+    return kept(found, problem)
+
+
+def all_folders(above: str, problem: Callable[[str], None]) -> list[JobDir]:
+    """Return the directories of our jobs, the latest last.
+
+    Args:
+        above: The directory of all jobs.
+        problem: Gets a line for each one that does not answer.
+
+    Raises:
+        UsageError: It cannot be read.
+    """
+    paths = [os.path.join(above, name) for name in all_names(above)]
+    begun = kept(for_each(paths, lambda path: (begun_ns(path), path), lambda path: path), problem)
+    return [JobDir(path) for at, path in sorted(begun) if at >= 0]
 
 
 def _warn(text: str) -> None:
     from warnings import warn
 
-    warn(text, RuntimeWarning, stacklevel=4)
+    warn(text, RuntimeWarning, stacklevel=5)
 
 
 def is_hopeless(status: Status) -> bool:

@@ -8,6 +8,8 @@
     task/K/        of an array: what its task K has of these for itself
 
 The one rule: what is read by others comes by rename, so it is whole or not there. Its owner alone may look (0700).
+Whoever reads trusts no name in it: only a regular file of a bounded size is read, and never a link, which no rename
+of ours has left there (decision 61).
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from infini_run.jobs.records import JobResult, Phase, Submission
 from infini_run.jobs.request import LOG, SPOOL, JobRequest
 from infini_run.record import replace
 from infini_run.system.json_codec import decode, encode
-from infini_run.system.secure_files import write_atomic
+from infini_run.system.secure_files import read_regular, write_atomic
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,6 +33,9 @@ if TYPE_CHECKING:
 
 FORMAT = 2
 _RESERVED = 4096  # bytes; more than any ending has
+_LARGEST = 1 << 25  # bytes of a file that is read: more than a command, or an environment, of execve(2) may have
+_LATEST_S = 1e12  # seconds since the epoch; JSON as Python reads it has NaN and infinities
+_MOST = 1 << 63
 _DEVICES = (  # a scheduler says which devices a job has; what the caller's shell says is another machine's
     "CUDA_VISIBLE_DEVICES",
     "ROCR_VISIBLE_DEVICES",
@@ -105,6 +110,10 @@ class JobDir:
     def write_script(self, text: str) -> None:
         self._write("job.sh", os.fsencode(text))
 
+    def read_script(self) -> str:
+        """Raises OSError."""
+        return os.fsdecode(read_regular(self.script, _LARGEST))
+
     def write_program(self, name: str, text: str) -> None:
         """What is run in place of a Python or of srun, for the job's container. None where the text is empty."""
         if text:
@@ -140,8 +149,7 @@ class JobDir:
 
     def read_env(self) -> dict[str, str]:
         """The ranks' environment. Raises OSError."""
-        with open(self.file("env"), "rb") as file:
-            words = file.read().split(b"\0")[:-1]
+        words = read_regular(self.file("env"), _LARGEST).split(b"\0")[:-1]
         return dict(os.fsdecode(word).split("=", 1) for word in words)
 
     # ---- its life
@@ -286,11 +294,15 @@ class JobDir:
         self._write(name, encode(content) + b"\n")
 
     def _read(self, name: str) -> bytes | None:
+        """None: it is not there. Raises InfiniRunError: it cannot be read."""
         try:
-            with open(self.file(name), "rb") as file:
-                return file.read()
+            return read_regular(self.file(name), _LARGEST)
         except (FileNotFoundError, NotADirectoryError):
             return None
+        except OSError as error:
+            raise InfiniRunError(
+                f"job {self.name}: {self.file(name)} cannot be read: {error.strerror}; mend it, or remove {self.path}"
+            ) from None
 
     def _read_json(self, name: str) -> dict[str, Any]:
         """{}: it is not there. Raises InfiniRunError: it is not what we write."""
@@ -326,8 +338,8 @@ def _remove(path: str) -> None:
 
 _IS_OF: dict[str, Callable[[Any], bool]] = {  # what JSON has where a record's field is annotated so
     "str": lambda value: isinstance(value, str),
-    "int": lambda value: type(value) is int,
-    "float": lambda value: type(value) in (int, float),
+    "int": lambda value: type(value) is int and abs(value) < _MOST,
+    "float": lambda value: type(value) in (int, float) and abs(value) < _LATEST_S,  # a time
     "bool": lambda value: isinstance(value, bool),
     "bool | None": lambda value: value is None or isinstance(value, bool),
     "tuple[str, ...]": lambda value: isinstance(value, tuple) and all(isinstance(item, str) for item in value),

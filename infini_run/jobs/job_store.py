@@ -12,7 +12,7 @@ from infini_run.jobs.task import task_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
 PREFIX = "ir-"
 _ID_SIZE = 5  # random bytes of a name
@@ -92,25 +92,27 @@ def _user(uid: int) -> str:
         return f"user {uid}"
 
 
-def all_folders(above: str) -> Iterator[JobDir]:
-    """Our jobs, the latest last. Nothing, where none was ever submitted. Raises UsageError."""
+def all_names(above: str) -> list[str]:
+    """Return the names of what may be jobs, in any order; none, where none was ever submitted. Raises UsageError."""
     try:
-        names = [name for name in os.listdir(above) if is_name(name)]
+        return [name for name in os.listdir(above) if is_name(name)]
     except FileNotFoundError:
-        return
+        return []
     except OSError as error:
         raise UsageError(f"--dir={above} cannot be read: {error.strerror}") from None
-    found = []
-    for name in names:
-        try:
-            at = os.lstat(os.path.join(above, name))
-            begun = os.lstat(os.path.join(above, name, "request.json"))
-        except OSError:
-            continue  # it is being made, or removed, or not ours to look at
-        if stat.S_ISDIR(at.st_mode) and at.st_uid == os.geteuid():
-            found.append((begun.st_mtime_ns, name))
-    for _, name in sorted(found):
-        yield JobDir(os.path.join(above, name))
+
+
+def begun_ns(path: str) -> int:
+    """Return when the job in that directory was submitted, in ns since the epoch; -1: it is being made, or removed,
+    or not ours to look at."""
+    try:
+        at = os.lstat(path)
+        is_ours = stat.S_ISDIR(at.st_mode) and at.st_uid == os.geteuid()
+        return os.lstat(os.path.join(path, "request.json")).st_mtime_ns if is_ours else -1
+    except FileNotFoundError:
+        return -1
+    except OSError:  # who reads it says why
+        return 0
 
 
 def remove(folder: JobDir) -> None:

@@ -5,15 +5,15 @@ The one rule: lines come out as they are in the file, in its order. Who asks for
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import select
 
-from infini_run.errors import UsageError
+from infini_run.errors import InfiniRunError, UsageError
 from infini_run.jobs.task import task_of, tasks_of
 from infini_run.jobs.watch import JobWatcher
 from infini_run.system.io_sizes import READ_CHUNK
+from infini_run.system.secure_files import open_regular
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -80,9 +80,11 @@ class Reader:
     def lines(self) -> Iterator[bytes]:
         """Those that have come since the last call."""
         try:
-            file = open(self._path, "rb", buffering=0)  # noqa: SIM115
+            file = open(open_regular(self._path, follows_links=True), "rb", buffering=0)  # noqa: SIM115
         except FileNotFoundError:
             return
+        except OSError as error:
+            raise InfiniRunError(f"{self._path} cannot be read: {error.strerror}") from None
         with file:
             file.seek(self._offset)
             while piece := file.read(READ_CHUNK):
@@ -278,6 +280,11 @@ def scheduler_log(folder: JobDir, tasks: Sequence[int] = ()) -> bytes:
     """
     found_lines = b"".join(map(scheduler_log, tasks_of(folder, tasks)))
     for path in () if tasks else folder.scheduler_logs:
-        with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
-            found_lines += file.read()
+        try:
+            with open(open_regular(path, follows_links=True), "rb") as file:
+                found_lines += file.read()
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise InfiniRunError(f"{path} cannot be read: {error.strerror}") from None
     return found_lines

@@ -70,6 +70,5 @@ def _hand_over(folder: JobDir, scheduler: Scheduler, print_line: Callable[[str],
     from infini_run.jobs.submit import hand_over
 
     if scheduler.name == "pbs" and isinstance(folder, Task):
-        with open(folder.script, encoding="utf-8", errors="surrogateescape") as file:
-            folder.write_script(render_task(file.read(), folder.index))
+        folder.write_script(render_task(folder.read_script(), folder.index))
     return hand_over(scheduler, folder.script, folder.name, print_line=print_line, folder=folder, before=folder.id)

@@ -10,6 +10,7 @@ import contextlib
 import time
 
 from infini_run.errors import UsageError
+from infini_run.jobs.each_job import for_each, kept, note_progress
 from infini_run.jobs.errors import QueryError
 from infini_run.jobs.records import REQUEUED, JobResult
 from infini_run.jobs.schedulers.scheduler import (
@@ -28,6 +29,7 @@ from infini_run.jobs.schedulers.slurm_output import is_out_of_memory
 from infini_run.jobs.status import Status, whole
 from infini_run.jobs.task import Task, tasks_of
 from infini_run.record import replace
+from infini_run.system.secure_files import read_end
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -41,6 +43,7 @@ LOCAL = "local"
 _LEFT_OUT = "its array is there without it: it was cancelled while it waited"
 _LEFT_OUT_OR_FORGOTTEN = f"{_LEFT_OUT}, or ended before it began and was forgotten: accounting would tell"
 _LINES = 5  # of the scheduler's: earlier ones may be of an earlier run
+_END_BYTES = 1 << 16  # bytes of it that are read
 _KNOWN_S = 60.0  # a file server may hide a file that is new for so long (nfs(5), acdirmax)
 
 
@@ -56,47 +59,91 @@ def query_status(
 
     Returns:
         One status for each directory, in their order. What a scheduler might forget is written down.
+
+    Raises:
+        UsageError: One is no job's directory.
+        InfiniRunError: A file of one cannot be read, or is not what infini-job has written.
     """
-    tasks = {folder.name: tasks_of(folder) for folder in folders}
-    each = [one for folder in folders for one in tasks[folder.name] or (folder,)]
-    found = {status.name: status for status in _query_all(each, scheduler_of, now_s)}
-    return [
-        whole(_read(folder), [found[task.name] for task in tasks[folder.name]])
-        if tasks[folder.name]
-        else found[folder.name]
-        for folder in folders
-    ]
+    reads = [_Reading(folder) for folder in folders]
+    _ask(reads, scheduler_of)
+    return [read.status(now_s) for read in reads]
 
 
-def _query_all(
-    folders: Sequence[JobDir], scheduler_of: Callable[[Submission], Scheduler], now_s: float | None
+def query_each(
+    folders: Sequence[JobDir],
+    scheduler_of: Callable[[Submission], Scheduler],
+    problem: Callable[[str], None] | None,
 ) -> list[Status]:
-    now = time.time() if now_s is None else now_s
-    found = {folder.name: read_status(folder) for folder in folders}
-    asked: dict[str, list[JobDir]] = {}
-    for folder in folders:
-        if not found[folder.name].is_final:
-            asked.setdefault(found[folder.name].scheduler, []).append(folder)
-    for group in asked.values():
+    """Return the statuses of jobs as `query_status` does, each by itself.
+
+    Args:
+        folders: Of jobs, arrays or tasks.
+        scheduler_of: Gives the scheduler of a submission, as for `query_status`.
+        problem: Gets a line for each job that cannot be read, or does not answer (`each_job.HUNG_S`); None: that is
+            raised.
+
+    Returns:
+        The statuses of the others, in their order.
+
+    Raises:
+        InfiniRunError: One cannot be read, and `problem` is None.
+    """
+    reads = kept(for_each(folders, _Reading, lambda folder: folder.path), problem)
+    _ask(reads, scheduler_of)
+    return kept(for_each(reads, lambda read: read.status(), lambda read: read.folder.path), problem)
+
+
+class _Reading:
+    """What the directory of a job says of itself or of its tasks, and what its scheduler has answered then."""
+
+    def __init__(self, folder: JobDir) -> None:
+        self.folder = folder
+        self.submission = folder.read_submission()
+        self._tasks = tasks_of(folder)
+        self._found = [(one, _read(one)) for one in self._tasks or (folder,)]
+        self.asked = [one for one, status in self._found if not status.is_final]
+        self.ids = {one.name: id_ for one in self.asked if (id_ := one.id)}
+        self._submitted = {one.name for one in self.asked if _is_submitted(one)}
+        self.query_error = ""
+        self.seen: Mapping[str, SchedulerJob] = {}
+        self.has_accounting = False
+
+    def status(self, now_s: float | None = None) -> Status:
+        """With the answer. Raises InfiniRunError, as its beginning."""
+        now_s = time.time() if now_s is None else now_s
+        found = [status if status.is_final else self._answered(one, status, now_s) for one, status in self._found]
+        return whole(_read(self.folder), found) if self._tasks else found[0]
+
+    def _answered(self, one: JobDir, status: Status, now_s: float) -> Status:
+        if self.query_error:
+            return replace(status, query_error=self.query_error)
+        return _combine(
+            one,
+            self.ids.get(one.name, ""),
+            self.seen,
+            now_s,
+            was_submitted=one.name in self._submitted,
+            has_accounting=self.has_accounting,
+        )
+
+
+def _ask(reads: Sequence[_Reading], scheduler_of: Callable[[Submission], Scheduler]) -> None:
+    """One query of each scheduler."""
+    groups: dict[str, list[_Reading]] = {}
+    for read in reads:
+        if read.asked:
+            groups.setdefault(read.submission.request.scheduler, []).append(read)
+    for group in groups.values():
         try:
-            scheduler = scheduler_of(group[0].read_submission())
-            ids = {folder.name: folder.id for folder in group if folder.id}
-            submitted = {folder.name for folder in group if _is_submitted(folder)}
-            seen = scheduler.query([folder.name for folder in group], ids)
+            scheduler = scheduler_of(group[0].submission)
+            ids = {name: id_ for read in group for name, id_ in read.ids.items()}
+            seen = scheduler.query([one.name for read in group for one in read.asked], ids)
         except (QueryError, UsageError) as error:  # it does not answer, or is not here: no news
-            for folder in group:
-                found[folder.name] = replace(found[folder.name], query_error=str(error))
+            for read in group:
+                read.query_error = str(error)
             continue
-        for folder in group:
-            found[folder.name] = _combine(
-                folder,
-                ids.get(folder.name, ""),
-                seen,
-                now,
-                was_submitted=folder.name in submitted,
-                has_accounting=scheduler.has_accounting,
-            )
-    return [found[folder.name] for folder in folders]
+        for read in group:
+            read.seen, read.has_accounting = seen, scheduler.has_accounting
 
 
 def read_status(folder: JobDir, known: Status | None = None) -> Status:
@@ -118,6 +165,7 @@ def read_status(folder: JobDir, known: Status | None = None) -> Status:
 
 
 def _read(folder: JobDir) -> Status:
+    note_progress()
     job = folder.read_submission()
     attempts = folder.attempts()
     phase = folder.phase(attempts - 1) if attempts else None
@@ -278,11 +326,12 @@ def _out_of_memory(folder: JobDir) -> str:
 
 
 def script_and_scheduler_lines(folder: JobDir) -> list[str]:
-    """Return the lines of the job's script and of its scheduler, the script's last."""
+    """Return the last lines of the job's script and of its scheduler, the script's last."""
     found: list[str] = []
     for path in reversed(folder.scheduler_logs):  # what the script has said is the latest
-        with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
-            found += [line.strip() for line in file if line.strip()]
+        with contextlib.suppress(OSError):
+            text = read_end(path, _END_BYTES).decode("utf-8", "replace")
+            found += [line.strip() for line in text.split("\n") if line.strip()]
     return found
 
 
@@ -303,7 +352,7 @@ def _record_end(folder: JobDir, status: Status, now_s: float, replaces: bool = F
             folder.write_result(ending)
         elif not folder.write_result_if_absent(ending):
             return read_status(folder)
-    except OSError:  # a full disk, print_line: it is so all the same, and a later look writes it down
+    except OSError:  # a full disk, print_line: it is so all the same, and a later read writes it down
         pass
     return replace(status, is_final=True, since_s=ending.end_s)
 

@@ -1,4 +1,5 @@
-"""The files that a launch writes: one log for each worker, and the report. Made before the first worker.
+"""The files that a launch writes: one log for each worker, and the report, made before the first worker; and how a
+file is read that somebody else may have put another one in place of.
 
 Nobody but their owner may read or write them, whatever the umask. A folder may be shared with strangers: nothing in
 it is followed, waited for or trusted for its name (docs/security.md).
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 _LOG = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NOCTTY | os.O_NONBLOCK
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
 _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 _IN_THE_WAY = {errno.ELOOP: "it is a symbolic link", errno.ENXIO: "it is a FIFO or a socket"}
 
@@ -297,6 +299,68 @@ def append_text(path: str, text: str) -> None:
             data = data[os.write(fd, data) :]
     finally:
         os.close(fd)
+
+
+def open_regular(path: str, *, follows_links: bool = False) -> int:
+    """Open a regular file for reading; what else is there (a FIFO, a device, a folder) is refused, and never waited
+    for: open(2) of a FIFO without O_NONBLOCK waits until somebody writes to it.
+
+    Args:
+        path: the file.
+        follows_links: whether its last part may be a symbolic link.
+
+    Returns:
+        A descriptor, to be closed.
+
+    Raises:
+        OSError: it cannot be opened, or is no regular file; `filename` is set.
+    """
+    try:
+        fd = os.open(path, _READ if follows_links else _READ | os.O_NOFOLLOW)
+    except OSError as error:
+        if (error.errno or 0) in _IN_THE_WAY and not follows_links:
+            error.strerror = _IN_THE_WAY[error.errno or 0]
+        raise
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "it is not a regular file", path)
+    return fd
+
+
+def read_regular(path: str, limit: int, *, follows_links: bool = False) -> bytes:
+    """Read the whole of a regular file, as `open_regular` opens it.
+
+    Args:
+        path: the file.
+        limit: the most bytes that it may have.
+        follows_links: whether its last part may be a symbolic link.
+
+    Raises:
+        OSError: it cannot be read, is no regular file, or is larger (EFBIG); `filename` is set.
+    """
+    with open(open_regular(path, follows_links=follows_links), "rb", buffering=0) as file:
+        size = os.fstat(file.fileno()).st_size
+        data = b"" if size > limit else file.read(limit + 1)
+        while data and len(data) <= limit and (piece := file.read(limit + 1 - len(data))):
+            data += piece
+    if max(size, len(data)) > limit:
+        raise OSError(errno.EFBIG, f"it has {max(size, len(data))} bytes, and at most {limit} are read", path)
+    return data
+
+
+def read_end(path: str, size: int) -> bytes:
+    """Read the last bytes of a regular file, as `open_regular` opens it; a link is followed.
+
+    Args:
+        path: the file.
+        size: how many bytes at most.
+
+    Raises:
+        OSError: it cannot be read, or is no regular file; `filename` is set.
+    """
+    with open(open_regular(path, follows_links=True), "rb", buffering=0) as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - size))
+        return file.read(size)
 
 
 def remove_folder(path: str) -> None:

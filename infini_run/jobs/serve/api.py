@@ -17,8 +17,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from infini_run.errors import InfiniRunError, UsageError, printable
-from infini_run.jobs.array import indices
+from infini_run.jobs.array import indices, split
 from infini_run.jobs.detect_scheduler import facts_of, find_schedulers, scheduler_of
+from infini_run.jobs.each_job import ask_one
 from infini_run.jobs.job import Job, find_jobs, forget
 from infini_run.jobs.job_dir import JobDir
 from infini_run.jobs.job_store import find_folder
@@ -39,6 +40,8 @@ from infini_run.version import VERSION
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from infini_run.jobs.schedulers.scheduler import Scheduler
+    from infini_run.jobs.serve.job_timeline import RunTimeline
+    from infini_run.jobs.status import Status
 
 _ABOUT = f"""Jobs of one user: those of `infini-job` in one directory.
 
@@ -69,22 +72,26 @@ class Api:
 
     async def list_jobs(self, name: Annotated[list[str], Query(description="these only")] = []) -> Response:  # noqa: B006
         """All jobs, or those named, the latest last: one query for each scheduler."""
-        for one in name:
-            self._folder(one)
-        found = await self._threads.do(lambda: find_jobs(name, dir=self._above, problem=print_line))
-        return Answer([status.to_json() for status in found])
+
+        def call() -> list[Status]:
+            for one in name:
+                self._folder(one)
+            return find_jobs(name, dir=self._above, problem=print_line)
+
+        return Answer([status.to_json() for status in await self._threads.do(call)])
 
     async def status(self, name: Name) -> Response:
         """How a job is now: at most one query; none, once it has ended."""
-        folder = self._folder(name)
-        found = await self._threads.do(lambda: find_jobs([folder.name], dir=self._above))
-        return Answer(found[0].to_json())
+        return Answer((await self._threads.do(lambda: self._found(name))).to_json())
 
     async def timeline(self, name: Name) -> Response:
         """The life of its ranks, run by run. Times are seconds since the epoch; end_s 0: it goes on."""
-        folder = self._folder(name)
-        found = await self._threads.do(lambda: read_timelines(folder))
-        return Answer([life.to_json() for life in found])
+
+        def call() -> list[RunTimeline]:
+            folder = self._folder(name)
+            return ask_one(folder.path, lambda: read_timelines(folder))
+
+        return Answer([life.to_json() for life in await self._threads.do(call)])
 
     async def logs(
         self,
@@ -97,11 +104,15 @@ class Api:
     ) -> Response:
         """What its ranks have written, merged, each line with the name of its rank in front; of an array that of its
         task, too."""
-        folder, tasks = self._narrowed(name, _tasks(task))
-        scheduler = await self._threads.do(lambda: self._scheduler_of(folder) if follow else None)
-        await self._threads.do(
-            lambda: check(folder, rank=rank, node=node, attempt=-1 if follow else attempt, tasks=tasks)
-        )
+        chosen = _tasks(task)
+
+        def call() -> tuple[JobDir, Sequence[int], Scheduler | None]:
+            folder, tasks = self._narrowed(name, chosen)
+            check(folder, rank=rank, node=node, attempt=-1 if follow else attempt, tasks=tasks)
+            return folder, tasks, self._scheduler_of(folder) if follow else None
+
+        path = os.path.join(self._above, split(name)[0])
+        folder, tasks, scheduler = await self._threads.do(lambda: ask_one(path, call))
         stop = self._threads.stop()
         content = lines(self._threads, folder, scheduler, stop, rank=rank, node=node, attempt=attempt, tasks=tasks)
         return Stream(content, "text/plain", release=lambda: self._threads.release(stop))
@@ -129,7 +140,7 @@ class Api:
             folder, _ = submit(planned, scheduler, environ, print_line=print_line)
             return {"name": folder.name, "id": folder.id, "folder": folder.path, **_about(planned, scheduler)}
 
-        content = await self._threads.do(call)
+        content = await self._threads.do(call, changes=True)
         return Answer(content, status_code=201, headers={"Location": f"/v1/jobs/{content['name']}"})
 
     async def script(
@@ -149,27 +160,34 @@ class Api:
 
     async def cancel(self, name: Name) -> Response:
         """Ask for its end; its ranks have their grace. The answer is how it is right afterwards."""
-        folder = self._folder(name)
+        await self._threads.do(lambda: self._found(name))  # a directory that does not answer holds no thread
 
         def call() -> dict[str, Any]:
+            folder = self._folder(name)
             job = Job(folder, self._scheduler_of(folder))
             job.cancel()
             return job.status().to_json()
 
-        return Answer(await self._threads.do(call), status_code=202)
+        return Answer(await self._threads.do(call, changes=True), status_code=202)
 
     async def forget(self, name: Name) -> Response:
         """Remove its directory: of a job that has ended, or that its scheduler does not know."""
-        folder = self._folder(name)
-        await self._threads.do(lambda: forget(folder, find_jobs([folder.name], dir=self._above)[0]))
+        status = await self._threads.do(lambda: self._found(name))
+        await self._threads.do(lambda: forget(self._folder(name), status), changes=True)
         return Response(status_code=204)
 
     # ---- what they share
 
+    def _found(self, name: str) -> Status:
+        """How a job is. Raises NotThere, JobHung."""
+        folder = self._folder(name)
+        return find_jobs([folder.name], dir=self._above)[0]
+
     def _folder(self, name: str) -> JobDir:
-        """Raises NotThere: with the command's sentence."""
+        """In a thread. Raises NotThere: with the command's sentence; JobHung."""
+        path = os.path.join(self._above, split(name)[0])
         try:
-            return find_folder(self._above, name)
+            return ask_one(path, lambda: find_folder(self._above, name))
         except UsageError as error:
             is_there = "/" not in name and "\0" not in name and os.path.lexists(os.path.join(self._above, name))
             raise NotThere(403 if is_there else 404, str(error)) from None

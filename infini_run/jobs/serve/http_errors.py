@@ -8,6 +8,7 @@ import json
 from starlette.responses import Response
 
 from infini_run.errors import InfiniRunError, UsageError, printable
+from infini_run.jobs.each_job import JobHung
 from infini_run.jobs.errors import QueryError, SubmitError
 from infini_run.jobs.schedulers.scheduler import REFUSED, TIMED_OUT
 
@@ -61,4 +62,4 @@ def _status(error: InfiniRunError) -> int:
         return 400
     if isinstance(error, SubmitError):
         return {REFUSED: 422, TIMED_OUT: 504}.get(error.kind, 503)
-    return 503 if isinstance(error, (QueryError, Busy)) else 500
+    return 503 if isinstance(error, (QueryError, Busy, JobHung)) else 500

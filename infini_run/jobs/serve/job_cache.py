@@ -14,23 +14,25 @@ import stat
 
 from infini_run.errors import InfiniRunError
 from infini_run.jobs.detect_scheduler import scheduler_of
+from infini_run.jobs.each_job import for_each, kept, note_progress
 from infini_run.jobs.errors import QueryError
 from infini_run.jobs.inotify import Changes, is_remote
-from infini_run.jobs.job import readable
 from infini_run.jobs.job_dir import JobDir
-from infini_run.jobs.job_store import all_folders, is_name
+from infini_run.jobs.job_store import all_names, begun_ns
 from infini_run.jobs.schedulers.local import open_process
-from infini_run.jobs.status_query import LOCAL, query_status, read_status
+from infini_run.jobs.status_query import LOCAL, query_each, read_status
 from infini_run.jobs.watch import FIRST_S, GROWTH, LAST_S, REMOTE_S, answered, latest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
     from typing import Any
 
     from infini_run.jobs.records import Submission
     from infini_run.jobs.schedulers.scheduler import Scheduler
     from infini_run.jobs.status import Status
+
+_LAST_LOOK_S = 5.0
 
 
 class JobCache:
@@ -49,6 +51,7 @@ class JobCache:
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._interval_s = FIRST_S
+        self._begun_ns: dict[str, int] = {}  # when each was submitted, by name
         self._is_filled = False
         self._is_over = False
 
@@ -80,8 +83,9 @@ class JobCache:
         self._changed.set()
 
     async def close(self) -> None:
+        """Wait for the last look, for `_LAST_LOOK_S` seconds at most."""
         if self._task is not None:
-            await self._task
+            await asyncio.wait([self._task], timeout=_LAST_LOOK_S)
 
     def _notify(self) -> None:
         for watcher in self._watchers:
@@ -131,42 +135,41 @@ class JobCache:
         problems: list[str] = []
         try:
             watch.add_home()  # before it is listed, so a job that comes in between is an event
-            watch.add(name for name in self._names() if not self._has_ended(name))
-            folders = list(all_folders(self._above))
-            live = list(readable((f for f in folders if not self._has_ended(f.name)), problems.append))
-            found = {status.name: status for status in self._statuses(live, is_due)}
+            names = all_names(self._above)
+            paths = [os.path.join(self._above, name) for name in names if not self._has_ended(name)]
+            read = kept(for_each(paths, lambda path: self._read_job(watch, path), lambda path: path), problems.append)
+            found = {status.name: status for status in self._statuses([s for s in read if s], is_due, problems)}
         except (InfiniRunError, OSError) as error:
             self.problem = str(error)
             return
         self.problem = "\n".join(problems)
-        names = [folder.name for folder in folders]
-        known = {**self.jobs, **found}
-        self.jobs = {name: known[name] for name in names if name in known}
+        known = {**{name: self.jobs[name] for name in names if self._has_ended(name)}, **found}
+        self.jobs = {name: known[name] for name in sorted(known, key=lambda name: (self._begun_ns[name], name))}
 
-    def _names(self) -> list[str]:
-        """What is, or may become, a job of ours."""
-        found = []
-        for name in filter(is_name, os.listdir(self._above)):
-            with contextlib.suppress(FileNotFoundError):
-                at = os.lstat(os.path.join(self._above, name))
-                if stat.S_ISDIR(at.st_mode) and at.st_uid == os.geteuid():
-                    found.append(name)
-        return found
+    def _read_job(self, watch: _DirectoryWatch, path: str) -> Status | None:
+        """What a directory says; None: it is no job of ours (yet). Raises InfiniRunError."""
+        folder = JobDir(path)
+        with contextlib.suppress(FileNotFoundError):
+            at = os.lstat(path)
+            if stat.S_ISDIR(at.st_mode) and at.st_uid == os.geteuid():
+                watch.add(folder)
+        begun = begun_ns(path)
+        if begun < 0:
+            return None
+        self._begun_ns[folder.name] = begun
+        return read_status(folder, self.jobs.get(folder.name))
 
     def _has_ended(self, name: str) -> bool:
         return name in self.jobs and self.jobs[name].is_final
 
-    def _statuses(self, live: list[JobDir], is_due: bool) -> list[Status]:
-        """is_due: the schedulers are asked."""
-        seen = [read_status(folder, self.jobs.get(folder.name)) for folder in live]
+    def _statuses(self, seen: list[Status], is_due: bool, problems: list[str]) -> list[Status]:
+        """is_due: the schedulers are asked. problems: of the last look."""
         found = [latest(self.jobs[status.name], status) if status.name in self.jobs else status for status in seen]
         is_new = any(status.scheduler_ended_it or status.name not in self.jobs for status in seen)
-        if not (is_due or is_new or self.problem):
+        if not (is_due or is_new or (self.problem and not problems)):
             return found
-        asked = query_status(
-            [folder for folder, s in zip(live, found, strict=True) if not s.is_final], self._scheduler
-        )
-        answers = {status.name: status for status in asked}
+        live = [JobDir(status.folder) for status in found if not status.is_final]
+        answers = {status.name: status for status in query_each(live, self._scheduler, problems.append)}
         return [answered(status, answers.get(status.name, status)) for status in found]
 
     def _scheduler(self, order: Submission) -> Scheduler:
@@ -177,7 +180,7 @@ def _tasks_made(folder: JobDir) -> list[JobDir]:
     """The tasks that have a directory: request.json may name more while an array is submitted, or be unreadable."""
     try:
         return [JobDir(folder.file(f"task/{index}")) for index in os.listdir(folder.file("task"))]
-    except (FileNotFoundError, NotADirectoryError):
+    except OSError:  # there are none, or who reads the job says why
         return []
 
 
@@ -204,22 +207,22 @@ class _DirectoryWatch:
         self.is_remote = is_remote(self._above)
         self._changes.add(self._above, names_only=True)
 
-    def add(self, names: Iterable[str]) -> None:
-        """In a thread. Before they are looked at, so nothing is missed; what is being made is no job yet."""
-        for name in names:
-            folder = JobDir(os.path.join(self._above, name))
-            self._add_directory(folder.path)
-            for one in _tasks_made(folder) or (folder,):
-                self._add_directory(one.path)
-                if count := one.attempts():
-                    self._add_directory(one.file(str(count - 1)))
+    def add(self, folder: JobDir) -> None:
+        """In a thread. Before it is looked at, so nothing is missed; what is being made is no job yet. Raises
+        InfiniRunError: it cannot be watched."""
+        self._add_directory(folder.path)
+        for one in _tasks_made(folder) or (folder,):
+            note_progress()
+            self._add_directory(one.path)
+            if count := one.attempts():
+                self._add_directory(one.file(str(count - 1)))
 
     def _add_directory(self, path: str) -> None:
         try:
             self._changes.add(path, names_only=True)
-        except InfiniRunError:
+        except InfiniRunError as error:
             if os.path.isdir(path):  # else it is being removed
-                raise
+                raise InfiniRunError(f"{path}: {error}") from None
 
     def processes(self, jobs: Any) -> None:
         """Of jobs on this machine their end is an event, whatever ends them."""

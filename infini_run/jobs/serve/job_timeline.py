@@ -7,6 +7,8 @@ import os
 from infini_run.display.timeline import Bar, read_timeline
 from infini_run.errors import InfiniRunError, UsageError
 from infini_run.record import record
+from infini_run.system.secure_files import open_regular
+from infini_run.value_types import MOST_RANKS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -58,10 +60,13 @@ def _read(folder: JobDir, number: int, is_last: bool) -> RunTimeline:
 
 def _reported(path: str) -> tuple[Bar, ...] | None:
     """None: there is no report (yet)."""
-    if not os.path.exists(path):
-        return None
     try:
+        os.close(open_regular(path, follows_links=True))
         return read_timeline([path]).bars
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise InfiniRunError(f"{path} cannot be read: {error.strerror}") from None
     except UsageError as error:
         raise InfiniRunError(f"{path} is not what infini-job has written: {error}") from None
 
@@ -71,6 +76,8 @@ def _going(phase: Phase, end_s: float, is_last: bool) -> tuple[Bar, ...]:
     if not phase.begun_s:
         return ()
     kind = "running" if is_last and not end_s else "unknown"
+    if len(phase.nodes) * phase.nproc > MOST_RANKS:  # no launch of ours has so many
+        return ()
     hosts = [host for host in phase.nodes for _ in range(phase.nproc)]
     end_s = end_s or (phase.since_s if kind == "unknown" else 0.0)
     return tuple(

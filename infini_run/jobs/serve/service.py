@@ -1,7 +1,7 @@
 """The service's life: the socket, the framework's server, its end by TERM or INT. Jobs do not notice.
 
 The one rule: it ends as it began, with nothing left. Calls that have begun are finished, streams are ended, the
-socket is removed.
+socket is removed. What a dead file server holds is not waited for (decision 61).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from infini_run.jobs.serve.csrf import SameOrigin
 from infini_run.jobs.serve.job_cache import JobCache
 from infini_run.jobs.serve.stream import Threads
 from infini_run.jobs.serve.unix_listener import UnixListener, refusal
+from infini_run.jobs.stderr import print_line
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def serve(path: str, above: str, environ: Mapping[str, str]) -> int:
         asyncio.run(_serve(listener, threads, above, environ))
     finally:
         listener.close()
-        threads.close()
+        threads.close(print_line)
     return 0
 
 

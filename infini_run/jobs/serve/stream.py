@@ -1,7 +1,8 @@
 """Answers that go on: a job's lines as they are written, the list of jobs as it changes.
 
 The one rule: who goes away, or a service that ends, ends the thread that waits for lines at once: it waits on a
-descriptor of ours as well.
+descriptor of ours as well. A thread that the kernel holds (a file server that is gone) is left behind: it is a
+daemon, which no interpreter waits for at its end.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ import asyncio
 import contextlib
 import json
 import os
-from concurrent.futures import ThreadPoolExecutor
+import threading
+import time
 from typing import cast
 
 import anyio
 from starlette.responses import StreamingResponse
 
+from infini_run.crews.capture import capture_exception
 from infini_run.errors import InfiniRunError, printable
 from infini_run.jobs.logs import blocks
 from infini_run.jobs.serve.http_errors import Busy
@@ -36,20 +39,50 @@ if TYPE_CHECKING:
 
 _CALLS = 8  # threads for what answers by itself
 _FOLLOWERS = 32  # threads for who waits for lines, one each
+_LOOK_S = 5.0  # for threads that look, when the service ends
+_CHANGE_S = 600.0  # for those that submit, cancel or forget: a scheduler's commands have limits of their own
+_SILENCE_S = 1.0  # until it is said what is waited for
 
 
 class Threads:
     """What may block runs here, never in the loop."""
 
     def __init__(self) -> None:
-        self._calls = ThreadPoolExecutor(_CALLS, "call")
-        self._followers = ThreadPoolExecutor(_FOLLOWERS, "follow")
+        self._free = asyncio.Semaphore(_CALLS)
+        self._looking: set[threading.Thread] = set()
+        self._changing: set[threading.Thread] = set()
         self._stops: set[int] = set()
+        self._held: set[int] = set()  # of threads that were left behind
         self._is_over = False
 
-    async def do(self, call: Callable[[], T]) -> T:
-        """Its result. Once begun it goes on, whatever becomes of who asked: a job is submitted, or not."""
-        return await asyncio.get_running_loop().run_in_executor(self._calls, call)
+    async def do(self, call: Callable[[], T], *, changes: bool = False) -> T:
+        """Its result. Once begun it goes on, whatever becomes of who asked: a job is submitted, or not.
+
+        changes: it changes jobs, so the service waits for it at its end."""
+        await self._free.acquire()
+        future = self._run(call, self._changing if changes else self._looking)
+        future.add_done_callback(lambda _: self._free.release())
+        return await asyncio.shield(future)
+
+    def _run(self, call: Callable[[], T], among: set[threading.Thread]) -> asyncio.Future[T]:
+        """In a thread of its own. The future is nobody's to cancel."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+
+        def work() -> None:
+            answer, error = capture_exception(call)
+            with contextlib.suppress(RuntimeError):  # the loop has ended without us
+                loop.call_soon_threadsafe(_resolve, future, answer, error)
+            among.discard(threading.current_thread())
+
+        thread = threading.Thread(target=work, daemon=True)
+        among.add(thread)
+        try:
+            thread.start()
+        except RuntimeError:  # ulimit -u
+            among.discard(thread)
+            future.set_exception(Busy("no thread can be started for this request; try later"))
+        return future
 
     def stop(self) -> int:
         """A descriptor for one more follower, readable when it is to stop. Raises Busy."""
@@ -61,17 +94,24 @@ class Threads:
 
     def release(self, fd: int) -> None:
         self._stops.discard(fd)
-        os.close(fd)
+        if fd not in self._held:  # else a thread may still look at it
+            os.close(fd)
+
+    def is_held(self, stop: int) -> bool:
+        """Whether the thread that waits for lines there was left behind."""
+        return stop in self._held
 
     async def next_block(self, found: Iterator[bytes], stop: int) -> bytes | None:
-        """None: that was all. Cancelled, it waits until the thread has stopped."""
-        future = asyncio.get_running_loop().run_in_executor(self._followers, next, found, None)
+        """None: that was all. Cancelled, it waits until the thread has stopped, for `_LOOK_S` at most."""
+        future = self._run(lambda: next(found, None), self._looking)
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
             os.eventfd_write(stop, 1)
             with anyio.CancelScope(shield=True):
-                await asyncio.wait([future])
+                _, held = await asyncio.wait([future], timeout=_LOOK_S)
+            if held:
+                self._held.add(stop)
             raise
 
     def end(self) -> None:
@@ -80,10 +120,29 @@ class Threads:
         for fd in self._stops:
             os.eventfd_write(fd, 1)
 
-    def close(self) -> None:
-        """Waits for calls that have begun."""
-        self._calls.shutdown()
-        self._followers.shutdown()
+    def close(self, print_line: Callable[[str], None]) -> None:
+        """Wait for calls that have begun: those that look for `_LOOK_S`, those that change jobs for `_CHANGE_S`."""
+        _join(self._looking, _LOOK_S)
+        _join(self._changing, _SILENCE_S)
+        if left := len(self._changing):
+            what = "1 request that changes jobs" if left == 1 else f"{left} requests that change jobs"
+            print_line(f"waiting for {what}, for {_CHANGE_S:.0f} s at most; TERM again ends now")
+            _join(self._changing, _CHANGE_S)
+
+
+def _resolve(future: asyncio.Future[Any], answer: object, error: BaseException | None) -> None:
+    if future.done():
+        return
+    if error is None:
+        future.set_result(answer)
+    else:
+        future.set_exception(error)
+
+
+def _join(threads: set[threading.Thread], limit_s: float) -> None:
+    end_s = time.monotonic() + limit_s
+    for thread in tuple(threads):
+        thread.join(max(0.0, end_s - time.monotonic()))
 
 
 class Stream(StreamingResponse):
@@ -119,7 +178,8 @@ async def lines(
     except InfiniRunError as error:
         yield f"infini-job: {printable(str(error))}\n".encode("utf-8", "surrogateescape")
     finally:
-        await threads.do(found.close)
+        if not threads.is_held(stop):
+            await threads.do(found.close)
 
 
 async def events(cache: JobCache) -> AsyncGenerator[bytes, None]:

@@ -1,0 +1,242 @@
+"""What somebody has put in a job's directory in place of ours: one line for that job, all others shown."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from infini_run.jobs import each_job
+from infini_run.jobs.each_job import JobHung, for_each, kept, note_progress
+from infini_run.jobs.records import JobResult, Phase
+from infini_run.system.secure_files import open_regular, read_end, read_regular
+from tests.jobs.test_job_status import made
+from tests.support.job_case import JOB
+from tests.support.serve_case import Service
+from tests.support.waiting import LIMIT_S, until
+
+GOOD, BAD = "ir-00000000aa", "ir-00000000bb"
+HUNG = Path(__file__).parents[1] / "support" / "children" / "hung_mount.py"
+NEVER_OVERRIDE = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]
+
+
+def no_rights(path):
+    Path(path).touch()
+    os.chmod(path, 0)
+
+
+def large(path):
+    with open(path, "wb") as file:
+        file.truncate(1 << 30)
+
+
+BROKEN = {
+    "fifo": (os.mkfifo, "it is not a regular file"),
+    "folder": (os.mkdir, "it is not a regular file"),
+    "loop": (lambda path: os.symlink(os.path.basename(path), path), "it is a symbolic link"),
+    "link": (lambda path: os.symlink("/dev/zero", path), "it is a symbolic link"),
+    "socket": (lambda path: os.mknod(path, 0o140600), "it is a FIFO or a socket"),
+    "large": (large, "it has 1073741824 bytes, and at most 33554432 are read"),
+    "no rights": (no_rights, "Permission denied"),
+}
+FILES = ["request.json", "id", "exit", "0/phase"]
+
+
+@pytest.fixture
+def pair(local):
+    """Two jobs that have ended, the latter of which somebody is to break."""
+    local.path.mkdir()
+    for name in (GOOD, BAD):
+        folder = made(local.path, name, scheduler="local", array="")
+        folder.begin()
+        folder.write_phase(0, Phase(state="RUNNING", since_s=1.0, nodes=("n",), nproc=1))
+        folder.write_result(JobResult(state="COMPLETED", code=0, end_s=2.0))
+    return local
+
+
+def spoil(local, name, kind):
+    path = local.path / BAD / name
+    path.unlink()
+    BROKEN[kind][0](path)
+    return f"job {BAD}: {path} cannot be read: {BROKEN[kind][1]}; mend it, or remove {path.parents[name.count('/')]}"
+
+
+def without_override(local, *words):
+    argv = [*NEVER_OVERRIDE, *JOB, *words]
+    return subprocess.run(argv, env=local.env, capture_output=True, text=True, check=False, timeout=LIMIT_S)
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("kind", BROKEN)
+def test_broken_file_costs_one_line_and_hides_no_other_job(pair, name, kind):
+    said = spoil(pair, name, kind)
+    for words in (["list"], ["status", GOOD, BAD]):
+        done = without_override(pair, *words)
+        assert (done.returncode, done.stderr) == (int(len(words) > 1), f"infini-job: {said}\n"), words
+        assert done.stdout.split()[:2] == [GOOD, "COMPLETED"]
+    done = without_override(pair, "forget", BAD, GOOD)
+    assert (done.returncode, done.stderr) == (1, f"infini-job: {said}\n")
+    assert os.listdir(pair.path) == [BAD]
+    for words in (["cancel", BAD], ["logs", BAD]):
+        done = without_override(pair, *words)
+        if done.returncode:  # what is not asked for harms nobody
+            assert (done.returncode, done.stderr) == (1, f"infini-job: {said}\n"), words
+
+
+def test_folder_of_job_without_rights_is_told(pair):
+    if not os.geteuid():
+        os.chmod(pair.path / BAD, 0)
+    done = without_override(pair, "list")
+    assert done.stdout.split()[:2] == [GOOD, "COMPLETED"]
+    assert done.stderr == (
+        f"infini-job: job {BAD}: {pair.path / BAD}/request.json cannot be read: Permission denied; "
+        f"mend it, or remove {pair.path / BAD}\n"
+    )
+    os.chmod(pair.path / BAD, 0o700)
+
+
+@pytest.mark.parametrize("name", ["0/log", "job.log"])
+def test_logs_wait_for_no_fifo(pair, name):
+    words = ["--scheduler_log"] if name == "job.log" else []
+    os.mkfifo(pair.path / BAD / name)
+    done = pair.call("logs", *words, BAD)
+    assert done.returncode == 1
+    assert done.stderr == f"infini-job: {pair.path / BAD / name} cannot be read: it is not a regular file\n"
+
+
+def test_status_waits_for_no_fifo_in_place_of_job_log(pair):
+    (pair.path / BAD / "exit").unlink()
+    os.mkfifo(pair.path / BAD / "job.log")
+    done = pair.call("status", BAD)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("text", ['"end_s":NaN', '"end_s":1e999', '"end_s":2.0,"attempt":' + "9" * 30])
+def test_number_that_no_clock_has_is_told(pair, text):
+    (pair.path / BAD / "exit").write_text('{"state":"COMPLETED","code":0,' + text + "}")
+    done = pair.call("list", "--json")
+    assert done.stderr.endswith("/exit is not what infini-job has written: look who changed it\n")
+    assert GOOD in done.stdout
+
+
+def test_service_shows_others_and_ends_beside_broken_job(pair, tmp_path):
+    service = Service(pair, tmp_path / "s")
+    try:
+        said = spoil(pair, "exit", "fifo")
+        assert [job["name"] for job in service.get("/v1/jobs")] == [GOOD]
+        answer = service.client.get(f"/v1/jobs/{BAD}")
+        assert (answer.status_code, answer.json()["detail"]) == (500, said)
+        os.mkfifo(pair.path / BAD / "0" / "report.json")
+        assert service.client.get(f"/v1/jobs/{BAD}/timeline").status_code == 500
+        with service.client.stream("GET", "/v1/events") as events:
+            first = next(line for line in events.iter_lines() if line.startswith("data: "))
+        assert said in first
+        assert GOOD in first
+    finally:
+        service.end()
+
+
+# ---- a file server that is gone
+
+
+def hung(path, *command):
+    """A command for which that directory hangs."""
+    probe = ["unshare", "--mount", "--propagation", "private", sys.executable, str(HUNG), str(path)]
+    done = subprocess.run([*probe, "true"], capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"no FUSE here: {done.stderr.strip()}")
+    return [*probe, *command]
+
+
+def test_hung_directory_costs_one_line_and_hides_no_other_job(pair):
+    argv = hung(pair.path / BAD, *JOB, "list")
+    done = subprocess.run(argv, env=pair.env, capture_output=True, text=True, check=False, timeout=LIMIT_S * 2)
+    assert done.stdout.split()[:2] == [GOOD, "COMPLETED"]
+    assert done.stderr == (
+        f"infini-job: {pair.path / BAD} has not answered for 10 s; look whether its file server is there\n"
+    )
+
+
+def test_service_answers_and_ends_beside_hung_job(pair, tmp_path, monkeypatch):
+    monkeypatch.setattr("tests.support.job_case.JOB", hung(pair.path / BAD, *JOB))
+    service = Service(pair, tmp_path / "s")
+    try:
+        service.client.timeout = LIMIT_S
+        answer = service.client.get(f"/v1/jobs/{BAD}")
+        assert (answer.status_code, answer.json()["detail"].split(" has ")[1]) == (
+            503, "not answered for 10 s; look whether its file server is there",
+        )  # fmt: skip
+        begun_s = time.monotonic()
+        for _ in range(20):  # it is known by now: no further thread waits for it
+            assert service.client.get(f"/v1/jobs/{BAD}").status_code == 503
+            assert service.client.get(f"/v1/jobs/{BAD}/logs").status_code == 503
+            assert [job["name"] for job in service.get("/v1/jobs")] == [GOOD]
+        assert time.monotonic() - begun_s < each_job.HUNG_S * 2
+        service.client.close()
+        service.command.signal(signal.SIGTERM)
+        assert service.command.wait() == 0
+    finally:
+        service.command.close()
+
+
+def test_each_job_that_hangs_holds_one_thread():
+    """What hangs is read at a pipe here, and let go at the end."""
+    read_fd, write_fd = os.pipe()
+    asked = []
+
+    def look(item):
+        asked.append(item)
+        return os.read(read_fd, 1) if item.startswith("hung") else item
+
+    items = ["a", "hung1", "b", "hung2", "c"]
+    found = for_each(items, look, lambda item: item, hung_s=1.0)
+    problems = []
+    assert kept(found, problems.append) == ["a", "b", "c"]
+    assert [text.split()[0] for text in problems] == ["hung1", "hung2"]
+    again = for_each(items, look, lambda item: item, hung_s=1.0)
+    assert [type(outcome) for outcome in again] == [str, JobHung, str, JobHung, str]
+    assert asked.count("hung1") == asked.count("hung2") == 1
+    os.write(write_fd, b"12")
+    until(lambda: not each_job._hung)
+    assert for_each(["hung1"], lambda item: item, lambda item: item) == ["hung1"]
+    os.close(read_fd)
+    os.close(write_fd)
+
+
+def test_slow_array_that_is_heard_of_is_waited_for():
+    def look(item):
+        end_s = time.monotonic() + 1.0
+        while time.monotonic() < end_s:
+            note_progress()
+        return item
+
+    assert for_each(["a"], look, lambda item: item, hung_s=0.5) == ["a"]
+
+
+def test_mistake_of_ours_is_raised_where_it_is_waited_for():
+    with pytest.raises(ZeroDivisionError):
+        for_each([1, 0], lambda item: 1 // item, str)
+
+
+# ---- one file
+
+
+def test_only_regular_files_of_bounded_size_are_read(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"0123456789")
+    os.symlink("file", tmp_path / "link")
+    assert read_regular(str(path), 10) == b"0123456789"
+    assert read_regular(str(tmp_path / "link"), 10, follows_links=True) == b"0123456789"
+    assert read_end(str(path), 3) == b"789"
+    assert read_end(str(path), 30) == b"0123456789"
+    with pytest.raises(OSError, match="it has 10 bytes, and at most 9 are read"):
+        read_regular(str(path), 9)
+    with pytest.raises(OSError, match="it is a symbolic link"):
+        open_regular(str(tmp_path / "link"))
+    with pytest.raises(OSError, match="bytes, and at most 5 are read"):
+        read_regular("/proc/self/status", 5)  # its size is 0
