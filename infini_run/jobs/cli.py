@@ -391,7 +391,7 @@ def _jsonable(value: Any) -> Any:
 
 
 def _serve(values: dict[str, Any], args: Sequence[str], environ: Mapping[str, str]) -> int:
-    from infini_run.jobs.job_store import home
+    from infini_run.jobs.job_store import home_to_write
 
     _refuse_args("serve", args)
     if not values["socket"]:
@@ -402,7 +402,7 @@ def _serve(values: dict[str, Any], args: Sequence[str], environ: Mapping[str, st
         if (error.name or "").partition(".")[0] == "infini_run":
             raise
         raise UsageError(f"serve needs {error.name}: pip install 'infini-run[serve]'") from None
-    return serve(values["socket"], home(values["dir"], environ), environ)
+    return serve(values["socket"], home_to_write(values["dir"], environ), environ)
 
 
 def _one(verb: str, args: Sequence[str]) -> str:

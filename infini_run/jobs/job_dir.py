@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 FORMAT = 2
 _RESERVED = 4096  # bytes; more than any ending has
 _LARGEST = 1 << 25  # bytes of a file that is read: more than a command, or an environment, of execve(2) may have
+_LONGEST_ID = 1000  # characters; PBS's has the name of its server
 _LATEST_S = 1e12  # seconds since the epoch; JSON as Python reads it has NaN and infinities
 _MOST = 1 << 63
 _DEVICES = (  # a scheduler says which devices a job has; what the caller's shell says is another machine's
@@ -159,8 +160,12 @@ class JobDir:
 
     @property
     def id(self) -> str:
-        """The scheduler's; "" where it has not (yet) taken the job."""
-        return (self._read("id") or b"").decode("utf-8", "replace")
+        """The scheduler's; "" where it has not (yet) taken the job. Raises InfiniRunError: it is none, and would be
+        read as an option or as several ids by a scheduler's command."""
+        text = (self._read("id") or b"").decode("utf-8", "replace")
+        if text and not (text.isprintable() and len(text) <= _LONGEST_ID and text[0] not in "-," and " " not in text):
+            raise InfiniRunError(self._is_foreign("id"))
+        return text
 
     def mark_cancelled(self, *, scheduler_was_asked: bool = False) -> None:
         """Write down that the job is to end.

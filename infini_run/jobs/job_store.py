@@ -31,6 +31,21 @@ def home(given: str, environ: Mapping[str, str]) -> str:
         raise UsageError(f"--dir={path}: the current directory was removed; give a path from /") from None
 
 
+def home_to_write(given: str, environ: Mapping[str, str]) -> str:
+    """Return the directory of all jobs as `home` does, if it may be made: in a home directory that is there.
+
+    Raises:
+        UsageError: There is no home directory (a container's user, /nonexistent), or it is no path.
+    """
+    user = environ.get("HOME") or os.path.expanduser("~")
+    if not given and not (user.startswith("/") and os.path.isdir(user)):
+        raise UsageError(
+            f"HOME={user}: jobs are kept in ~/.infini-run, and there is no such home directory; set HOME, or give "
+            "--dir=DIR that the nodes share"
+        )
+    return home(given, environ)
+
+
 def new_name() -> str:
     return PREFIX + os.urandom(_ID_SIZE).hex()
 

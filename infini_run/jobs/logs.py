@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from infini_run.jobs.status import Status
     from infini_run.jobs.task import Task
 
-# of plan.py: one node's, or one of many; stderr has its own word
-_LABEL = re.compile(rb"\[(?:rank (\d+)|([^\]\s]*):(\d+))(?: ERROR)?\] ")
+# of plan.py: one node's, or one of many; stderr has its own word. Bounded: what a rank writes is no label of ours
+_LABEL = re.compile(rb"\[(?:rank (\d{1,9})|([^\]\s]{0,255}):(\d{1,9}))(?: ERROR)?\] ")
 
 
 class Chosen:
@@ -75,7 +75,7 @@ class Reader:
     def __init__(self, path: str) -> None:
         self._path = path
         self._offset = 0  # the file is not held open: an array may have a thousand logs
-        self._rest = b""
+        self._rest: list[bytes] = []  # of a line without an end: a long one is not put together for each piece of it
 
     def lines(self) -> Iterator[bytes]:
         """Those that have come since the last call."""
@@ -89,14 +89,17 @@ class Reader:
             file.seek(self._offset)
             while piece := file.read(READ_CHUNK):
                 self._offset += len(piece)
-                *lines, self._rest = (self._rest + piece).split(b"\n")
-                for line in lines:
-                    yield line + b"\n"
+                if (size := piece.rfind(b"\n") + 1) > 0:
+                    text = b"".join([*self._rest, piece[:size]])
+                    self._rest.clear()
+                    yield from (line + b"\n" for line in text.split(b"\n")[:-1])
+                if size < len(piece):
+                    self._rest.append(piece[size:])
 
     def end(self) -> bytes:
         """What stands there without an end of line. Safe twice."""
-        rest, self._rest = self._rest, b""
-        return rest + b"\n" if rest else b""
+        rest, self._rest = self._rest, []
+        return b"".join([*rest, b"\n"]) if rest else b""
 
 
 def narrow(folder: JobDir, tasks: Sequence[int]) -> tuple[JobDir, Sequence[int]]:

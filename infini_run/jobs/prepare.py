@@ -8,7 +8,7 @@ from infini_run.errors import UsageError
 from infini_run.jobs.container import RUNTIMES, Image
 from infini_run.jobs.detect_scheduler import choose
 from infini_run.jobs.errors import SubmitError
-from infini_run.jobs.job_store import home, new_name
+from infini_run.jobs.job_store import home_to_write, new_name
 from infini_run.jobs.options.table import PREFIXES, TABLES, defaults
 from infini_run.jobs.request import JobRequest
 from infini_run.jobs.submit import check, plan
@@ -78,7 +78,7 @@ def prepare(
         QueryError: The scheduler does not answer.
     """
     words = check_command(command)
-    above = home(values["dir"], environ)
+    above = home_to_write(values["dir"], environ)
     scheduler, facts = choose(values["scheduler"], above, environ, print_line=print_line)
     return plan(make_request(words, values, above), scheduler, facts), scheduler
 

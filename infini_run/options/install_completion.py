@@ -49,7 +49,7 @@ def install_completion(
     lines, code = [], 0
     for shell in shells:
         path = completion_path(shell, command, environ)
-        problem = _write(path, script(shell))
+        problem = _missing_home(path, environ) or _write(path, script(shell))
         if problem:
             lines.append(f"{shell}: {printable(path)} cannot be written: {problem}")
             code = 1
@@ -84,6 +84,13 @@ def _home(environ: Mapping[str, str]) -> str:
     if not home.startswith("/"):
         raise UsageError("--completion=install: HOME is not set to a folder; --completion=bash prints a script")
     return home.rstrip("/")
+
+
+def _missing_home(path: str, environ: Mapping[str, str]) -> str:
+    """Return why nothing is made at `path`: it is in a home directory that is not there; empty: it is not."""
+    home = (environ.get("HOME") or os.path.expanduser("~")).rstrip("/")
+    is_missing = path.startswith(f"{home}/") and not os.path.isdir(home or "/")
+    return f"there is no home directory {printable(home)}; set HOME" if is_missing else ""
 
 
 def _is_used(shell: str, environ: Mapping[str, str]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 
 from infini_run.jobs import each_job
 from infini_run.jobs.each_job import JobHung, for_each, kept, note_progress
+from infini_run.jobs.logs import Reader
 from infini_run.jobs.records import JobResult, Phase
 from infini_run.system.secure_files import open_regular, read_end, read_regular
 from tests.jobs.test_job_status import made
@@ -240,3 +242,57 @@ def test_only_regular_files_of_bounded_size_are_read(tmp_path):
         open_regular(str(tmp_path / "link"))
     with pytest.raises(OSError, match="bytes, and at most 5 are read"):
         read_regular("/proc/self/status", 5)  # its size is 0
+
+
+# ---- ids, homes, and lines
+
+
+@pytest.mark.parametrize("text", ["abc@{host}", "1.x@{host}", "1@elsewhere", "-9", "1 2", "\u2028"])
+def test_foreign_id_hides_no_other_job(pair, text, bell):
+    name = pair.submit("--", "sh", "-c", f"echo up > {bell.path}; exec sleep 1000")
+    bell.hear(1)
+    (pair.path / BAD / "exit").unlink()
+    (pair.path / BAD / "id").write_text(text.format(host=os.uname().nodename))
+    done = pair.call("list", "--json")
+    shown = {job["name"]: job for job in json.loads(done.stdout)}
+    assert (shown[name]["state"] in ("STARTING", "RUNNING"), shown[name]["query_error"]) == (True, "")
+    assert shown[BAD]["query_error"] if BAD in shown else "is not what infini-job has written" in done.stderr
+    assert pair.call("cancel", name).returncode == 0
+    pair.wait(name, "CANCELLED")
+
+
+@pytest.mark.parametrize("verb", ["submit", "serve"])
+def test_home_directory_that_is_missing_is_not_made(local, tmp_path, verb):
+    home = tmp_path / "nonexistent"
+    words = {"submit": ["submit", "--", "true"], "serve": ["serve", f"--socket={tmp_path}/s"]}[verb]
+    done = local.call(*words, env={"HOME": str(home), "INFINI_JOB_DIR": ""})
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        f"infini-job: HOME={home}: jobs are kept in ~/.infini-run, and there is no such home directory; set HOME, or "
+        "give --dir=DIR that the nodes share\n"
+    )
+    assert not home.exists()
+
+
+def test_label_of_many_digits_is_no_label(pair):
+    lines = [f"[rank {'9' * 5000}] a", f"[n:{'9' * 5000}] b", f"[{'n' * 5000}:0] c", "[rank 0] d"]
+    (pair.path / BAD / "0" / "log").write_text("".join(f"{line}\n" for line in lines))
+    done = pair.call("logs", "--rank=0", BAD)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[rank 0] d\n", "")
+
+
+def test_time_of_long_line_grows_with_its_length_alone(tmp_path):
+    """Twice the length took four times as long: the line was put together again for each piece."""
+
+    def cpu_s(mebibytes):
+        path = tmp_path / f"{mebibytes}"
+        with open(path, "wb") as file:
+            file.truncate(mebibytes << 20)
+        begun_s = time.process_time()
+        reader = Reader(str(path))
+        assert list(reader.lines()) == []
+        assert len(reader.end()) == (mebibytes << 20) + 1
+        return time.process_time() - begun_s
+
+    cpu_s(8)
+    assert cpu_s(256) < 80 * cpu_s(16)  # linear: 16 times; square: 256 times

@@ -23,10 +23,13 @@ from infini_run.jobs.schedulers.scheduler import (
     strip_scheduler_environment,
 )
 from infini_run.jobs.task import Task, open_folder
+from infini_run.value_types import number
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+
+    from infini_run.jobs.job_dir import JobDir
 
 _START = 'cd /; setsid sh "$0" </dev/null >>"$1" 2>&1 & echo $!'
 
@@ -88,17 +91,25 @@ class Local:
         found = {}
         are_started: dict[str, bool] = {}  # by array: by a process that is there
         for name in names:
-            folder = open_folder(self._above, name)
-            id_ = folder.id
-            if id_ and _pid(id_):
-                found[name] = SchedulerJob(id=id_, state=RUNNING)
-            elif isinstance(folder, Task) and not id_ and not folder.is_cancelled:
-                path = folder.array.path
-                if path not in are_started:
-                    are_started[path] = bool(folder.array.id and _pid(folder.array.id))
-                if are_started[path]:
-                    found[name] = SchedulerJob(id="", state=QUEUED, hold=WAITING)
+            try:
+                state = self._state_of(open_folder(self._above, name), are_started)
+            except QueryError as error:  # it says nothing of the others
+                state = SchedulerJob(id="", state="", reason=str(error))
+            if state is not None:
+                found[name] = state
         return found
+
+    def _state_of(self, folder: JobDir, are_started: dict[str, bool]) -> SchedulerJob | None:
+        """None: it has ended. are_started: what is known of arrays. Raises QueryError."""
+        id_ = folder.id
+        if id_ and _pid(id_):
+            return SchedulerJob(id=id_, state=RUNNING)
+        if not isinstance(folder, Task) or id_ or folder.is_cancelled:
+            return None
+        path = folder.array.path
+        if path not in are_started:
+            are_started[path] = bool(folder.array.id and _pid(folder.array.id))
+        return SchedulerJob(id="", state=QUEUED, hold=WAITING) if are_started[path] else None
 
     def cancel(self, *ids: str, again: bool = False) -> None:
         """TERM, as a scheduler: the ranks have their grace."""
@@ -155,9 +166,10 @@ def _pid(id_: str) -> int:
     process, _, host = id_.partition("@")
     if host != os.uname().nodename:
         raise QueryError(f"it runs on {host}: ask there")
-    number, _, start = process.partition(".")
-    pid = int(number)
-    return pid if start != "0" and _start_of(pid) == int(start) else 0
+    pid, start = map(number, process.partition(".")[::2])
+    if pid is None or start is None:
+        raise QueryError(f"{id_[:80]!a} is no process: look who changed its id")
+    return pid if start and _start_of(pid) == start else 0
 
 
 def _start_of(pid: int) -> int:

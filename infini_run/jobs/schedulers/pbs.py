@@ -115,7 +115,9 @@ class Pbs:
     def query(self, names: Sequence[str], ids: Mapping[str, str] | None = None) -> dict[str, SchedulerJob]:
         """One qstat with all ids. qstat knows no names: where an id is missing, unknown or of a job that is over (one
         that was queued again has another), qselect lists jobs first."""
-        known = ids or {}
+        known = {
+            name: id_ for name, id_ in (ids or {}).items() if is_id(id_)
+        }  # else no answer of qstat is understood
         found = latest(names, self._jobs([known[name] for name in names if known.get(name)]))
         asked = {seen.id for seen in found.values()}
         unsure = [name for name in names if name not in found or found[name].state not in PRESENT]

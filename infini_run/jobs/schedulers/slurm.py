@@ -127,7 +127,8 @@ class Slurm:
         found = _best(pair for line in text.splitlines() for pair in _queue_line(line))
         missing = [name for name in names if name not in found]
         if missing and self._has_accounting is not False:
-            known = {name: ids[name] for name in missing if ids and ids.get(name)}
+            # sacct refuses all of them for one that is no number
+            known = {name: ids[name] for name in missing if ids and number(whole_id(ids.get(name, ""))) is not None}
             try:
                 found |= self._accounted(missing, known)
             except QueryError as error:

@@ -166,3 +166,12 @@ def test_bash_reads_it_by_bash_completion_or_by_the_line_that_it_is_told(home, t
     loader.parent.mkdir(parents=True)
     loader.write_text("")
     assert install_completion("infini-run", script, environ, root=str(tmp_path / "full"))[0] == [wrote]
+
+
+def test_home_directory_that_is_missing_is_not_made(tmp_path):
+    home = tmp_path / "nonexistent"
+    environ = environment(home, PATH=only("bash", tmp_path))
+    lines, code = install_completion("infini-run", script, environ)
+    assert code == 1
+    assert lines[0].endswith(f"cannot be written: there is no home directory {home}; set HOME")
+    assert not home.exists()
