@@ -142,6 +142,14 @@ def _option_problems(request: JobRequest, facts: Facts) -> list[str]:
         problems.append(f"{request.folder!r}: a job's directory with a line break in its name cannot be told")
     if facts.scheduler == "pbs" and ":" in request.folder:
         problems.append(f"{request.folder}: PBS takes what is before a : for a host; give another --dir")
+    if "\\" in request.folder and facts.scheduler == "pbs":
+        problems.append(
+            f"{request.folder}: a backslash in the name of a file is no character for PBS; give another --dir"
+        )
+    if "\\" in request.folder and facts.scheduler == "slurm" and request.array:
+        problems.append(
+            f"{request.folder}: Slurm names the files of tasks in no directory with a backslash; give another --dir"
+        )
     if request.container is not None:
         problems += image_problems(request.container, _place(request, request.slot_type))
         if request.container.runtime == "pyxis" and facts.scheduler != "slurm":

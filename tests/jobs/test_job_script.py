@@ -119,6 +119,23 @@ def test_words_of_an_sbatch_line_are_quoted_for_a_shell_too(words):
     assert shlex.split(" ".join(map(slurm_script.quoted, words)), comments=True) == words
 
 
+@pytest.mark.parametrize(
+    ("folder", "pattern"),
+    [("/j/a%j", "/j/a%%j"), ("/j/a\\b", "/j/a\\\\b"), ("/j/a\\b%j", "/j/a\\\\b%j"), ("/j/a%%\\", "/j/a%%\\\\")],
+)
+def test_output_pattern_of_slurm_names_folder_with_any_characters(folder, pattern):
+    """As fname_create of 22.05.8 reads it; test_job_slurm_real.py asks Slurm itself."""
+    (word,) = slurm_script.options(replace(PLAIN, folder=folder), plan(PLAIN, SLURM), f"{folder}/job.log")[1]
+    assert word == f"--output={pattern}/job.log"
+
+
+@pytest.mark.parametrize(("scheduler", "array"), [("pbs", ""), ("pbs", "0-3"), ("slurm", "0-3")])
+def test_folder_that_scheduler_cannot_name_is_refused(scheduler, array):
+    facts = {"pbs": PBS, "slurm": SLURM}[scheduler]
+    with pytest.raises(UsageError, match=r"backslash.*; give another --dir"):
+        plan(replace(PLAIN, folder="/j/a\\b", array=array), facts)
+
+
 def test_a_script_for_pbs_says_at_once_what_it_has_to_say(tmp_path):
     text = script_of(replace(PLAIN, folder=str(tmp_path), python="/bin/echo"), PBS)
     done = subprocess.run(["sh"], input=text, text=True, capture_output=True, check=True)

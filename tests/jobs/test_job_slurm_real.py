@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -84,6 +85,16 @@ def step_on(slurmd):
         except OSError:
             continue
     return [pid for _, pid in sorted(found)]
+
+
+@pytest.mark.parametrize("name", ["a\\b", "a\\b%j", "a%j", "a%%\\"])
+def test_directory_of_any_name_gets_output_of_script(queue, name):
+    above = queue.path / name
+    done = queue.call("submit", f"--dir={above}", "--slots=1", "--wait", "--", "sh", "-c", "echo hi; exit 3")
+    assert (done.returncode, done.stderr.splitlines()[-1].split("  ")[-1]) == (3, "FAILED 3 node1 rank 0")
+    (folder,) = above.iterdir()
+    assert (folder / "job.log").exists()
+    shutil.rmtree(above)
 
 
 def test_two_nodes_of_four_ranks(queue):

@@ -169,8 +169,9 @@ def _row(layout: Layout, typed: str) -> list[str]:
 
 
 def _pattern(path: str) -> str:
-    """A path as --output takes it: %% is a percent sign (sbatch(1), "filename pattern")."""
-    return path.replace("%", "%%")
+    """A path as --output takes it: %% is a percent sign (sbatch(1), "filename pattern"). Where there is a backslash,
+    each takes away the meaning of the next character, and no % has any (measured on 22.05.8)."""
+    return path.replace("\\", "\\\\") if "\\" in path else path.replace("%", "%%")
 
 
 def _minutes(time_s: int) -> str:
