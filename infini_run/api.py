@@ -16,6 +16,7 @@ from infini_run.record import replace
 from infini_run.report.failures import WorkerError
 from infini_run.system.exit_hooks import close_at_exit, closed
 from infini_run.system.fork_hooks import call_in_forked_children
+from infini_run.system.monkey_patches import check_threads
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -176,6 +177,7 @@ def _run_on_nodes(
 ) -> Report:
     from infini_run.multinode.head import Head
 
+    check_threads("a launch on several hosts")
     folder = check_path("cwd", cwd)
     observers: HeadObservers | None = None
     if options.trace or options.live == "on":

@@ -30,6 +30,7 @@ from infini_run.plan.model import spans_of
 from infini_run.record import replace
 from infini_run.system.exit_hooks import close_at_exit
 from infini_run.system.fork_hooks import call_in_forked_children, stayed_with_parent
+from infini_run.system.monkey_patches import check_waits
 from infini_run.system.signal_numbers import check_signal
 
 TYPE_CHECKING = False
@@ -79,6 +80,7 @@ class ProcessLauncher:
         cwd: str | os.PathLike[str] | None = None,
         **flags: Unpack[RunOptions],
     ) -> None:
+        check_waits("a launch")
         check_names("ProcessLauncher", flags, TABLE, ProcessLauncher.__init__)
         self._command = check_command(command)
         self._environ = make_environment(env, inherit_env)

@@ -17,6 +17,7 @@ from infini_run.channel.endpoint import LIMIT, SharedSocket
 from infini_run.channel.receiver import Receiver
 from infini_run.channel.sender import LINGER_S, Sender
 from infini_run.number_arguments import read_count
+from infini_run.system.monkey_patches import check_waits
 
 __all__ = ["LIMIT", "LINGER_S", "Receiver", "Sender", "connect", "pair"]
 
@@ -25,6 +26,7 @@ def pair(limit: int = LIMIT) -> tuple[tuple[Sender, Receiver], tuple[Sender, Rec
     """Two connected sides, each a Sender and a Receiver. `limit`: bytes of one message.
 
     Hand one side's `fileno()` to another process (`pass_fds`, stdin), then `close_copy()` that side here."""
+    check_waits("a channel")
     limit = read_count("limit", limit)
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     return _side(here, limit), _side(there, limit)
@@ -32,6 +34,7 @@ def pair(limit: int = LIMIT) -> tuple[tuple[Sender, Receiver], tuple[Sender, Rec
 
 def connect(fd: int, limit: int = LIMIT) -> tuple[Sender, Receiver]:
     """The side whose socket was inherited as `fd`, which is ours from now on. Raises OSError: it is no socket."""
+    check_waits("a channel")
     limit = read_count("limit", limit)
     sock = socket.socket(fileno=fd)
     sock.setblocking(True)

@@ -1,7 +1,7 @@
 """Which part of an object does not pickle, and where in it that is: `message["model"].hooks[2]`.
 
-Only looked for once pickling has failed. Each part is tried by itself; the first one that fails is gone into, until
-none of its own parts fails.
+Only looked for once pickling has failed. Each part is tried by itself; those that fail are gone into, until one is
+found of whose own parts none fails.
 """
 
 from __future__ import annotations
@@ -21,16 +21,36 @@ _Part = tuple[str, object]
 def find_unpicklable(thing: object, name: str, fault_of: Callable[[object], Exception | None]) -> tuple[str, object]:
     """The path of what does not pickle in `thing`, which is called `name`, and that itself. `fault_of` says why a
     thing does not pickle; None: it does."""
-    seen = {id(thing)}
-    for _ in range(_DEPTH):
-        for step, part in _parts(thing):
-            if id(part) not in seen and fault_of(part) is not None:
-                name, thing = name + step, part
-                seen.add(id(part))
-                break
-        else:
-            break
-    return name, thing
+    search = _Search(fault_of)
+    return search.fault_in(thing, name, _DEPTH) or search.dead_ends[0]
+
+
+class _Search:
+    """Looks for the fault in depth. Objects refer to each other in circles (a child to its parent, the method of a
+    class to the class, through the cell `__class__` that super() needs): a part that fails only because of something
+    above it is a dead end, and the fault is in another part of that."""
+
+    def __init__(self, fault_of: Callable[[object], Exception | None]) -> None:
+        self._fault_of = fault_of
+        self._seen: dict[int, object] = {}  # the objects too: the id of one that is gone would be another's
+        self.dead_ends: list[_Part] = []
+
+    def fault_in(self, thing: object, name: str, depth: int) -> _Part | None:
+        """The path and the part of `thing`, which does not pickle; None: nothing but a circle was found."""
+        self._seen[id(thing)] = thing
+        is_dead_end = False
+        for step, part in _parts(thing) if depth else ():
+            if id(part) in self._seen:
+                is_dead_end = True
+            elif self._fault_of(part) is not None:
+                found = self.fault_in(part, name + step, depth - 1)
+                if found is not None:
+                    return found
+                is_dead_end = True
+        if is_dead_end:
+            self.dead_ends.append((name, thing))
+            return None
+        return name, thing
 
 
 def _parts(thing: object) -> Iterator[_Part]:

@@ -73,13 +73,14 @@ class Crew(Generic[T, R]):
     finishes its tasks too.
 
     Args:
-        target: a function `serve(ctx, task)`, called for each task; or a class with `task(self, ctx, task)` and, if
-            there is something to do, `start(self, ctx)` and `stop(self, ctx)`, of which each worker makes one object.
+        target: a function `serve(ctx, task)`, called for each task, or one of the task alone, `serve(task)`; or a
+            class with `task(self, ctx, task)` and, if there is something to do, `start(self, ctx)` and
+            `stop(self, ctx)`, of which each worker makes one object.
             A functools.partial of either will do, and so will an object with these methods, of which each worker
             gets a copy. It travels by value if no module has it (`__main__`, closures); workers never import the
-            caller's script.
+            caller's script. A function that can be called both ways gets ctx and task.
         args, kwargs: arguments for the target: each worker makes its object of a class with them; a function gets
-            them after ctx and task.
+            them after the task.
         nproc_per_node: the number of workers on each host, "auto", "gpu" or "cpu", or a list with one number for each
             host; None: what the hosts have room for (`a:4`), else one.
         nproc: another name of nproc_per_node.
@@ -116,7 +117,11 @@ class Crew(Generic[T, R]):
 
     def __init__(
         self,
-        target: Callable[[Context, T], R] | type[Handler[T, R]] | Handler[T, R] | Callable[..., Handler[T, R]],
+        target: Callable[[Context, T], R]
+        | Callable[[T], R]
+        | type[Handler[T, R]]
+        | Handler[T, R]
+        | Callable[..., Handler[T, R]],
         *,
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
@@ -148,6 +153,13 @@ class Crew(Generic[T, R]):
         policy = check(NEVER if restart is None else restart)
         failure_options = read_failure_options(flags)
         may_hang = limits.watchdog_s or limits.ready_timeout_s or failure_options.hang_timeout_s
+        self._tasks = count()
+        given: dict[str, Any] = {"cwd": cwd, "grace": grace, "log_dir": log_dir, **flags}
+        if spawner is not None:
+            where = {"nproc_per_node": nproc_per_node, "nproc": nproc, "hosts": hosts, "preload": preload or None}
+            check_spawner_alone({**where, "env": env, "inherit_env": None if inherit_env else False, **given})
+        names = read_hosts(hosts, given.pop("hostfile", None))
+        check_node_flags(given, names)
         hello = Hello(
             path=path_of_workers(),
             argv=tuple(map(str, sys.argv)),
@@ -156,13 +168,6 @@ class Crew(Generic[T, R]):
             stack_signal=failure_options.stop_signal if may_hang else 0,
             target=pack_target(target, args, kwargs or {}),
         )
-        self._tasks = count()
-        given: dict[str, Any] = {"cwd": cwd, "grace": grace, "log_dir": log_dir, **flags}
-        if spawner is not None:
-            where = {"nproc_per_node": nproc_per_node, "nproc": nproc, "hosts": hosts, "preload": preload or None}
-            check_spawner_alone({**where, "env": env, "inherit_env": None if inherit_env else False, **given})
-        names = read_hosts(hosts, given.pop("hostfile", None))
-        check_node_flags(given, names)
         with as_start_errors():
             if spawner is None:
                 environ = make_environ(os.environ, patterns_of(inherit_env, names), None, check_environment(env))

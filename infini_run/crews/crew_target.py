@@ -1,12 +1,14 @@
 """What a crew's workers are for: from what the caller gave to the three functions that a worker calls.
 
-A target is a function of (ctx, task), any other callable of these two, a class with a method `task`, a
-functools.partial of either, or an object with a method `task`, of which each worker gets a copy.
+A target is a function of (ctx, task) or of the task alone, any other callable of these, a class with a method
+`task`, a functools.partial of either, or an object with a method `task`, of which each worker gets a copy. Whether
+it can be called so is looked at before anything starts.
 """
 
 from __future__ import annotations
 
 from functools import partial
+from inspect import getattr_static, signature
 
 from infini_run.crews.callables import check_callable_runs
 from infini_run.crews.protocol import Body, dump
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
-_METHODS = ("task", "start", "stop")
+_METHODS = {"task": ("ctx", "task"), "start": ("ctx",), "stop": ("ctx",)}  # and what each is called with
 
 
 class TaskHandler:
@@ -51,12 +53,13 @@ def pack_target(target: object, args: Sequence[Any], kwargs: Mapping[str, Any]) 
         check_callable_runs(getattr(made, name, None), f"target: {name}")
     if not _has_task(made):
         check_callable_runs(target, "target")
-    if not args and not kwargs:
-        return dump(target, "target")
-    if _has_task(made) and _class_of(target) is None:
+    if (args or kwargs) and _has_task(made) and _class_of(target) is None:
         raise UsageError(f"target={target!r} is made already: args= and kwargs= are for a class or a function")
+    takes_context = _check_calls(target, made, args, kwargs)
+    if not args and not kwargs and takes_context:
+        return dump(target, "target")
     try:
-        return dump((target, tuple(args), dict(kwargs)), "target")
+        return dump((target, tuple(args), dict(kwargs), takes_context), "target")
     except TypeError:
         for name, value in {"target": target, "args": tuple(args), "kwargs": dict(kwargs)}.items():
             dump(value, name)
@@ -65,14 +68,75 @@ def pack_target(target: object, args: Sequence[Any], kwargs: Mapping[str, Any]) 
 
 def make_handler(target: Any) -> TaskHandler:
     """In the worker: the functions of a target that was unpickled."""
-    args, kwargs = (), {}
+    args, kwargs, takes_context = (), {}, True
     if type(target) is tuple:  # and not a named one, which may have a method `task`
-        target, args, kwargs = target
+        target, args, kwargs, takes_context = target
     if _class_of(target) is not None:
         target = target(*args, **kwargs)
     elif not _has_task(target):
-        return TaskHandler(lambda ctx, task: target(ctx, task, *args, **kwargs), nothing, nothing)
+        if takes_context:
+            return TaskHandler(lambda ctx, task: target(ctx, task, *args, **kwargs), nothing, nothing)
+        return TaskHandler(lambda ctx, task: target(task, *args, **kwargs), nothing, nothing)
     return TaskHandler(target.task, getattr(target, "start", nothing), getattr(target, "stop", nothing))
+
+
+def _check_calls(target: object, made: object, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a function is given the context before the task; True for anything else. Raises UsageError: a worker
+    cannot make its object, or cannot call it."""
+    if not _has_task(made):
+        return _takes_context(target, args, kwargs)
+    if _class_of(target) is not None:
+        fault = _fault_of_call(target, args, kwargs)
+        if fault:
+            raise UsageError(f"target: {_called(target)}: {fault}; args= and kwargs= are what it is made with")
+    for name, given in _METHODS.items():
+        method = getattr(made, name, None)
+        fault = _fault_of_call(method, (*_self_of(made, name), *given), {}) if callable(method) else ""
+        if fault:
+            raise UsageError(f"target: {_called(method)}: {fault}; it is called with ({', '.join(given)})")
+    return True
+
+
+def _self_of(made: object, name: str) -> tuple[str, ...]:
+    """What a method has before the caller's arguments where it was looked up in a class."""
+    found = getattr_static(made, name) if isinstance(made, type) else None
+    return ("self",) if hasattr(found, "__get__") and not isinstance(found, (staticmethod, classmethod)) else ()
+
+
+def _takes_context(function: object, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Of the calls (ctx, task) and (task) the first that goes, and that the function behind decorators takes, too."""
+    calls = {True: ("ctx", "task", *args), False: ("task", *args)}
+    going = [with_context for with_context, call in calls.items() if not _fault_of_call(function, call, kwargs)]
+    if not going:
+        more = (*map(repr, args), *(f"{name}={value!r}" for name, value in kwargs.items()))
+        tried = " nor ".join(f"({', '.join((*call, *more))})" for call in (("ctx", "task"), ("task",)))
+        raise UsageError(f"target: {_called(function)} can be called with neither {tried}")
+    declared = [one for one in going if not _fault_of_call(function, calls[one], kwargs, follow_wrapped=True)]
+    return (declared or going)[0]
+
+
+def _fault_of_call(
+    called: Any, args: Sequence[object], kwargs: Mapping[str, object], *, follow_wrapped: bool = False
+) -> str:
+    """Why it cannot be called with these; "": it can, or does not say what it takes, as some of C do not."""
+    try:
+        takes = signature(called, follow_wrapped=follow_wrapped)
+    except (TypeError, ValueError):
+        return ""
+    try:
+        takes.bind(*args, **kwargs)
+    except TypeError as error:
+        return str(error)
+    return ""
+
+
+def _called(thing: Any) -> str:
+    """As in its definition, `name(a, b)`."""
+    name = getattr(thing, "__qualname__", None) or repr(thing)
+    try:
+        return f"{name}{signature(thing, follow_wrapped=False)}"
+    except (TypeError, ValueError):
+        return name
 
 
 def nothing(context: object) -> None:

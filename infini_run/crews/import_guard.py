@@ -1,11 +1,15 @@
-"""Whether this process imports modules for a worker just now: a module that launches when it is imported would do so
-in every worker, without end."""
+"""Whether this process may launch functions.
+
+Not while it imports modules for a worker: a module that launches when it is imported would do so in every worker,
+without end. Nor where its threads are gevent's or eventlet's.
+"""
 
 from __future__ import annotations
 
 from importlib import import_module
 
 from infini_run.errors import UsageError
+from infini_run.system.monkey_patches import check_threads
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,7 +39,9 @@ def import_for_worker(name: str) -> None:
 
 
 def check_may_launch() -> None:
-    """Raises UsageError: a worker imports what it needs, and this launch is a part of that."""
+    """Raises UsageError: a worker imports what it needs, and this launch is a part of that; or what a supervisor's
+    thread waits with was replaced."""
+    check_threads("functions and crews")
     if _is_importing:
         raise UsageError(
             "a launch while a worker imports what it needs: the module starts one when it is imported; put that"

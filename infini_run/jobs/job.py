@@ -22,6 +22,7 @@ from infini_run.jobs.schedulers.scheduler import HOPELESS, LOST
 from infini_run.jobs.submit import submit as hand_in
 from infini_run.jobs.task import Task, task_of
 from infini_run.options.from_python import check_names, check_words, make_environment
+from infini_run.system.monkey_patches import check_waits
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ def submit(
             there, and `find_job` finds it.
         QueryError: The scheduler does not answer; nothing is left.
     """
+    check_waits("a job")
     check_names("submit", flags, TABLES["submit"], submit)
     environ = make_environment(env, inherit_env)
     values = read_flags(flags, environ)
@@ -89,6 +91,7 @@ class Job:
     """
 
     def __init__(self, folder: JobDir, scheduler: Scheduler) -> None:
+        check_waits("a job")
         self._folder = folder
         self._scheduler = scheduler
         self.name = folder.name

@@ -408,6 +408,27 @@ def closure():
     return lambda: held
 
 
+class Parent:
+    """Its child refers to it, so that the child does not pickle either."""
+
+    def __init__(self):
+        self.child = Slotted.__new__(Slotted)
+        self.child.lock = self
+        self.held = threading.Lock()
+
+
+def overriding():
+    """A class that travels by value, whose method refers to it by the cell that super() needs."""
+
+    class Overriding(Deep):
+        def work(self):
+            return super().work()
+
+        held = threading.Lock()
+
+    return Overriding
+
+
 UNPICKLABLE = {
     "message": (item for item in ()),
     "message['model'].hooks[2]['on']": {"model": Deep()},
@@ -415,6 +436,9 @@ UNPICKLABLE = {
     "message's variable held.hooks[2]['on']": closure(),
     "message[1]": (1, Stubborn()),
     "message.__self__.hooks[2]['on']": Deep().__init__,
+    "message.held": Parent(),
+    "message[0].held": [Parent()],
+    "message['a'].held": {"a": overriding()},
 }
 
 

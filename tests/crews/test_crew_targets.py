@@ -59,6 +59,35 @@ def line(ctx, x, slope, offset=0):
     return slope * x + offset
 
 
+def plain(x):
+    return 3 * x + 1
+
+
+def plain_with_arguments(x, slope, *, offset):
+    return slope * x + offset
+
+
+def passing_on(function):
+    @functools.wraps(function)
+    def call(*args, **kwargs):
+        return function(*args, **kwargs)
+
+    return call
+
+
+def without_context(function):
+    @functools.wraps(function)
+    def call(ctx, task):
+        return function(task)
+
+    return call
+
+
+class PlainLine:
+    def serve(self, x):
+        return plain(x)
+
+
 TARGETS = {
     "class with arguments": {"target": Line, "args": (3,), "kwargs": {"offset": 1}},
     "partial of a class": {"target": functools.partial(Line, 3, offset=1)},
@@ -75,6 +104,13 @@ TARGETS = {
     "partial of a method": {"target": functools.partial(NamedLine(3, 1).serve)},
     "function with arguments": {"target": line, "args": (3,), "kwargs": {"offset": 1}},
     "partial of a function": {"target": functools.partial(line, slope=3, offset=1)},
+    "function of the task": {"target": plain},
+    "lambda of the task": {"target": lambda x: 3 * x + 1},
+    "function of the task with arguments": {"target": plain_with_arguments, "args": (3,), "kwargs": {"offset": 1}},
+    "partial of a function of the task": {"target": functools.partial(plain_with_arguments, slope=3, offset=1)},
+    "method of the task": {"target": PlainLine().serve},
+    "decorated function of the task": {"target": passing_on(plain)},
+    "decorator that drops the context": {"target": without_context(plain)},
 }
 
 
@@ -82,6 +118,27 @@ TARGETS = {
 def test_a_crew_takes_any_target_with_its_arguments(given):
     with ir.Crew(**given, nproc_per_node=2) as crew:
         assert list(crew.map([1, 2, 3])) == [4, 7, 10]
+
+
+def test_function_that_can_take_both_gets_the_context():
+    with ir.Crew(lambda ctx, task=5: (ctx.rank, task)) as crew:
+        assert crew.ask(1).result() == (0, 1)
+    with ir.Crew(abs) as crew:
+        assert crew.ask(-1).result() == 1
+
+
+class OfTheTask:
+    def task(self, x):
+        return x
+
+
+class StartsAlone(Line):
+    def start(self):
+        pass
+
+
+def three(a, b, c):
+    return a
 
 
 def test_an_object_is_copied_to_each_worker():
@@ -105,7 +162,16 @@ def test_an_object_is_copied_to_each_worker():
         ({"target": int}, "give a function"),
         ({"target": functools.partial(int)}, "give a function"),
         ({"target": Line(), "args": (1,)}, "made already"),
-        ({"target": Line, "args": (1, threading.Lock())}, r"args\[1\]"),
+        ({"target": three}, r"three\(a, b, c\) can be called with neither \(ctx, task\) nor \(task\)"),
+        ({"target": three, "args": (1, 2), "kwargs": {"c": 3}}, r"neither \(ctx, task, 1, 2, c=3\) nor \(task, 1, 2"),
+        ({"target": plain_with_arguments, "args": (3,)}, "neither"),
+        ({"target": functools.partial(line, offset=1)}, "neither"),
+        ({"target": OfTheTask}, r"OfTheTask.task\(self, x\): too many .*; it is called with \(ctx, task\)"),
+        ({"target": OfTheTask()}, r"OfTheTask.task\(x\): too many .*; it is called with \(ctx, task\)"),
+        ({"target": StartsAlone}, r"StartsAlone.start\(self\): too many .*; it is called with \(ctx\)"),
+        ({"target": Line, "args": (1, 2)}, r"Line\(.*\): too many .*; args= and kwargs= are what it is made with"),
+        ({"target": DataLine}, "DataLine.*missing a required argument: 'slope'"),
+        ({"target": NamedLine, "args": (1, threading.Lock())}, r"args\[1\]"),
         ({"target": Line, "kwargs": {"offset": threading.Lock()}}, r"kwargs\['offset'\]"),
     ],
 )
@@ -213,7 +279,7 @@ def test_a_file_names_the_hosts(tmp_path, monkeypatch):
     launcher = ir.Launcher(hostfile=hostfile, console="none")
     assert launcher.hosts == ("a", "me@b:2", "[::1]:1")
     assert launcher.run(os.getpid).hosts == ("a", "b", "::1")
-    with ir.Crew(line, hostfile=str(hostfile), console="none") as crew:
+    with ir.Crew(line, args=(1,), hostfile=str(hostfile), console="none") as crew:
         assert crew.nproc == 4
     with pytest.raises(ir.UsageError, match=r"hosts=\['a'\] and hostfile='f': give one of them"):
         ir.Launcher(["a"], hostfile="f")
