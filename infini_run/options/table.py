@@ -322,7 +322,7 @@ FLAGS = (
          "each has for a launch; exit code 1 if a launch would fail"),
     _flag("seeing", "completion", _shell, "", "bash|zsh|fish|install",
          "start nothing: print what makes this shell complete our flags; install: write it to where your shells look "
-         "for it", shown="none"),
+         "for it", shown="none", aliases=("print_completion",)),
 
     _flag("torchrun", "rdzv_backend", _rdzv_backend, "static", "static|c10d",
          "honoured: c10d on a single node without endpoint means a free port, and the port of an endpoint without "
@@ -339,6 +339,7 @@ FLAGS = (
     _ignored("monitor_interval", "TIME", "nothing is polled", _foreign("monitor_interval")),
     _ignored("start_method", "", "the program is always executed", choices=("spawn", "fork", "forkserver")),
     _ignored("event_log_handler", "NAME", "see --report"),
+    _ignored("log_line_prefix_template", "TEXT", "lines are marked [rank 3]"),
     _ignored("local_addr", "HOST", "no address is published", _foreign("local_addr")),
     _ignored("signals_to_handle", "NAMES", "every signal is handled or passed on", _foreign("signals_to_handle")),
     _refused_switch("run_path", "give the script as the program"),

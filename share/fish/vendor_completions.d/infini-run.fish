@@ -91,7 +91,7 @@ function __infini_run_offer --argument-names name value prefix # what the value 
             __infini_run_say $prefix (__infini_run_files $value)
         case doctor
             __infini_run_say $prefix 'text' 'json'
-        case completion
+        case completion print_completion
             __infini_run_say $prefix 'bash' 'zsh' 'fish' 'install'
         case rdzv_backend
             __infini_run_say $prefix 'static' 'c10d'
@@ -166,6 +166,7 @@ function __infini_run_flags --argument-names current
         plot= 'start nothing: draw what has run, infini-run --plot=FILE.png REPORT.json|LOG_DIR...' \
         doctor 'start nothing: look at this machine, and with --hosts or --engine at every node, and say what each has for a launch' \
         completion= 'start nothing: print what makes this shell complete our flags' \
+        print_completion= 'start nothing: print what makes this shell complete our flags' \
         rdzv_backend= 'honoured: c10d on a single node without endpoint means a free port, and the port of an endpoint without one is 29400' \
         rdzv_conf= 'honoured: join_timeout=SECONDS is --join_timeout' \
         role= 'honoured: the ROLE_NAME that the processes see' \
@@ -214,7 +215,7 @@ function __infini_run_complete
             return
         end
         set -l name (string replace -r -- '^-*' '' $word | string replace -a -- - _)
-        if contains -- $name nnodes nproc_per_node node_rank rdzv_endpoint master_addr master_port run_id rdzv_id engine hosts hostfile ssh_config remote_python link_port link_address token_file join_timeout node_timeout export spares join_window on_join node_check node_check_timeout max_node_failures gpus_per_proc bind omp_num_threads log_dir log_layout console ranks_on_console stdin redirects r tee t local_ranks_filter grace shutdown_timeout stop_signal stop_scope max_restarts restart_delay restart_window max_no_progress ready_timeout hang_timeout on_hang report trace plot completion rdzv_backend rdzv_conf role numa_binding monitor_interval start_method event_log_handler local_addr signals_to_handle logs_specs duplicate_stdout_filters duplicate_stderr_filters flagfile fromenv tryfromenv undefok
+        if contains -- $name nnodes nproc_per_node node_rank rdzv_endpoint master_addr master_port run_id rdzv_id engine hosts hostfile ssh_config remote_python link_port link_address token_file join_timeout node_timeout export spares join_window on_join node_check node_check_timeout max_node_failures gpus_per_proc bind omp_num_threads log_dir log_layout console ranks_on_console stdin redirects r tee t local_ranks_filter grace shutdown_timeout stop_signal stop_scope max_restarts restart_delay restart_window max_no_progress ready_timeout hang_timeout on_hang report trace plot completion print_completion rdzv_backend rdzv_conf role numa_binding monitor_interval start_method event_log_handler log_line_prefix_template local_addr signals_to_handle logs_specs duplicate_stdout_filters duplicate_stderr_filters flagfile fromenv tryfromenv undefok
             if test $i -eq $last
                 __infini_run_offer $name "$current" ''
                 return

@@ -19,9 +19,12 @@ from infini_run.options.torchrun import translate
 from infini_run.system.secure_files import open_logs
 from tests.support.command import COMMAND
 from tests.support.paths import ROOT
+from tests.support.torchrun_parser import options_of, torchrun_source
 from tests.unit.plan.test_model import plan_of
 
 DOCUMENT = ROOT / "docs" / "torchrun.md"
+GOLDEN = ROOT / "tests" / "support" / "golden" / "torchrun-2.15.0.txt"  # of the newest torch that we compared with
+NEWEST = tuple(map(int, GOLDEN.stem.rpartition("-")[2].split(".")))
 ROW = re.compile(r"^\| `--(?P<name>[a-z-]+)` \| (`(?P<variable>\w+)`)? ?\| (?P<fate>honoured|no effect|refused) \|")
 # a value that makes a difference where the flag is honoured, and is allowed where it has none
 VALUES = {
@@ -45,6 +48,7 @@ VALUES = {
     "local_ranks_filter": "0,11",
     "signals_to_handle": "SIGTERM,SIGUSR1",
     "shutdown_timeout": "120",
+    "log_line_prefix_template": "${hostname}:${rank}: ",
 }
 WITH = {  # what else must be said for the value to be allowed
     "node_rank": ["--nnodes=2"],
@@ -52,7 +56,7 @@ WITH = {  # what else must be said for the value to be allowed
     "tee": ["--nproc_per_node=12"],
     "local_ranks_filter": ["--nproc_per_node=12"],
 }
-ASKS = {"help"}  # they are answered, not resolved
+ASKS = {"help", "print_completion"}  # they are answered, not resolved
 ELSEWHERE = {"max_restarts", "numa_binding"}  # tested with what they stand for
 
 
@@ -78,8 +82,55 @@ def options(*words, **environ):
     return resolve([*words, "program"], environ).options
 
 
+def golden():
+    rows = [line.split() for line in GOLDEN.read_text().splitlines()]
+    return {name: (short.strip("-"), variable.strip("-")) for name, short, variable in rows}
+
+
+def test_document_and_table_have_every_option_of_torchrun():
+    theirs = golden()
+    assert {name: variable for name, (_, variable) in theirs.items()} == {
+        name: variable
+        for name, (variable, _) in DOCUMENTED.items()
+        if name != "help"  # argparse's own
+    }
+    for name, (short, _) in theirs.items():
+        assert not short or TABLE[short][0] is TABLE[name][0]
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/torchrun.md", "docs/tour.md"])
+def test_pages_name_the_newest_torchrun_compared(page):
+    assert f"option of torchrun {NEWEST[0]}.{NEWEST[1]}" in " ".join((ROOT / page).read_text().split())
+
+
+def test_installed_torchrun_has_only_known_options():
+    """TEST_TORCH_WHEEL names the wheel of a torch that is newer than the one that can be installed."""
+    found = torchrun_source()
+    if found is None:
+        pytest.skip("no torch here, and TEST_TORCH_WHEEL names no wheel")
+    source, version = found
+    theirs, known = options_of(source), golden()
+    assert {"nnodes", "nproc_per_node", "log_dir"} <= theirs.keys()
+    assert theirs.items() <= known.items()
+    if tuple(map(int, version.split("."))) == NEWEST:
+        assert theirs == known
+
+
+def test_completion_answers_to_torchruns_name():
+    for shell in ("bash", "zsh"):
+        said = [
+            subprocess.run([*COMMAND, f"--{flag}={shell}"], capture_output=True, text=True)
+            for flag in ("print-completion", "completion")
+        ]
+        assert said[0].stdout == said[1].stdout
+        assert "infini-run" in said[0].stdout
+    refused = subprocess.run([*COMMAND, "--print-completion=tcsh"], capture_output=True, text=True)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "bash, zsh, fish" in refused.stderr
+
+
 def test_the_document_has_a_row_for_each_of_torchruns_flags_that_we_know():
-    assert len(DOCUMENTED) == 31
+    assert len(DOCUMENTED) == 33
     theirs = {flag.name for flag, _, _ in TABLE.values() if flag.group == "torchrun"}
     assert theirs <= DOCUMENTED.keys() <= TABLE.keys()
 
