@@ -25,7 +25,7 @@ help:
 	@echo "make test    set up a virtual environment and run the tests (PYTHON=python3.13 chooses another Python, JOBS=1 runs one at a time)"
 	@echo "make test-all  the same with every row of the large matrices, of which make test runs a sample"
 	@echo "make torch   the tests that need PyTorch, over ssh and Slurm, too, in an environment of their own (3.10 to 3.13)"
-	@echo "make pbs     the tests that need a real OpenPBS (PBS_EXEC=/opt/pbs; it says how to get one), for root; PBS_ROUNDS=20"
+	@echo "make pbs     the tests that need a real OpenPBS (see its own INSTALL; prefix /opt/pbs, or PBS_EXEC=...), for root; PBS_ROUNDS=20"
 	@echo "make check   linters, types, layers, C warnings and analysis, then the tests"
 	@echo "make generated  the man page, the completions and the reference pages, out of the table of flags"
 	@echo "make asan    the tests with AddressSanitizer and UBSan in the C core"
@@ -72,7 +72,8 @@ torch: torch-env
 	tests/support/beds/install.sh openssh-server openssh-client iproute2 slurm-wlm munge || true
 	TEST_TORCH=required $(TORCH)/bin/python -m pytest -n $(shell nproc) --dist loadgroup --no-loadscope-reorder -m torch $(TORCH_TESTS) $(PYTEST_ARGS)
 
-# Debian has no package of OpenPBS, and it takes minutes to build, so these tests are not among the others.
+# Debian has no package of OpenPBS, so these tests are not among the others. Its own INSTALL says how it is built, with
+# the prefix /opt/pbs that is expected here, or another one that PBS_EXEC names.
 pbs: $(VENV)/made
 	tests/support/beds/install.sh postgresql iproute2 || true
 	@tests/support/beds/pbs.sh where

@@ -1,5 +1,4 @@
-"""On a real OpenPBS: `make pbs`. tests/support/beds/pbs.sh starts one, and says how to build it. Its jobs are a
-user's.
+"""On a real OpenPBS: `make pbs`. tests/support/beds/pbs.sh starts one. Its jobs are a user's.
 
 PBS_ROUNDS (2): how often each way to end a job is tried. PBS_EXEC (/opt/pbs): where it is.
 """
@@ -39,7 +38,7 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="the bed of a real PBS needs root"),
     pytest.mark.skipif(
         not os.access(f"{EXEC}/sbin/pbs_mom", os.X_OK),
-        reason=f"there is no OpenPBS in {EXEC} (PBS_EXEC): tests/support/beds/pbs.sh says how to build one",
+        reason=f"there is no OpenPBS in {EXEC} (PBS_EXEC): tests/support/beds/pbs.sh names its INSTALL",
     ),
 ]
 

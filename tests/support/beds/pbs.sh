@@ -12,10 +12,9 @@
 # PBS_TB_HISTORY=False leaves the job history off, which is PBS's own default. PBS_TB_SHOW="PATH...": what the user pbs
 # is to reach though a folder above is closed to others (an interpreter below /root): for the bed alone, that folder has
 # nothing but these. PBS_TB_NSPREFIX: of the names of network namespaces, for two beds at a time.
-# Needs Debian's postgresql (user postgres), iproute2, and OpenPBS, which is built in about 4 minutes (2 cores):
-#   git clone https://github.com/openpbs/openpbs && cd openpbs    # INSTALL lists the packages that it needs
-#   ./autogen.sh && ./configure --prefix=/opt/pbs --with-python=/usr    # a Python that no user's folder has
-#   make && make install && chmod 4755 /opt/pbs/sbin/pbs_{iff,rcp}
+# Needs Debian's postgresql (user postgres), iproute2, and OpenPBS: build it as the file INSTALL of its sources says,
+# https://github.com/openpbs/openpbs/blob/master/INSTALL, with the prefix /opt/pbs, or set PBS_EXEC to yours, and
+# with a Python that no user's folder has.
 set -u
 cmd=${1:-}; D=${2:-/tmp/pbs-testbed}; P=${PBS_TB_NSPREFIX:-ptb}; X=${PBS_EXEC:-/opt/pbs}
 
@@ -107,7 +106,8 @@ tb_stop() {
 case $cmd in
     start) shift; [ $# -gt 0 ] && shift; tb_start "$@" ;;
     stop)  tb_stop ;;
-    where) [ -x "$X/sbin/pbs_mom" ] || { echo "there is no OpenPBS in $X (PBS_EXEC):"; sed -n "/^# Needs Debian/,/^[^#]/{/^#/p}" "$0"; } ;;
+    where) # What INSTALL says is the project's own, and changes with it, so there is no copy of it here.
+        [ -x "$X/sbin/pbs_mom" ] || { echo "there is no OpenPBS in $X (PBS_EXEC):"; sed -n "/^# Needs Debian/,/^[^#]/{/^#/p}" "$0"; } ;;
     node-down) ip -n ${P}head link set v$3 down; kill -9 $(host_pid node$3) ;;
     cable) ip -n ${P}head link set v$3 $4 ;;
     on) h=$3; shift 3; on $h "$@" ;;
