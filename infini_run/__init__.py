@@ -192,4 +192,5 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return [*globals(), "__version__", *__all__]
+    """Return what a shell completes: not the submodules, which importing them adds to the globals."""
+    return sorted({*__all__, "__version__", *(name for name in globals() if name.startswith("__"))})

@@ -37,6 +37,12 @@ class InfiniRunError(Exception):
 
     exit_code = 1
 
+    def _render_traceback_(self) -> list[str]:
+        """Return what IPython is to show: not our frames, with their source."""
+        from infini_run.notebook_traceback import render
+
+        return render(self)
+
 
 class UsageError(InfiniRunError):
     """The request makes no sense: what was given, what is allowed, what was probably meant."""

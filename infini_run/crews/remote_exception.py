@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import sys
 import time
+from functools import partial
 
 from infini_run.crews.capture import capture_exception, capture_foreign
 from infini_run.crews.protocol import Body, Failed, dump
@@ -102,6 +103,10 @@ def _mark(error: BaseException, failed: Failed, rank: int, host: str) -> None:
             capture_foreign(setattr, error, name, value)
     if not isinstance(error, RemoteError):
         error.__cause__ = RemoteError(f"{failed.kind}: {failed.text}", failed.kind, failed.trace, rank, host)
+        if "IPython" in sys.modules:  # our frames that raise it again say nothing
+            from infini_run.notebook_traceback import render
+
+            capture_foreign(setattr, error, "_render_traceback_", partial(render, error))
     add_notes(error, [f"on rank {rank}, {host}:\n{failed.trace.rstrip()}"])
 
 

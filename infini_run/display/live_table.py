@@ -9,7 +9,17 @@ from __future__ import annotations
 import time
 
 from infini_run.display.resource_usage import Usage
-from infini_run.display.table_rendering import FAILED, HUNG, LIVE, OVER, Row, TableRenderer, plain, up_text
+from infini_run.display.table_rendering import (
+    FAILED,
+    HUNG,
+    LIVE,
+    OVER,
+    Row,
+    TableRenderer,
+    is_of_interrupt,
+    plain,
+    up_text,
+)
 from infini_run.report.text import signal_name
 from infini_run.system.signal_numbers import SIGCONT, SIGWINCH
 
@@ -75,10 +85,11 @@ class LaunchView:
         self._samples: dict[int, Usage] = {}
         self._sampled_s = 0.0
         self._indexes = {worker.rank: index for index, worker in enumerate(plan.workers)}
-        self._lines: dict[int, str] = {}
+        self._lines: dict[int, str] = {}  # by rank: the last that says something
         self._findings: dict[int, tuple[str, int]] = {}  # by rank: hung or late, since when
         self._is_stopping = False
         self._lost_s = 0.0
+        self._over: set[int] = set()  # ranks that have ended
         self.pids: set[int] = set()
 
     def on_event(self, event: Event) -> None:
@@ -91,7 +102,10 @@ class LaunchView:
             self.stop()
 
     def stop(self) -> None:
-        """Note that the ranks are being stopped."""
+        """Note that the ranks are being stopped; what they have said is kept over what the stop makes them print."""
+        if not self._is_stopping:
+            for rank in self._indexes:
+                self._line(rank)
         self._is_stopping = True
 
     def on_disconnect(self) -> None:
@@ -120,6 +134,8 @@ class LaunchView:
 
     def _row(self, exit_: Exit) -> Row:
         is_over = exit_.end_s is not None
+        if is_over:
+            self._over.add(exit_.rank)
         is_lost = self._lost_s and not is_over and not exit_.start_failure
         sample = Usage() if is_over or is_lost else self._samples.get(exit_.pid or 0, Usage())
         end_s = exit_.end_s or self._lost_s or time.time()
@@ -159,12 +175,18 @@ class LaunchView:
         return ("ready" if exit_.ready_s is not None else "running"), LIVE
 
     def last_line(self, rank: int) -> str:
-        """Return the last line of its output, or its last STATUS= if there is none."""
-        index = self._indexes[rank]
-        line = plain(self._group.line(index))
-        if line:
+        """Return the rank's last STATUS=, and the last line of its output. Of a rank that has ended the line comes
+        first: it may say why."""
+        line, status = self._line(rank), plain(self._group.status(self._indexes[rank]))
+        both = (line, status) if rank in self._over else (status, line)
+        return " | ".join(part for part in both if part)
+
+    def _line(self, rank: int) -> str:
+        """The last line of its output; what it said before instead of the traceback of a Ctrl-C."""
+        line = plain(self._group.line(self._indexes[rank]))
+        if line and not is_of_interrupt(line) and not line.startswith(" "):  # it may be in a traceback
             self._lines[rank] = line
-        return self._lines.get(rank) or plain(self._group.status(index))
+        return self._lines.get(rank, "") if not line or is_of_interrupt(line) else line
 
 
 def living(plan: Plan, exits: Sequence[Exit], now_s: float) -> dict[int, tuple[Worker, float]]:

@@ -19,7 +19,8 @@ class Usage:
     """What one rank uses, its descendants included. None: not known.
 
     Attributes:
-        cpu: CPU time per time since the last sample: 2.0 is two CPUs.
+        cpu: CPU time per time since the last sample: 2.0 is two CPUs. None too in the first 0.2 s, which no clock
+            of the kernel's is fine enough for.
         memory, gpu_memory: Bytes.
         gpu: How busy its GPUs are, from 0 to 1.
         is_suspended: Its process is stopped (SIGSTOP, Ctrl-Z).
@@ -47,6 +48,10 @@ class GpuUsage:
     use: float | None
     memory: int
     held: Mapping[int, int]  # bytes by pid, as far as NVML knows the pids of this namespace
+
+
+# The kernel counts CPU time in ticks of 10 ms (proc(5)), so a shorter time gives nonsense: one in 1 ms is 1000 %.
+_SHORTEST_S = 0.2
 
 
 class Sampler:
@@ -85,8 +90,10 @@ class Sampler:
         if cpu_s is None:
             return None
         then_s, before_s = self._before.get(pid, (start_s, 0.0))
+        if now_s - then_s < _SHORTEST_S:
+            return None
         self._before[pid] = (now_s, cpu_s)
-        return max(0.0, cpu_s - before_s) / (now_s - then_s) if now_s > then_s else None
+        return max(0.0, cpu_s - before_s) / (now_s - then_s)
 
     def close(self) -> None:
         """Shut NVML down. Safe twice."""

@@ -30,7 +30,7 @@ class Row:
     Attributes:
         state: One or two words.
         kind: FAILED, HUNG, LIVE or OVER, which decides the order and the colour.
-        since_s: When the state began, for the order.
+        since_s: When the state began, for the order of those that failed or hang.
         host: Empty if there is one node.
     """
 
@@ -64,6 +64,8 @@ def _urgency(row: Row) -> tuple[int, float, int]:
     if row.kind == LIVE:
         cpu = row.cpu or 0.0
         return LIVE, 0.0 if cpu < _IDLE else -1.0 - cpu // _STEP, row.rank
+    if row.kind == OVER:
+        return OVER, 0.0, row.rank
     return row.kind, row.since_s, row.rank
 
 
@@ -182,6 +184,14 @@ def plain(text: bytes) -> str:
 
     lines = [line for line in text.decode("utf-8", "replace").replace("\r", "\n").split("\n") if line.strip()]
     return printable(Text.from_ansi(lines[-1].expandtabs(4)).plain) if lines else ""
+
+
+def is_of_interrupt(line: str) -> bool:
+    """Return whether a line is the first or the last of what Python prints when Ctrl-C ends it, perhaps with the rank
+    before it, as torch prints tracebacks."""
+    if line.startswith("[rank"):
+        line = line.partition("]: ")[2]
+    return line.startswith(("KeyboardInterrupt", "Traceback (most recent call last)"))
 
 
 _COLUMNS: tuple[tuple[str, int, int, Callable[[Row], str]], ...] = (  # title, width, how soon it goes, what it shows

@@ -27,6 +27,13 @@ def test_every_name_is_there_and_is_called_so(name):
     assert name in dir(infini_run)
 
 
+def test_dir_has_only_public_names_after_a_launch():
+    ir = infini_run
+    ir.Launcher(preload=()).run(abs, -1)
+    assert {"crews", "errors"} <= vars(ir).keys()
+    assert [name for name in dir(ir) if not name.startswith("__")] == ir.__all__
+
+
 def test_a_name_that_is_not_there_is_an_attribute_error():
     with pytest.raises(AttributeError, match="module 'infini_run' has no attribute 'nothing'"):
         infini_run.nothing  # noqa: B018

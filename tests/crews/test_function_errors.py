@@ -351,6 +351,49 @@ def test_errors_in_a_real_notebook_have_the_lines_of_its_cells(tmp_path):
     assert re.search(r"killed by SIGSEGV .*\n.*string_at\n.*line 2 in <lambda>", crash)
 
 
+CALLS = """
+import infini_run as ir
+def inner(x):
+    raise ValueError(x)
+crew = ir.Crew(inner)
+# %%
+ir.Launcher(nproc_per_node=2).run(inner, 3)  # ValueError: 3
+# %%
+crew.ask(4).result()  # ValueError: 4
+# %%
+list(crew.map([5]))  # ValueError: 5
+# %%
+await ir.Launcher().arun(inner, 6)  # ValueError: 6
+# %%
+ir.Launcher(nproc_per_node=0)  # UsageError: nproc_per_node=0
+# %%
+ir.run(["no such program"])  # ProgramMissing: no such program
+# %%
+ir.channel.pair()[0][0].send(x for x in ())  # UnpicklableError: message cannot be sent
+# %%
+ir.Launcher().run(lambda: __import__("os")._exit(3))  # WorkerDied
+# %%
+crew.close()
+"""
+
+
+def test_notebook_shows_no_frames_of_the_package(tmp_path):
+    pytest.importorskip("nbclient")
+    pytest.importorskip("ipykernel")
+    command = [sys.executable, "-W", "ignore", "-c", KERNEL]
+    env = os.environ | {"PYTHONPATH": str(ROOT), "JUPYTER_PLATFORM_DIRS": "1"}
+    env |= {"HOME": str(tmp_path), "IPYTHONDIR": str(tmp_path)}
+    done = subprocess.run(command, input=CALLS, env=env, capture_output=True, text=True, timeout=LIMIT_S * 2)
+    assert done.returncode == 0, done.stderr
+    assert "infini_run/" not in done.stdout
+    expected = re.findall("  # (.*)", CALLS)
+    shown = re.split(r"^-{70,}$", done.stdout, flags=re.MULTILINE)[1:]
+    assert len(shown) == len(expected)
+    for text, error in zip(shown, expected, strict=True):
+        assert f"{error}\n" in text or f"{error.partition(':')[0]}" in text
+        assert re.search(r"^(-+>|\s*\d+ ?-+>).*# " + re.escape(error), text, re.MULTILINE)
+
+
 # ---- sys.path
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -44,6 +45,12 @@ def shows(window, *states):
     return all(window.row(rank)[1:2] == [state] for rank, state in enumerate(states))
 
 
+def has_cpu(window, rank):
+    """Whether a sample was taken that says how much CPU the rank uses: not in its first moment."""
+    words = window.row(rank)
+    return words[4:5] != [] and words[4].endswith("%")
+
+
 def assert_in_order(window):
     """Nothing of the terminal was changed, and the cursor stands at the beginning of a line below everything."""
     assert termios.tcgetattr(window.slave) == window.modes
@@ -60,7 +67,8 @@ def test_each_rank_has_a_line_with_what_it_is_and_what_it_wrote_last(window, bel
     ]
     one = window(*LIVE, "--nproc_per_node=3", "--stdin=all", *ranks)
     pids = dict(line.split() for line in bell.hear(3))
-    one.see(lambda: shows(one, "running", "running", "running") and all("says" in one.row(rank) for rank in range(3)))
+    one.see(lambda: shows(one, "running", "running", "running") and all(has_cpu(one, rank) for rank in range(3)))
+    one.see(lambda: all("says" in one.row(rank) for rank in range(3)))
     assert heads(one) == 1
     for rank in range(3):
         words = one.row(rank)
@@ -99,6 +107,46 @@ def test_readiness_and_a_suspended_rank_are_states(window):
     one.see(lambda: shows(one, "suspended", "ready"))
     os.kill(one.pid, signal.SIGTERM)
     assert one.wait() == 143
+
+
+def test_status_is_shown_beside_the_output(window, bell):
+    words = play("say=loss", "notify=STATUS=epoch 3", "@1", "exit=3", "@*", "wait")
+    one = window(*LIVE, "--nproc_per_node=2", "--keep_going", *words)
+    one.see(lambda: one.row(0)[6:10] == ["epoch", "3", "|", "loss"])
+    one.see(lambda: one.row(1)[-3:] == ["|", "epoch", "3"])  # it has ended: the line may say why
+    one.type("\x03")
+    assert one.wait() == 3
+
+
+def test_first_frame_has_no_use_of_cpu_from_ticks(window):
+    one = window(*LIVE, "--nproc_per_node=2", sys.executable, "-c", "while True: pass")
+    one.see(lambda: has_cpu(one, 0) and has_cpu(one, 1))
+    shares = [int(share) for share in re.findall(rb"\b(\d+)%", one.seen)]
+    assert max(shares) < 150
+    one.type("\x03")
+    assert one.wait() == 130
+
+
+INTERRUPTED = """
+import os, time
+print("epoch 3 of rank", os.environ["RANK"], flush=True)
+def train():
+    time.sleep(1000)
+train()
+"""
+
+
+@pytest.mark.parametrize(("count", "lines", "seen"), [(1, 24, 1), (4, 24, 4), (12, 10, 6)])
+def test_interrupted_ranks_keep_their_last_line_and_order(window, tmp_path, count, lines, seen):
+    script = tmp_path / "train.py"
+    script.write_text(INTERRUPTED)
+    one = window(*LIVE, f"--nproc_per_node={count}", script, lines=lines)
+    one.see(lambda: sum("epoch 3 of rank" in line for line in one.text) == seen)
+    one.type("\x03")
+    assert one.wait() == 130
+    rows = [line.split() for line in one.text if "epoch 3 of rank" in line]
+    assert [words[0] for words in rows] == [words[-1] for words in rows] == [str(rank) for rank in range(seen)]
+    assert not any("KeyboardInterrupt" in line for line in one.text[one.text.index(_head(one)) :])
 
 
 def test_a_hang_is_a_state_and_its_look_is_told_above_the_table(window):
@@ -448,7 +496,7 @@ def test_a_rank_is_shown_the_gpus_that_it_was_given_or_none(window, busy_gpus, t
     gpus.write_text(f"{boards[0]} 70 3000\n{boards[1]} 20 500\n")  # whose pids are told to nobody here
     environ = {"CUDA_VISIBLE_DEVICES": "1,0", **environ, "LD_LIBRARY_PATH": busy_gpus, "BUSY_GPUS": str(gpus)}
     one = window(*LIVE, "--nproc_per_node=2", "--gpus_per_proc=1", *play("wait"), **environ)
-    one.see(lambda: all(one.row(rank)[5:6] for rank in range(2)))  # a sample was taken
+    one.see(lambda: has_cpu(one, 0) and has_cpu(one, 1))
     if shown is None:
         assert not any("GPU" in line for line in one.text)
     else:

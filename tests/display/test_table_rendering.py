@@ -57,6 +57,11 @@ def test_else_those_that_failed_then_those_that_hang_then_the_busiest_are():
     assert [r.rank for r in others] == [0]
 
 
+def test_ranks_that_have_ended_stand_in_order():
+    rows = [row(rank, OVER, "stopped", since_s=9.0 - rank) for rank in range(9)]
+    assert [r.rank for r in select_rows(rows, 5)[0]] == [0, 1, 2, 3, 4]
+
+
 def test_the_rest_is_counted_in_one_line():
     rows = [row(i) for i in range(1000)] + [row(1000, FAILED, "exit 1"), row(1001, FAILED, "SIGSEGV")]
     lines = bare(PAINTER.frame(rows, "title", (80, 10), lambda rank: ""))
