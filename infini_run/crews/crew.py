@@ -39,7 +39,7 @@ from infini_run.system.signal_numbers import check_signal
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-    from types import TracebackType
+    from types import CodeType, TracebackType
     from typing import Any, Literal, Protocol
 
     from typing_extensions import Self, Unpack
@@ -63,6 +63,14 @@ if TYPE_CHECKING:
         """An object that does tasks."""
 
         def task(self, ctx: Context, task: T_contra, /) -> R_co: ...
+
+    class Plain(Protocol[T_contra, R_co]):
+        """A function or method of the task alone; a class of one argument has no code."""
+
+        @property
+        def __code__(self) -> CodeType: ...
+
+        def __call__(self, task: T_contra, /) -> R_co: ...
 
 
 class Crew(Generic[T, R]):
@@ -118,7 +126,7 @@ class Crew(Generic[T, R]):
     def __init__(
         self,
         target: Callable[[Context, T], R]
-        | Callable[[T], R]
+        | Plain[T, R]
         | type[Handler[T, R]]
         | Handler[T, R]
         | Callable[..., Handler[T, R]],

@@ -159,6 +159,10 @@ class Box(Generic[T]):
         return self.value
 
 
+def len_of(text: str) -> int:
+    return len(text)
+
+
 def serve(ctx: ir.Context, task: tuple[int, str], extra: int = 0) -> list[str]:
     return [task[1]] * task[0]
 
@@ -166,6 +170,8 @@ def serve(ctx: ir.Context, task: tuple[int, str], extra: int = 0) -> list[str]:
 bound: ir.LaunchResult[bytes] = ir.Launcher().run(Adder(1).method, 3)
 ir.Launcher().run(Adder(1).method, "3")  # refused
 made: ir.LaunchResult[Adder] = ir.Launcher().run(Adder, 3)
+plain: bytes = ir.Crew(Adder(1).method).ask(3).result()
+lengths: list[int] = list(ir.Crew(len_of).map(["a"]))
 adders: ir.Crew[int, float] = ir.Crew(Adder, args=(1,))
 adders = ir.Crew(partial(Adder, 1))
 boxed: str = ir.Crew(Box("text")).ask(3).result()
