@@ -6,7 +6,7 @@ import _signal
 import sys
 
 import infini_run.lean_os as os
-from infini_run.errors import NO_MEMORY, InfiniRunError, printable
+from infini_run.errors import NO_MEMORY, InfiniRunError, UsageError, printable
 from infini_run.value_types import MARKER_VARIABLE
 
 TYPE_CHECKING = False
@@ -291,6 +291,9 @@ def _run_isolated(options: Options, environ: dict[str, str], mask_at_entry: set[
     """
     from infini_run.node.pid_namespace import open_suspend_pipe, run_isolated
     from infini_run.plan.program import launch_folder, new_launch_id
+
+    if "pydevd" in sys.modules:
+        raise UsageError("--isolate: the debugger that runs infini-run cannot follow into it; drop --isolate")
 
     entry = _take_over_process(mask_at_entry)
     launch_id = new_launch_id()  # the inner command's: should it be killed, we remove its folder

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from _functools import partial
 from collections import deque
 from contextlib import suppress
@@ -90,6 +91,10 @@ class ExecSpawner:
         assert request.options is not None
         self.options = replace(request.options, standalone=False)  # one run has several launches
         self._command = find_command(words, self._environ, cwd=self._cwd or "")
+        if "pydevd" in sys.modules and command is None:
+            from infini_run.plan.debugger import attach_debugger
+
+            self._command = attach_debugger(self._command)
         self._node = inspect_node(self.options, self._environ)
         self.world_size = self._node.nproc
         self.notices = self._node.notices

@@ -295,7 +295,8 @@ class Launcher:
             return self._make_node_spawner(function, given)
         preload, nproc = self.preload, self.nproc_per_node
         assert isinstance(nproc, (int, str))
-        if preload is None and function is not None and nproc != 1:
+        is_debugged = "pydevd" in sys.modules  # which does not follow our forks: each worker is a process of its own
+        if preload is None and function is not None and nproc != 1 and not is_debugged:
             preload = modules_to_preload(function) or (("torch",) if self.backend else ())
             if preload and nproc in ("cpu", "gpu", "auto"):
                 nproc = ExecSpawner(nproc=nproc, **given).world_size

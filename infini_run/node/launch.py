@@ -6,6 +6,7 @@ the workers run is imported while they start.
 
 from __future__ import annotations
 
+import sys
 import time
 from _thread import RLock
 
@@ -568,6 +569,10 @@ def plan_node(
 
     words = options.program
     command = find_command(words, environ, module=options.module, no_python=options.no_python, cwd=cwd)
+    if "pydevd" in sys.modules:
+        from infini_run.plan.debugger import attach_debugger
+
+        command = attach_debugger(command)
     node, launch_id, port = inspect_node(options, environ), launch_id or new_launch_id(), options.master_port
     if not port:
         from infini_run.node.ports import free_port
