@@ -525,6 +525,17 @@ class NodeLaunch:
             from infini_run.node.last_output import record_last_output
 
             record_last_output(self.outcome, self.group, self.plan.workers)
+            self._advise()
+
+    def _advise(self) -> None:
+        """Of a rank whose Python was chosen here: it may lack what the user's has."""
+        first = self.outcome.first_failure()
+        argv = next((worker.argv for worker in self.plan.workers if first and worker.rank == first.rank), ())
+        if first is None or first.code != 1 or argv[1:2] != ("-u",) or argv[0] == self.options.program[0]:
+            return
+        from infini_run.node.python_advice import advise
+
+        self.outcome.set_advice(advise(first, argv, self._environ))
 
     def report(self) -> Report:
         """How it ended, or how far it has come."""

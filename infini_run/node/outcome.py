@@ -259,6 +259,15 @@ class Outcome:
         if self.first is not None:
             self._change(self.first, error_message=error_message, last_lines=last_lines, python_stack=stack)
 
+    def set_advice(self, advice: str) -> None:
+        """Set what to do about the first failure. Without a failure it does nothing.
+
+        Args:
+            advice: A sentence. Empty: none.
+        """
+        if self.first is not None:
+            self._change(self.first, advice=advice)
+
     def running(self) -> list[Event]:
         """Return a `started` event for every worker that lives."""
         return [

@@ -44,6 +44,7 @@ class Exit:
         watchdog_reason: Why the watchdog stopped the job because of it: it hung, or was not ready in time. Empty:
             no.
         lost: Its node was lost, so nobody knows how it ended.
+        advice: What to do next, where that depends on what the node is like. Empty: nothing is known.
     """
 
     rank: int
@@ -72,6 +73,7 @@ class Exit:
     status: str = ""
     watchdog_reason: str = ""
     lost: bool = False
+    advice: str = ""
 
     @property
     def is_failure(self) -> bool:

@@ -161,7 +161,9 @@ class Report:
         last = [f"  log: {first.log}"] if first.log else []
         if snapshot and snapshot.file:
             last.append(f"  all of it: {snapshot.file}")
-        advice = hint(first) or self._port_hint(first)
+        known = f"next: {first.advice}" if first.advice else ""
+        is_sure = bool(first.last_lines or first.error_message)
+        advice = hint(first) or (is_sure and known) or self._port_hint(first) or known
         if advice:
             last.append(f"  {advice}")
         room = max(0, most - len(last) - len(lines))

@@ -675,3 +675,55 @@ def test_report_shows_message_when_its_stack_follows(infini_run, tmp_path, frame
     assert b"frame #" not in command.err
     last = json.loads((tmp_path / "report").read_text())["ranks"][0]["last_lines"]
     assert "  what():  Watchdog caught it" in last
+
+
+# ---- the Python that lacks a module
+
+
+@pytest.fixture
+def other_python(tmp_path):
+    """A `python` that comes first on PATH, of another environment."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").symlink_to(sys.executable)
+    return str(tmp_path / "bin" / "python")
+
+
+def in_folder_of(python):
+    return {**os.environ, "PATH": f"{os.path.dirname(python)}:{os.environ['PATH']}"}
+
+
+def advice_of(command):
+    assert command.wait() == 1
+    return [line for line in command.err.decode().splitlines() if line.startswith("  next: ")]
+
+
+def test_report_names_python_that_lacks_module(infini_run, other_python, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("import no_such_module.inner")
+    flags = ("--nproc_per_node=2", "--console=none")
+    here, there = in_folder_of(sys.executable), in_folder_of(other_python)
+    ran = f"  next: {sys.executable} ran it, without no_such_module"
+    assert advice_of(infini_run(*flags, script, env=here)) == [
+        f"{ran}; install it there, or use infini-run ... /PATH/TO/python {script}"
+    ]
+    way = f"python on PATH is {other_python}: infini-run ... python {script}"
+    assert advice_of(infini_run(*flags, script, env=there)) == [f"{ran}; {way}"]
+    assert advice_of(infini_run(*flags, "python", script, env=there)) == []
+
+
+def test_report_names_python_when_stderr_is_not_seen(infini_run, other_python, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("import no_such_module")
+    here, there = in_folder_of(sys.executable), in_folder_of(other_python)
+    assert advice_of(infini_run(script, env=here)) == []
+    way = f"python on PATH is {other_python}: infini-run ... python {script}"
+    advice = advice_of(infini_run(script, env=there))
+    assert advice == [f"  next: if a module is missing: {sys.executable} ran it; {way}"]
+    script.write_text("raise SystemExit(2)")
+    assert infini_run(script, env=there).wait() == 2
+
+
+def test_report_has_no_advice_for_another_exception(infini_run, other_python, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("import json; json.loads('x')")
+    assert advice_of(infini_run("--console=none", script, env=in_folder_of(other_python))) == []
