@@ -30,7 +30,7 @@ TYPES = {  # by the metavar of a flag
     "COMMAND": "str",
     "LIST[%M]": "str | int | Sequence[int]",
     "[SIGNAL@]TIME": "float | str",
-    **dict.fromkeys(("TYPE", "SIZE", "IMAGE"), "str"),
+    **dict.fromkeys(("TYPE", "SIZE", "IMAGE", "TEXT"), "str"),
     **dict.fromkeys(("HOST:PORT", "HOST", "ID", "NAME", "ADDR|INTERFACE", "K=V,..."), "str"),
 }
 COMMAND_ONLY = {"dry_run", "isolate", "report", "verbose", "plot", "completion", "doctor"}

@@ -93,6 +93,13 @@ def split(name: str) -> tuple[str, int]:
     return (base, int(index)) if base and index.isdecimal() and f"{int(index[:5])}" == index else (name, -1)
 
 
+def own_name(queue_name: str) -> str:
+    """Return what we call the job, or the task, that its scheduler calls so (`JobRequest.queue_name`)."""
+    base, index = split(queue_name)
+    name = base.rpartition(".")[2]
+    return f"{name}.{index}" if index >= 0 else name
+
+
 def task_id(whole: str, index: int) -> str:
     """Return the scheduler's id of a task of the array `whole`; "": it does not follow from that."""
     if "[]" in whole:

@@ -296,30 +296,42 @@ def _list(values: dict[str, Any], args: Sequence[str], environ: Mapping[str, str
 def _logs(values: dict[str, Any], args: Sequence[str], environ: Mapping[str, str]) -> int:
     from infini_run.jobs.detect_scheduler import scheduler_of
     from infini_run.jobs.job_store import find_folder, home
-    from infini_run.jobs.logs import blocks, narrow, scheduler_log
+    from infini_run.jobs.logs import blocks, last_lines, narrow, scheduler_log
     from infini_run.jobs.progress import SilenceReporter
     from infini_run.jobs.status_query import query_status
     from infini_run.jobs.task import tasks_of
 
     above = home(values["dir"], environ)
-    folder, tasks = narrow(find_folder(above, _one("logs", args)), values["task"])
+    named = find_folder(above, _one("logs", args)) if args else _newest(above)
+    folder, tasks = narrow(named, values["task"])
     out = sys.stdout.buffer
     if values["scheduler_log"]:
         if values["follow"] or values["rank"] >= 0 or values["node"] or values["attempt"] >= 0:
             raise UsageError(
                 "--scheduler_log is of the whole job, as it is now: give no --follow, --rank, --node, --attempt"
             )
-        out.write(scheduler_log(folder, tasks))
+        out.write(last_lines(scheduler_log(folder, tasks), values["tail"]))
         return 0
     scheduler = scheduler_of(folder.read_submission(), above, environ) if values["follow"] else None
     silence = SilenceReporter(tasks, print_line)
-    chosen = {name: values[name] for name in ("rank", "node", "attempt")}
+    chosen = {name: values[name] for name in ("rank", "node", "attempt", "tail")}
     for block in blocks(folder, scheduler, **chosen, tasks=tasks, changed=silence.explain):
         out.write(block)
         out.flush()
     if scheduler is None and any(not one.attempts() for one in tasks_of(folder, tasks) or (folder,)):
         silence.explain(query_status([folder], lambda order: scheduler_of(order, above, environ))[0])
     return 0
+
+
+def _newest(above: str) -> JobDir:
+    """The job that was submitted last. Raises UsageError: none was."""
+    from infini_run.jobs.job import all_folders
+
+    found = all_folders(above, print_line)
+    if not found:
+        raise UsageError("which job? none was ever submitted from here: infini-job logs ir-0123456789")
+    print_line(f"logs of {found[-1].name}, the newest job")
+    return found[-1]
 
 
 def _cancel(values: dict[str, Any], args: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -333,7 +345,9 @@ def _cancel(values: dict[str, Any], args: Sequence[str], environ: Mapping[str, s
     names = [name for name in dict.fromkeys(args) if name == split(name)[0] or split(name)[0] not in args]
     for name in names:  # the trouble of one is not another's
         try:
-            find_job(name, dir=values["dir"]).cancel()
+            job = find_job(name, dir=values["dir"])
+            if not job.cancel():
+                print_line(f"job {job.name} has ended already: {job.status().headline}")
         except InfiniRunError as error:
             print_line(f"{name}: {error}" if len(args) > 1 and name not in str(error) else str(error))
             code = code or error.exit_code

@@ -124,7 +124,7 @@ class Job:
             changed: Is called with each new status; None: with none.
 
         Returns:
-            The status at the end, or at the timeout: `is_final`, `state`, `exit_code`.
+            The status at the end, or at the timeout: `is_final`, `state`, `exit_code` (None: it has not ended).
 
         Raises:
             UsageError: `timeout_s` is no number.
@@ -151,7 +151,8 @@ class Job:
 
     def logs(
         self, *, follow: bool = False, task: int | Sequence[int] | None = None, rank: int | None = None,
-        node: str | int | None = None, attempt: int | None = None, scheduler_log: bool = False,
+        node: str | int | None = None, attempt: int | None = None, tail: int | None = None,
+        scheduler_log: bool = False,
     ) -> Iterator[str]:  # fmt: skip
         """Read what the ranks have written, line by line, each with the name of its rank in front.
 
@@ -162,18 +163,23 @@ class Job:
             rank: Its lines only; None: those of all ranks.
             node: Index or host of the node whose lines are meant; None: all.
             attempt: This run only, counted from 0; None: all.
+            tail: Of the lines that there are now, at most so many, the last ones; None: all.
             scheduler_log: Read what the job's script and its scheduler have said instead.
 
         Raises:
-            UsageError: There is no such task, rank, node or attempt.
+            UsageError: There is no such task, rank, node or attempt, or `tail` is no number from 0 on.
         """
-        from infini_run.jobs.logs import blocks, narrow
+        from infini_run.jobs.logs import blocks, last_lines, narrow
         from infini_run.jobs.logs import scheduler_log as read
+
+        if tail is not None and (isinstance(tail, bool) or not isinstance(tail, int) or tail < 0):
+            raise UsageError(f"tail={tail!r}: give a whole number from 0 on, or None for all lines")
+        most = -1 if tail is None else tail
 
         chosen = () if task is None else (task,) if isinstance(task, int) else tuple(task)
         folder, tasks = narrow(self._folder, chosen)
         if scheduler_log:
-            yield from read(folder, tasks).decode("utf-8", "surrogateescape").splitlines()
+            yield from last_lines(read(folder, tasks), most).decode("utf-8", "surrogateescape").splitlines()
             return
         for block in blocks(
             folder,
@@ -182,13 +188,17 @@ class Job:
             node="" if node is None else str(node),
             attempt=-1 if attempt is None else attempt,
             tasks=tasks,
+            tail=most,
         ):
             yield from block.decode("utf-8", "surrogateescape").split("\n")[:-1]
 
-    def cancel(self) -> None:
+    def cancel(self) -> bool:
         """Ask for the end of the job; one that has ended is left as it is.
 
         The ranks get the launcher's grace; asked again, that of the scheduler.
+
+        Returns:
+            Whether it was asked: False, it had ended.
 
         Raises:
             QueryError: The scheduler does not answer.
@@ -196,7 +206,7 @@ class Job:
         """
         status = self.status()
         if status.is_final:
-            return
+            return False
         if isinstance(self._scheduler, Absent):
             self._scheduler.refuse()
         again = self._folder.scheduler_was_asked
@@ -208,17 +218,18 @@ class Job:
         if ids:
             self._scheduler.cancel(*ids, again=again)
             self._folder.mark_cancelled(scheduler_was_asked=True)
+        return True
 
     def _ids(self, status: Status) -> list[str]:
         """What the scheduler is to end: a job, or all tasks of an array that have not ended."""
         if not status.tasks:
-            found = status.id or self._scheduler.find(self.name)
+            found = status.id or self._scheduler.find(self._folder.queue_name)
             return [found] if found else []
         live = [task for task in status.tasks if not task.is_final]
         if self._scheduler.name != "local":  # the array's own id would be that of all tasks
             return [task.id for task in live if task.id]
         # a process starts them, and signals those that it has started: a second signal would end their grace
-        if starts_tasks := self._scheduler.find(self.name):
+        if starts_tasks := self._scheduler.find(self._folder.queue_name):
             return [starts_tasks]
         # ids anew: what has begun since `status` may not have seen that it is cancelled
         folders = [task_of(self._folder, task.task) for task in live]

@@ -80,6 +80,11 @@ class JobDir:
         if not os.path.lexists(self.path):
             raise InfiniRunError(f"job {self.name}: its directory {self.path} was removed")
 
+    @property
+    def queue_name(self) -> str:
+        """What its scheduler calls it. Raises UsageError: its request.json cannot be read."""
+        return self.read_submission().request.queue_name
+
     def file(self, name: str) -> str:
         return os.path.join(self.path, name)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import select
+from collections import deque
 
 from infini_run.errors import InfiniRunError, UsageError
 from infini_run.jobs.task import task_of, tasks_of
@@ -18,6 +19,7 @@ from infini_run.system.secure_files import open_regular
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
+    from io import FileIO
 
     from infini_run.jobs.job_dir import JobDir
     from infini_run.jobs.records import Phase
@@ -70,10 +72,11 @@ def _no_node(node: str, nodes: Iterable[str], count: int) -> UsageError:
 
 
 class Reader:
-    """A log file that may still grow, in whole lines."""
+    """A log file that may still grow, in whole lines. tail: at first its last ones only, at most so many; -1: all."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, tail: int = -1) -> None:
         self._path = path
+        self._tail = tail
         self._offset = 0  # the file is not held open: an array may have a thousand logs
         self._rest: list[bytes] = []  # of a line without an end: a long one is not put together for each piece of it
 
@@ -86,6 +89,8 @@ class Reader:
         except OSError as error:
             raise InfiniRunError(f"{self._path} cannot be read: {error.strerror}") from None
         with file:
+            if self._tail >= 0:
+                self._offset, self._tail = _start_of_last(file, self._tail), -1
             file.seek(self._offset)
             while piece := file.read(READ_CHUNK):
                 self._offset += len(piece)
@@ -100,6 +105,26 @@ class Reader:
         """What stands there without an end of line. Safe twice."""
         rest, self._rest = self._rest, []
         return b"".join([*rest, b"\n"]) if rest else b""
+
+
+def _start_of_last(file: FileIO, count: int) -> int:
+    """Where the last lines of a file begin, read from its end; a last line without an end is one."""
+    at = file.seek(0, os.SEEK_END)
+    left = count
+    if at:
+        file.seek(at - 1)
+        left += file.read(1) == b"\n"
+    while at and left:
+        size = min(at, READ_CHUNK)
+        file.seek(at - size)
+        piece = file.read(size)
+        at -= size
+        found = len(piece)
+        while left and (found := piece.rfind(b"\n", 0, found)) >= 0:
+            left -= 1
+        if not left:
+            return at + found + 1
+    return at
 
 
 def narrow(folder: JobDir, tasks: Sequence[int]) -> tuple[JobDir, Sequence[int]]:
@@ -167,6 +192,7 @@ def blocks(
     node: str = "",
     attempt: int = -1,
     tasks: Sequence[int] = (),
+    tail: int = -1,
     stop: int = -1,
     changed: Callable[[Status], None] | None = None,
 ) -> Iterator[bytes]:
@@ -179,6 +205,7 @@ def blocks(
         node: Its index or host; "": all.
         attempt: This run only, counted from 0; -1: all.
         tasks: Of an array, these only; empty: all.
+        tail: Of the lines that there are at first, at most so many, the last ones; -1: all.
         stop: A descriptor; following ends when it can be read; -1: none.
         changed: Is called with each new status of a job that is followed.
 
@@ -189,15 +216,16 @@ def blocks(
     check(folder, rank=rank, node=node, attempt=attempt if is_known else -1, tasks=tasks)
     at = None if scheduler is None else JobWatcher(folder, scheduler)
     chosen = tasks_of(folder, tasks)
-    all_runs = [_Runs(one, rank, node, attempt, len(chosen) > 0) for one in chosen or (folder,)]
+    all_runs = [_Runs(one, rank, node, attempt, len(chosen) > 0, tail) for one in chosen or (folder,)]
     try:
         if at is not None and changed is not None:
             changed(at.status)
         while True:
             is_over = at is None or at.has_ended
             ended = {one.name for one in at.status.tasks if one.is_final} if at is not None else set()
-            for runs in all_runs:
-                yield from runs.blocks(is_over or runs.folder.name in ended)
+            found = (block for runs in all_runs for block in runs.blocks(is_over or runs.folder.name in ended))
+            yield from found if tail < 0 else _last_of(found, tail)
+            tail = -1
             all_runs = [runs for runs in all_runs if not runs.is_over]
             if is_over or not all_runs:
                 break
@@ -211,11 +239,23 @@ def blocks(
             at.close()
 
 
+def _last_of(found: Iterable[bytes], count: int) -> Iterator[bytes]:
+    lines = deque((line for block in found for line in block.split(b"\n")[:-1]), count)
+    if lines:
+        yield b"".join(line + b"\n" for line in lines)
+
+
+def last_lines(text: bytes, count: int) -> bytes:
+    """Return the last lines of a text, at most so many; -1: all."""
+    return text if count < 0 else b"".join(deque(text.splitlines(keepends=True), count))
+
+
 class _Runs:
     """The runs of a job, or of a task, read one after the other. is_labelled: each line says which task it is of."""
 
-    def __init__(self, folder: JobDir, rank: int, node: str, attempt: int, is_labelled: bool) -> None:
+    def __init__(self, folder: JobDir, rank: int, node: str, attempt: int, is_labelled: bool, tail: int = -1) -> None:
         self.folder = folder
+        self._tail = tail
         self.is_over = False
         self._rank, self._node, self._attempt = rank, node, attempt
         self._label = f"[task {folder.index}] ".encode() if is_labelled else b""
@@ -230,7 +270,9 @@ class _Runs:
     def _blocks(self, is_over: bool) -> Iterator[bytes]:
         count = self.folder.attempts()
         while self._number < count and self._attempt in (-1, self._number):
-            self._log = self._log or _Log(self.folder, self._number, self._rank, self._node, bool(self._label))
+            self._log = self._log or _Log(
+                self.folder, self._number, self._rank, self._node, bool(self._label), self._tail
+            )
             yield from self._log.blocks()
             if self._number == count - 1 and not is_over:
                 break
@@ -239,15 +281,18 @@ class _Runs:
         self.is_over = is_over or self._number > self._attempt >= 0
         if is_over and not count:
             yield scheduler_log(self.folder)
+        self._tail = -1  # what comes from now on is new
 
 
 class _Log:
     """One attempt's. Its nodes may become known while it is read."""
 
-    def __init__(self, folder: JobDir, number: int, rank: int, node: str, may_lack_node: bool) -> None:
+    def __init__(
+        self, folder: JobDir, number: int, rank: int, node: str, may_lack_node: bool, tail: int = -1
+    ) -> None:
         self._folder, self._number, self._rank, self._node = folder, number, rank, node
         self._may_lack_node = may_lack_node
-        self._reader = Reader(folder.log(number))
+        self._reader = Reader(folder.log(number), tail if rank < 0 and not node else -1)
         self._chosen: Chosen | None = None
 
     def blocks(self) -> Iterator[bytes]:

@@ -1,7 +1,7 @@
 """What a node of a job with spares does on Slurm when its agent has lost the head: the end of the job, if nobody else
 can end it.
 
-    python -m infini_run.jobs.lost_head FOLDER [K] -- AGENT'S WORDS       K: of an array the task
+    python -m infini_run.jobs.lost_head FOLDER NAME [K] -- AGENT'S WORDS   NAME: in the queue; K: of an array the task
 
 Such a job survives the loss of any node (--no-kill). If that node is the one that has the job's script and its head,
 Slurm takes it from the job, and the rest would run nothing until the time limit.
@@ -41,13 +41,15 @@ if TYPE_CHECKING:
 _PAUSES_S = (1.0, 30.0)  # nothing tells a node that another one has left its job; doubled each time
 
 
-def await_loss(folder: JobDir, link: str, environ: Mapping[str, str]) -> bool:
+def await_loss(folder: JobDir, link: str, environ: Mapping[str, str], name: str = "") -> bool:
     """Wait until the head can be reached, or its node is not in the job any more.
 
     Args:
         folder: Of the job, or of a task.
         link: Where the head listens, as an agent's `--link`.
         environ: That of the agent.
+        name: What Slurm calls the job or the task; "": as we do. Its directory is not asked: the node that was lost
+            may have served it.
 
     Returns:
         Whether the head is lost.
@@ -56,7 +58,7 @@ def await_loss(folder: JobDir, link: str, environ: Mapping[str, str]) -> bool:
     token = os.fsencode(environ.get(TOKEN, ""))
     hosts, _, port = link.rpartition(":")
     while not any(_is_head(f"{host}:{port}", token) for host in hosts.split(",")):
-        nodes = _nodes(folder, environ)
+        nodes = _nodes(folder, environ, name or folder.name)
         if nodes and environ[HEAD_NODE] not in nodes:
             return True
         time.sleep(pause_s)
@@ -92,10 +94,10 @@ def _proves_itself(connection: Connection, token: bytes) -> bool:
     return handshake.is_done
 
 
-def _nodes(folder: JobDir, environ: Mapping[str, str]) -> tuple[str, ...]:
+def _nodes(folder: JobDir, environ: Mapping[str, str], name: str) -> tuple[str, ...]:
     """Those of the job by now; empty: Slurm does not say."""
     try:
-        job = find_scheduler("slurm", folder.home, environ).query([folder.name]).get(folder.name)
+        job = find_scheduler("slurm", folder.home, environ).query([name]).get(name)
         return expand(job.nodes, "squeue") if job is not None and job.nodes else ()
     except InfiniRunError:
         return ()
@@ -126,9 +128,9 @@ def main(argv: Sequence[str]) -> int:
     link = next((word.partition("=")[2] for word in theirs if word.startswith("--link=")), "")
     if not link or not os.environ.get(HEAD_NODE):
         return 1
-    folder = JobDir(own[0])
-    folder = task_of(folder, int(own[1])) if own[1:] else folder
-    if await_loss(folder, link, os.environ):
+    folder, name = JobDir(own[0]), ".".join(own[1:])
+    folder = task_of(folder, int(own[2])) if own[2:] else folder
+    if await_loss(folder, link, os.environ, name):
         end_job(folder, os.environ)
     return 1
 

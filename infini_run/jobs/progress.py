@@ -5,14 +5,19 @@ The one rule: a line is printed once for each change, on stderr; stdout has the 
 
 from __future__ import annotations
 
+import _signal as signal
+import os
 import sys
 
-from infini_run.errors import printable
+from infini_run.errors import InfiniRunError, printable
+from infini_run.jobs.schedulers.slurm_output import is_never_met
+from infini_run.jobs.stderr import write_line
 from infini_run.jobs.tables import scheduler_lines, sentence
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from types import FrameType
 
     from infini_run.jobs.job import Job
     from infini_run.jobs.status import Status
@@ -22,11 +27,15 @@ def wait(job: Job) -> int:
     """Wait for the end of a job, and print its states: on a terminal in one line that changes, else a line for each.
 
     Returns:
-        The exit code of the job.
+        The exit code of the job; 1 if it is LOST.
+
+    Raises:
+        InfiniRunError: It waits for another job that has ended otherwise, so it never begins.
     """
     from infini_run.jobs.job import is_hopeless
 
     is_live = sys.stderr.isatty()
+    _name_job_at_stop(job.name, b"\n" if is_live else b"")
     shown = ""
 
     def changed(status: Status) -> None:
@@ -34,6 +43,10 @@ def wait(job: Job) -> int:
         text = f"{status.name}  {status.headline}" + (f"  ({status.query_error})" if status.query_error else "")
         if is_hopeless(status):
             text += f": {status.advice or status.reason}"
+        if status.state == "QUEUED" and is_never_met(status.reason):
+            print("\r\033[K" if is_live else "", end="", file=sys.stderr)
+            why = f"({status.reason}): what it waits for has ended otherwise"
+            raise InfiniRunError(f"job {job.name} never begins {why}; infini-job cancel {job.name}")
         if text == shown or (status.is_final and is_live):
             return
         shown = text
@@ -46,7 +59,21 @@ def wait(job: Job) -> int:
     print(printable(sentence(status)), flush=True)
     for text in scheduler_lines(status):
         print(f"  {printable(text)}", flush=True)
-    return status.exit_code
+    return 1 if status.exit_code is None else status.exit_code
+
+
+def _name_job_at_stop(name: str, before: bytes) -> None:
+    """Ctrl-C ends who waits, and not the job: the last line says what it is called. Then the signal does its own."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        os.write(2, before)
+        write_line(f"job {name} goes on: infini-job logs -f {name} shows it, infini-job cancel {name} ends it")
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:  # else who started us has it ignored
+            signal.signal(number, stop)
 
 
 class SilenceReporter:

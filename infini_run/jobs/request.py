@@ -21,7 +21,8 @@ SPOOL = "job.out"  # there too: what PBS has caught before the script could say 
 class JobRequest:
     """A job as it was asked for. "", 0, () and None: nobody said, so it is detected or left to the scheduler.
 
-    name: unique, it is the job's name in the queue too. folder: the job's directory, on storage that all nodes share.
+    name: unique. title: what the user calls it, one printable line; in the queue it stands before the name.
+    folder: the job's directory, on storage that all nodes share.
     command, cwd: what each rank runs and where. scheduler: slurm, pbs, local or auto.
 
     slots: devices in all, one rank each. slots_per_node: on each node. spares: further nodes, which run nothing until
@@ -69,3 +70,13 @@ class JobRequest:
     restarts: int = 0
     warn_s: int = 0
     warn_signal: int = 12
+    title: str = ""
+
+    @property
+    def queue_name(self) -> str:
+        """What its scheduler calls it: unique, so it is found again by that. A title comes first: squeue and qstat
+        show the first 8 to 16 characters. Of its characters those stay that PBS takes in a name (qsub(1B), -N)."""
+        text = "".join(char if char.isascii() and (char.isalnum() or char in "-_+.") else "_" for char in self.title)
+        if text and not text[0].isalnum():  # a dash would be an option
+            text = f"_{text[1:]}"
+        return f"{text}.{self.name}" if text else self.name

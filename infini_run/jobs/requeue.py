@@ -71,4 +71,5 @@ def _hand_over(folder: JobDir, scheduler: Scheduler, print_line: Callable[[str],
 
     if scheduler.name == "pbs" and isinstance(folder, Task):
         folder.write_script(render_task(folder.read_script(), folder.index))
-    return hand_over(scheduler, folder.script, folder.name, print_line=print_line, folder=folder, before=folder.id)
+    name = folder.queue_name
+    return hand_over(scheduler, folder.script, name, print_line=print_line, folder=folder, before=folder.id)

@@ -99,7 +99,7 @@ def render_node(request: JobRequest, layout: Layout) -> str:
         words = wrap(image, place, [image.python])
     if not has_spares:
         return f'#!/bin/sh\nexec {joined(words)} "$@"\n'
-    after = joined([request.python, "-m", "infini_run.jobs.lost_head", request.folder])
+    after = joined([request.python, "-m", "infini_run.jobs.lost_head", request.folder, request.queue_name])
     after += f' "{_INDEX["slurm"]}"' if request.array else ""
     return f'#!/bin/sh\n{joined(words)} "$@" --exit_if_lost=1 && exit\ncd / && exec {after} -- "$@"\n'
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-COMMON = ("command", "scheduler", "submitted_s", "tasks")  # of an array
+COMMON = ("command", "scheduler", "submitted_s", "tasks", "title")  # of an array
 _FURTHEST = (RUNNING, WARNED, STARTING, SUSPENDED, QUEUED)
 
 
@@ -58,6 +58,7 @@ class Status:
         scheduler_ended_it: Whether its scheduler ended it, which may know why, or run it again.
         task: Of a task its index; of an array that of its first task to fail; -1: none.
         tasks: Of an array, in the order of their indices.
+        title: What the user calls it; "": nothing.
     """
 
     name: str
@@ -84,6 +85,7 @@ class Status:
     scheduler_ended_it: bool = False
     task: int = -1
     tasks: tuple[Status, ...] = ()
+    title: str = ""
 
     @property
     def headline(self) -> str:
@@ -105,8 +107,11 @@ class Status:
         return " ".join(words)
 
     @property
-    def exit_code(self) -> int:
-        """Return the code of the first rank to fail; 1 if the job ended badly and no code is known."""
+    def exit_code(self) -> int | None:
+        """Return the code of the first rank to fail; 1 if the job ended badly and no code is known; None as long as
+        it has not ended (LOST is no end, unless it is final)."""
+        if not self.is_final:
+            return None
         if self.state == COMPLETED:
             return 0
         return self.code if self.code > 0 else 1

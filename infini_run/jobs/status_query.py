@@ -102,7 +102,7 @@ class _Reading:
         self._tasks = tasks_of(folder)
         self._found = [(one, _read(one)) for one in self._tasks or (folder,)]
         self.asked = [one for one, status in self._found if not status.is_final]
-        self.ids = {one.name: id_ for one in self.asked if (id_ := one.id)}
+        self.ids = {one.queue_name: id_ for one in self.asked if (id_ := one.id)}
         self._submitted = {one.name for one in self.asked if _is_submitted(one)}
         self.query_error = ""
         self.seen: Mapping[str, SchedulerJob] = {}
@@ -119,7 +119,7 @@ class _Reading:
             return replace(status, query_error=self.query_error)
         return _combine(
             one,
-            self.ids.get(one.name, ""),
+            self.ids.get(one.queue_name, ""),
             self.seen,
             now_s,
             was_submitted=one.name in self._submitted,
@@ -137,7 +137,7 @@ def _ask(reads: Sequence[_Reading], scheduler_of: Callable[[Submission], Schedul
         try:
             scheduler = scheduler_of(group[0].submission)
             ids = {name: id_ for read in group for name, id_ in read.ids.items()}
-            seen = scheduler.query([one.name for read in group for one in read.asked], ids)
+            seen = scheduler.query([one.queue_name for read in group for one in read.asked], ids)
         except (QueryError, UsageError) as error:  # it does not answer, or is not here: no news
             for read in group:
                 read.query_error = str(error)
@@ -182,6 +182,7 @@ def _read(folder: JobDir) -> Status:
         since_s=job.submitted_s,
         attempt=attempts - 1,
         task=folder.index,
+        title=job.request.title,
     )
     if phase is not None:
         status = _in_phase(status, phase)
@@ -226,7 +227,7 @@ def _combine(
     status = read_status(folder)
     if status.is_final or (asked_id and status.id != asked_id):
         return status
-    answer = seen.get(folder.name)
+    answer = seen.get(folder.queue_name)
     if answer is None:
         is_left_out = isinstance(folder, Task) and status.attempt < 0 and _knows_array(folder, seen)
         return _missing(
@@ -247,7 +248,8 @@ def _is_submitted(folder: JobDir) -> bool:
 
 def _knows_array(task: Task, seen: Mapping[str, SchedulerJob]) -> bool:
     """Whether the answer has the array itself: another id under its name is that of a task that runs again."""
-    return task.array.name in seen and seen[task.array.name].id == task.array.id
+    name = task.array.queue_name
+    return name in seen and seen[name].id == task.array.id
 
 
 def _alive(folder: JobDir, status: Status, answer: SchedulerJob) -> Status:

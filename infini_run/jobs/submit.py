@@ -12,6 +12,7 @@ import select
 import time
 
 from infini_run.errors import InfiniRunError, UsageError
+from infini_run.jobs.array import own_name
 from infini_run.jobs.errors import QueryError, SubmitError
 from infini_run.jobs.job_dir import environment
 from infini_run.jobs.job_store import make_folder, remove
@@ -142,7 +143,7 @@ def submit(
         make_tasks(folder)
         for name, text in planned.programs.items():
             folder.write_program(name, text)
-        id_ = hand_over(scheduler, folder.script, request.name, print_line=print_line, folder=folder)
+        id_ = hand_over(scheduler, folder.script, request.queue_name, print_line=print_line, folder=folder)
     except SubmitError as error:
         if error.kind != TIMED_OUT:
             remove(folder)
@@ -175,7 +176,7 @@ def hand_over(
     Args:
         scheduler: Where it goes.
         script: Path of the script.
-        name: Of the job, unique.
+        name: What the scheduler calls the job, unique.
         print_line: Gets a line about each step that takes longer than it should.
         pauses_s: Seconds between two questions after a submission without an answer.
         folder: Where the job writes its own id when it begins, which a scheduler may forget at its end (PBS); None:
@@ -222,8 +223,8 @@ def _search(scheduler: Scheduler, name: str, pauses_s: tuple[float, ...], folder
             return own
     raise SubmitError(
         TIMED_OUT,
-        f"{scheduler.name} does not answer ({problem}): it may have the job all the same; infini-job status {name} "
-        "knows when it is back",
+        f"{scheduler.name} does not answer ({problem}): it may have the job all the same; infini-job status "
+        f"{own_name(name)} knows when it is back",
     )
 
 

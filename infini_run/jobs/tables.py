@@ -38,7 +38,7 @@ def print_statuses(found: Sequence[Status], *, is_long: bool) -> int:
         found = [one for status in found for one in (status, *status.tasks)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for status, row in zip(found, rows, strict=True):
-        line = "  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True))
+        line = "  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True) if width)
         print(printable(line.rstrip()))
         if is_long:
             for text in _details(status):
@@ -53,16 +53,18 @@ def _row(status: Status) -> tuple[str, ...]:
     command = shown_command(status.command)
     if len(command) > _COMMAND:
         command = command[: _COMMAND - 3] + "..."
-    since = _ago(time.time() - status.since_s)
-    return status.name, status.headline, since, f"{status.scheduler} {short_id(status.id)}", status.shape, command
+    span = _span(time.time() - status.since_s)  # since the last change of its state
+    since = f"{span} ago" if status.is_final else f"for {span}"
+    where = f"{status.scheduler} {short_id(status.id)}"
+    return status.name, status.headline, since, where, status.shape, printable(status.title), command
 
 
 def _rows(status: Status) -> list[tuple[str, ...]]:
     """An array, and each of its tasks: what they have in common is not said again."""
-    return [_row(status), *((*_row(task)[:4], "", "") for task in status.tasks)]
+    return [_row(status), *((*_row(task)[:4], "", "", "") for task in status.tasks)]
 
 
-def _ago(seconds: float) -> str:
+def _span(seconds: float) -> str:
     for unit, each_s in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= each_s:
             return f"{seconds / each_s:.0f} {unit}"
@@ -117,7 +119,7 @@ def print_facts(scheduler: Scheduler, facts: Facts) -> None:
     print(printable(", ".join(about)))
     for pool in facts.pools:
         kinds = pool.kinds or (Kind(nodes=pool.nodes, cpus=pool.cpus_per_node, gpus=pool.gpus_per_node),)
-        limit = f", up to {_ago(pool.limit_s)}" if pool.limit_s else ""
+        limit = f", up to {_span(pool.limit_s)}" if pool.limit_s else ""
         default = " (default)" if pool.is_default else ""
         print(printable(f"  {pool.name}{default}: {', '.join(map(_kind, kinds))}{limit}"))
 

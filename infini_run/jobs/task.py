@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 
 from infini_run.errors import UsageError
-from infini_run.jobs.array import split, task_id
+from infini_run.jobs.array import own_name, split, task_id
 from infini_run.jobs.job_dir import JobDir
 
 TYPE_CHECKING = False
@@ -30,6 +30,10 @@ class Task(JobDir):
     @property
     def home(self) -> str:
         return self.array.home
+
+    @property
+    def queue_name(self) -> str:
+        return f"{self.array.queue_name}.{self.index}"
 
     @property
     def script(self) -> str:
@@ -98,7 +102,7 @@ def make_tasks(folder: JobDir) -> None:
 
 
 def open_folder(above: str, name: str) -> JobDir:
-    """Of that name, a job's or a task's; whether it is there is not looked at."""
-    base, index = split(name)
+    """Of that name, a job's or a task's, ours or a scheduler's; whether it is there is not looked at."""
+    base, index = split(own_name(name))
     folder = JobDir(os.path.join(above, base))
     return folder if index < 0 else Task(folder, index)

@@ -249,7 +249,7 @@ def test_an_agent_of_a_job_with_spares_is_followed_by_who_looks_for_the_head(ima
     request = replace(PLAIN, slots_per_node=8, spares=1, scheduler="slurm", container=image, array="0-3")
     first, second = render_node(request, plan(request, SLURM)).splitlines()[1:]
     assert first.endswith(' "$@" --exit_if_lost=1 && exit')
-    words = f"/opt/env/bin/python -m infini_run.jobs.lost_head {PLAIN.folder}"
+    words = f"/opt/env/bin/python -m infini_run.jobs.lost_head {PLAIN.folder} {PLAIN.name}"
     assert second == f'cd / && exec {words} "$SLURM_ARRAY_TASK_ID" -- "$@"'
     on_pbs = replace(request, scheduler="pbs", container=None)
     assert render_node(on_pbs, plan(on_pbs, PBS)) == ""

@@ -97,6 +97,23 @@ def test_directory_of_any_name_gets_output_of_script(queue, name):
     shutil.rmtree(above)
 
 
+def test_titled_array_is_shown_and_found_by_name(queue, bell):
+    """Its tasks have ended, and one of them ran again, under the name that Slurm knows."""
+    words = ["--title=llama 7b, lr=3e-4", "--slots=1", "--array=0-1", "--restarts=1"]
+    script = f"[ $INFINI_JOB_TASK = 0 ] || echo up > {bell.path}; [ $INFINI_JOB_TASK = 0 ] || exec sleep 1000; exit 3"
+    name = queue.submit(*words, "--", "sh", "-c", script)
+    bell.hear(1)
+    asked = ["squeue", "-h", "-o", "%j", "-t", "all", "-n", f"llama_7b__lr_3e-4.{name}"]
+    assert subprocess.run(asked, env=queue.env, capture_output=True, text=True, check=True).stdout.split()
+    (queue.path / name / "id").unlink()
+    status = queue.status(name)
+    assert status["query_error"] == ""
+    assert status["tasks"][1]["state"] == "RUNNING"
+    assert queue.call("cancel", f"{name}.1").returncode == 0
+    status = queue.wait(name)
+    assert [(task["state"], task["attempt"]) for task in status["tasks"]] == [("FAILED", 1), ("CANCELLED", 0)]
+
+
 def test_two_nodes_of_four_ranks(queue):
     show = 'echo "is $RANK $LOCAL_RANK $GROUP_RANK $WORLD_SIZE $SLURMD_NODENAME $CUDA_VISIBLE_DEVICES $(nproc)"'
     done = queue.call("submit", *TWO, "--wait", "--", "sh", "-c", show)

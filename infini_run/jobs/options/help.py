@@ -16,7 +16,7 @@ SHORT = {
     "submit": "write a job down, hand it to a batch scheduler once, and say what it is called",
     "status": "how jobs are: those named, or all that have not ended",
     "list": "every job that was submitted from here",
-    "logs": "what the ranks of a job have written, merged and labelled",
+    "logs": "what the ranks of a job, or of the newest, have written, merged and labelled",
     "cancel": "end jobs; their ranks have their grace",
     "forget": "remove the directories of jobs that have ended, or are LOST",
     "clusters": "the schedulers that are here, and what they have",
@@ -26,7 +26,7 @@ USAGE = {
     "submit": "infini-job submit [flags] [--] program [args...]",
     "status": "infini-job status [flags] [JOB...]",
     "list": "infini-job list [flags]",
-    "logs": "infini-job logs [flags] JOB",
+    "logs": "infini-job logs [flags] [JOB]",
     "cancel": "infini-job cancel JOB...",
     "forget": "infini-job forget JOB...",
     "clusters": "infini-job clusters [flags]",
@@ -55,6 +55,7 @@ JOB is a name such as ir-7f3a91c2e4; ir-7f3a91c2e4.4 is task 4 of an array.
 States: QUEUED, STARTING (nodes are there, not all of them ready), RUNNING,
 WARNED (the limit is near), SUSPENDED, COMPLETED, FAILED (code, node and rank
 of the first failure), CANCELLED, TIMEOUT, NODE_FAIL, OOM, PREEMPTED, LOST.
+The time is that since the last change of the state: "for 5 min", "5 min ago".
 """
 EXIT_CODES = """\
 Exit code of submit --wait: that of the first rank to fail, 128+N for signal N;

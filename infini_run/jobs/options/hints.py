@@ -21,7 +21,7 @@ _FLAGS = {
     **dict.fromkeys(("v", "export", "x"), "--env=NAME=VALUE sets variables for the ranks"),
     **dict.fromkeys(("requeue", "max_restarts", "r"), "--restarts=N runs it again after a failure"),
     **dict.fromkeys(("a", "J"), "--array=LIST is a task for each index; jobs get their names from infini-job"),
-    **dict.fromkeys(("job_name", "name"), "jobs get their names from infini-job, and submit prints them"),
+    **dict.fromkeys(("job_name", "name"), "--title=TEXT is what squeue and qstat show before the name"),
     **dict.fromkeys(("o", "e", "output", "error", "log_dir"), "infini-job logs JOB shows what ranks have written"),
     **dict.fromkeys(("l", "qos", "constraint", "C", "exclusive", "reservation", "w", "nodelist", "select"),
                     "--options=WORDS hands further options to sbatch or qsub"),

@@ -31,6 +31,7 @@ class SubmitOptions(TypedDict, total=False):
     options: str | Sequence[str] | None
     gres: bool | None
     tres: bool | None
+    title: str | None
     dir: str | PathLike[str] | None
     python: str | PathLike[str] | None
     run_options: str | Sequence[str] | None

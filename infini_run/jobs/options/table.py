@@ -17,6 +17,7 @@ OF_A_RANK = ("INFINI_JOB_ATTEMPT", "INFINI_JOB_TASK")  # what ranks find there i
 SCHEDULERS = ("auto", "slurm", "pbs", "local")
 SUBMIT_GROUPS = ("slots", "scheduler", "job", "container", "answer")
 USR2 = 12
+_LONGEST_TITLE = 100  # PBS takes names of 236 characters, ours among them
 
 
 def _argv(text: str) -> tuple[str, ...]:
@@ -55,6 +56,12 @@ def _memory(text: str) -> int:
     if not body.isdecimal():
         raise ValueError("a size is allowed, such as 500M, 16G or 1T")
     return max(1, int(body) * {"K": 1, "M": 1 << 10, "G": 1 << 20, "T": 1 << 30}[unit] >> 10)
+
+
+def _title(text: str) -> str:
+    if len(text) > _LONGEST_TITLE or not text.isprintable():
+        raise ValueError(f"expected at most {_LONGEST_TITLE} printable characters")
+    return text
 
 
 def _warn(text: str) -> tuple[int, int]:
@@ -107,6 +114,8 @@ SUBMIT = (
           shown="none"),
     _support("gres", "the scheduler knows GPUs as a resource"),
     _support("tres", "Slurm has cons_tres"),
+    _flag("title", _title, "", "job", "TEXT", "show TEXT before its name in squeue, qstat, and infini-job list",
+          shown="none"),
     DIR,
     _flag("cwd", plain, "", "job", "DIR", "where the ranks start", shown="here"),
     _flag("env", _variables, (), "job", "NAME=VALUE ...", "variables for the ranks, beside all of ours",
@@ -137,6 +146,7 @@ LOGS = (
     _flag("rank", bounded_int(0), -1, "answer", "R", "of this rank only", shown="all"),
     _flag("node", plain, "", "answer", "N|HOST", "of this node only", shown="all"),
     _flag("attempt", bounded_int(0), -1, "answer", "K", "of this run only, counted from 0", shown="all"),
+    _flag("tail", bounded_int(0), -1, "answer", "N", "print at most the last N lines, then follow", shown="all"),
     switch("scheduler_log", "answer", "what its scheduler has said"),
     DIR,
 )

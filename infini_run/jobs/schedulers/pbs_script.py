@@ -27,7 +27,7 @@ _FILES = "the job's output goes to its directory; infini-job logs shows it"
 _ENV = "--env says it"
 _QSUB = "it is about qsub itself, which infini-job calls"
 REASONS = {
-    "N": "each job has a name of its own, by which it is found again",
+    "N": "--title of infini-job says it",
     "q": "--pool says it",
     "A": "--account of infini-job says it",
     "P": "--project says it",
@@ -207,7 +207,7 @@ def options(request: JobRequest, layout: Layout, log: str) -> list[tuple[str, ..
         own = [("-o", f"/task/{INDEX}/".join(log.rpartition("/")[::2])), ("-r", "y"), ("-J", array.range + most)]
     else:
         own = [("-o", log), ("-r", "n")]
-    ours: list[tuple[str, ...]] = [("-N", request.name), ("-j", "oe"), *own]
+    ours: list[tuple[str, ...]] = [("-N", request.queue_name), ("-j", "oe"), *own]
     for name, text in (("-q", request.pool), ("-A", request.account), ("-P", _project(request.project))):
         if text:
             ours.append((name, text))

@@ -107,6 +107,12 @@ def hold_of(reason: str) -> tuple[str, str]:
     return (PASSING, "") if word in _PASSING or not word else (WAITING, "")
 
 
+def is_never_met(reason: str) -> bool:
+    """Whether a job waits for one that has ended otherwise. Nothing changes that: Slurm leaves the job in its queue,
+    unless kill_invalid_depend is set (slurm.conf(5))."""
+    return reason.strip("()").partition(",")[0].strip() == "DependencyNeverSatisfied"
+
+
 def state_of(word: str) -> str:
     """`CANCELLED by 1000` and `CANCELLED+` are sacct's. A word that we do not know is of a job that is there."""
     return _STATES.get(word.split()[0].rstrip("+") if word.split() else "", RUNNING)

@@ -56,7 +56,7 @@ REASONS = {
     **dict.fromkeys(("parsable", "wait", "wrap", "test-only"), _SBATCH),
     **dict.fromkeys(("help", "usage", "version", "verbose", "quiet"), _SBATCH),
     **dict.fromkeys(("export", "export-file"), _ENV),
-    "job-name": "each job has a name of its own, by which it is found again",
+    "job-name": "--title of infini-job says it",
     "partition": "--pool says it",
     "account": "--account of infini-job says it",
     "wckey": "--project says it",
@@ -116,7 +116,7 @@ def options(request: JobRequest, layout: Layout, log: str) -> list[tuple[str, ..
     output = _pattern(log)
     if request.array:
         output = "/task/%a/".join(output.rpartition("/")[::2])
-    ours = [f"--job-name={request.name}", f"--output={output}", "--open-mode=append"]
+    ours = [f"--job-name={request.queue_name}", f"--output={output}", "--open-mode=append"]
     ours += [f"--array={request.array}"] if request.array else []
     ours.append("--requeue" if request.restarts else "--no-requeue")
     for name, text in (("partition", request.pool), ("account", request.account), ("wckey", request.project)):

@@ -101,6 +101,7 @@ class Api:
         rank: Annotated[int, Query(ge=-1, description="of this rank only; -1: all")] = -1,
         node: Annotated[str, Query(description="of this node only: its index or its host")] = "",
         attempt: Annotated[int, Query(ge=-1, description="of this run only, counted from 0; -1: all")] = -1,
+        tail: Annotated[int, Query(ge=-1, description="of what there is now, the last lines only; -1: all")] = -1,
     ) -> Response:
         """What its ranks have written, merged, each line with the name of its rank in front; of an array that of its
         task, too."""
@@ -114,7 +115,8 @@ class Api:
         path = os.path.join(self._above, split(name)[0])
         folder, tasks, scheduler = await self._threads.do(lambda: ask_one(path, call))
         stop = self._threads.stop()
-        content = lines(self._threads, folder, scheduler, stop, rank=rank, node=node, attempt=attempt, tasks=tasks)
+        chosen_lines = {"rank": rank, "node": node, "attempt": attempt, "tasks": tasks, "tail": tail}
+        content = lines(self._threads, folder, scheduler, stop, **chosen_lines)
         return Stream(content, "text/plain", release=lambda: self._threads.release(stop))
 
     async def events(self) -> Response:

@@ -82,6 +82,7 @@ function __infini_job_flags --argument-names verb current
         options= 'further options for sbatch or qsub, quoted as in a shell' \
         gres 'the scheduler knows GPUs as a resource' \
         tres 'Slurm has cons_tres' \
+        title= 'show TEXT before its name in squeue, qstat, and infini-job list' \
         dir= 'where jobs are kept, on storage that the nodes share' \
         cwd= 'where the ranks start' \
         env= 'variables for the ranks, beside all of ours' \
@@ -135,6 +136,7 @@ function __infini_job_flags --argument-names verb current
         rank= 'of this rank only' \
         node= 'of this node only' \
         attempt= 'of this run only, counted from 0' \
+        tail= 'print at most the last N lines, then follow' \
         scheduler_log 'what its scheduler has said' \
         dir= 'where jobs are kept, on storage that the nodes share' \
         flagfile= 'read flags from FILE: one a line, # comments, further flag files' \
@@ -263,7 +265,7 @@ function __infini_job_complete
             submit 'write a job down, hand it to a batch scheduler once, and say what it is called' \
             status 'how jobs are: those named, or all that have not ended' \
             list 'every job that was submitted from here' \
-            logs 'what the ranks of a job have written, merged and labelled' \
+            logs 'what the ranks of a job, or of the newest, have written, merged and labelled' \
             cancel 'end jobs; their ranks have their grace' \
             forget 'remove the directories of jobs that have ended, or are LOST' \
             clusters 'the schedulers that are here, and what they have' \
@@ -283,7 +285,7 @@ function __infini_job_complete
         end
         if string match -q -- '-?*' $word
             set -l name (string replace -r -- '^-*' '' $word | string replace -a -- - _)
-            if contains -- $name slots slots_per_node slot_type gpu_type cpus_per_slot mem_per_slot spares layout scheduler pool partition queue account project time options dir cwd env python run_options warn array restarts container runtime container_python bind container_options flagfile fromenv tryfromenv undefok task rank node attempt socket
+            if contains -- $name slots slots_per_node slot_type gpu_type cpus_per_slot mem_per_slot spares layout scheduler pool partition queue account project time options title dir cwd env python run_options warn array restarts container runtime container_python bind container_options flagfile fromenv tryfromenv undefok task rank node attempt tail socket
                 if test $i -eq $last
                     __infini_job_offer $name "$current" ''
                     return
