@@ -8,7 +8,6 @@ it can be called so is looked at before anything starts.
 from __future__ import annotations
 
 from functools import partial
-from inspect import getattr_static, signature
 
 from infini_run.crews.callables import check_callable_runs
 from infini_run.crews.protocol import Body, dump
@@ -99,6 +98,8 @@ def _check_calls(target: object, made: object, args: Sequence[Any], kwargs: Mapp
 
 def _self_of(made: object, name: str) -> tuple[str, ...]:
     """What a method has before the caller's arguments where it was looked up in a class."""
+    from inspect import getattr_static  # as below: workers import this module, and start faster without
+
     found = getattr_static(made, name) if isinstance(made, type) else None
     return ("self",) if hasattr(found, "__get__") and not isinstance(found, (staticmethod, classmethod)) else ()
 
@@ -119,6 +120,8 @@ def _fault_of_call(
     called: Any, args: Sequence[object], kwargs: Mapping[str, object], *, follow_wrapped: bool = False
 ) -> str:
     """Why it cannot be called with these; "": it can, or does not say what it takes, as some of C do not."""
+    from inspect import signature
+
     try:
         takes = signature(called, follow_wrapped=follow_wrapped)
     except (TypeError, ValueError):
@@ -132,6 +135,8 @@ def _fault_of_call(
 
 def _called(thing: Any) -> str:
     """As in its definition, `name(a, b)`."""
+    from inspect import signature
+
     name = getattr(thing, "__qualname__", None) or repr(thing)
     try:
         return f"{name}{signature(thing, follow_wrapped=False)}"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import os
+import subprocess
+import sys
 import threading
 import time
 from dataclasses import dataclass, field
@@ -125,6 +127,12 @@ def test_function_that_can_take_both_gets_the_context():
         assert crew.ask(1).result() == (0, 1)
     with ir.Crew(abs) as crew:
         assert crew.ask(-1).result() == 1
+
+
+def test_workers_start_without_inspect():
+    code = "import sys, infini_run.crews.worker_main; print('inspect' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("False\n", "")
 
 
 class OfTheTask:
