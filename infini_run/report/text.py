@@ -70,10 +70,10 @@ def hint(first: Exit) -> str:
         return "next: somebody sent SIGKILL; if it was the kernel, for memory, dmesg says so"
     if first.signal == SIGBUS:
         return "next: SIGBUS is often a full /dev/shm; look at df /dev/shm"
-    if first.rank and any(
-        line.endswith("bdb.BdbQuit") for line in first.last_lines
-    ):  # perhaps torch's [rank1]: before it
-        return f"next: breakpoint() has no input on ranks other than 0; --stdin={first.rank} gives it yours"
+    # torch's excepthook puts [rank1]: before it
+    if first.rank and any(line.endswith("bdb.BdbQuit") for line in first.last_lines):
+        rank = first.rank
+        return f"next: only one rank has input for breakpoint(); call it on rank {rank} alone, with --stdin={rank}"
     return ""
 
 
