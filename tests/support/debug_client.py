@@ -6,6 +6,7 @@ Each process that debugpy reports (`debugpyAttach`) gets a session of its own, w
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -31,9 +32,12 @@ class DebugClient:
         listen = f"127.0.0.1:{self._port}"
         argv = [sys.executable, "-Xfrozen_modules=off", "-m", "debugpy", "--listen", listen, "--wait-for-client"]
         argv += ["--configure-subProcess", str(follows)]
-        self.process = subprocess.Popen(
-            [*argv, *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **popen
-        )
+        environ = {
+            **os.environ,
+            "DEBUGPY_PROCESS_SPAWN_TIMEOUT": str(LIMIT_S),
+        }  # 15 s without, which a busy machine needs
+        piped = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        self.process = subprocess.Popen([*argv, *map(str, words)], env=environ, **piped, **popen)
 
     def run(self):
         """The exit code, when it has run to its end with everything that stopped gone on."""
