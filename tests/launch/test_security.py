@@ -24,6 +24,8 @@ from tests.support.waiting import until
 
 STRANGER = 30000 + os.getpid() % 20000
 SECRET = "do-not-tell-7261"
+# these tests may be below it: it is bound onto itself, so that only that mount is changed
+READ_ONLY_TMP = "mount --bind /tmp /tmp; mount -o remount,bind,ro /tmp"
 HOSTILE = "\x1b[2J\x1b]0;owned\x07 \x9b31m"
 
 
@@ -374,7 +376,7 @@ def test_a_full_dev_shm_costs_no_more_than_the_error_file(inodes, infini_run):
 @needs_root("a small file system")
 def test_stranger_cannot_take_abstract_addresses_of_next_attempt(infini_run):
     """Where no folder can be made. The launch's id is in the guard's command line."""
-    mount = 'for at in /dev/shm /tmp; do mount -t tmpfs -o nr_inodes=1 none $at; done; exec "$@"'
+    mount = f'mount -t tmpfs -o nr_inodes=1 none /dev/shm; {READ_ONLY_TMP}; exec "$@"'
     under = ("unshare", "-m", "--propagation=private", "sh", "-ec", mount, "sh")
     env = {name: value for name, value in os.environ.items() if name != "TMPDIR"}
     words = play("ask=mark", "+0", "exit=3", "+1", "exit=0")
@@ -392,6 +394,7 @@ def test_stranger_cannot_take_abstract_addresses_of_next_attempt(infini_run):
 def test_rank_has_error_file_only_when_written(full, flags, infini_run):
     """A file system without a free block still takes folders, sockets and empty files."""
     fill = "mount -t tmpfs -o size=1m none $1; dd if=/dev/zero of=$1/full bs=4k 2>/dev/null || :"
+    fill = f"if [ $1 = /tmp ]; then {READ_ONLY_TMP}; else {fill}; fi"
     mounts = f"mount -t tmpfs none /mnt; set -- {full} @; while [ $1 != @ ]; do {fill}; shift; done"
     under = ("unshare", "-m", "--propagation=private", "sh", "-ec", f'all() {{ {mounts}; }}; all; exec "$@"', "sh")
     script = '[ -z "$TORCHELASTIC_ERROR_FILE" ] || echo boom > "$TORCHELASTIC_ERROR_FILE" || exit 4; exit 3'
