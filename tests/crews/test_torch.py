@@ -43,9 +43,9 @@ def test_every_option_of_the_installed_torchrun_is_in_the_table_with_its_variabl
     done = subprocess.run([sys.executable, "-c", OPTIONS], capture_output=True, text=True, check=True)
     theirs = json.loads(done.stdout)
     assert len(theirs) > 30
-    assert {dest: "" if kind not in ("env", "check_env") else f"PET_{dest.upper()}" for _, dest, kind in theirs} == {
-        name: variable for name, (variable, _) in DOCUMENTED.items()
-    }
+    found = {dest: f"PET_{dest.upper()}" if kind in ("env", "check_env") else "" for _, dest, kind in theirs}
+    documented = {name: variable for name, (variable, _) in DOCUMENTED.items()}
+    assert found.items() <= documented.items()  # which has those of newer ones, too (test_torchrun.py)
     spellings = {word.lstrip("-").replace("-", "_") for words, _, _ in theirs for word in words}
     assert spellings <= TABLE.keys()
 
