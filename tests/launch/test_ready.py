@@ -6,7 +6,6 @@ import contextlib
 import errno
 import json
 import os
-import resource
 import select
 import shutil
 import signal
@@ -27,7 +26,7 @@ from infini_run.errors import StartError
 from tests.support.command import play
 from tests.support.group_case import Live, spec
 from tests.support.launch_shapes import strace
-from tests.support.processes import descriptors, processes
+from tests.support.processes import descriptors, no_descriptor_left, processes
 from tests.support.waiting import LIMIT_S, until
 
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
@@ -252,18 +251,6 @@ def test_rank_is_heard_again_after_descriptors_ran_out(lingering):
         live.until(lambda: live.group.status(0) == b"two")
         live.group.stop()
         live.end()
-
-
-@contextlib.contextmanager
-def no_descriptor_left():
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    lowest = os.dup(0)
-    os.close(lowest)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace, to refuse an option")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import select
 import signal
 import socket
@@ -11,7 +10,6 @@ import subprocess
 import sys
 import textwrap
 import time
-from contextlib import contextmanager
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -28,7 +26,7 @@ from infini_run.multinode.listener import AgentListener
 from infini_run.multinode.protocol import pack, pack_json
 from infini_run.multinode.tcp import retry_unheard
 from infini_run.system.poller import Poller
-from tests.support.processes import state_of
+from tests.support.processes import no_descriptor_left, state_of
 from tests.support.waiting import until
 
 
@@ -344,18 +342,6 @@ def test_who_says_nothing_is_let_go_after_a_while(listener):
     assert listener.notices == []
     for scan in scans:
         scan.close()
-
-
-@contextmanager
-def no_descriptor_left():
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    lowest = os.dup(0)
-    os.close(lowest)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_without_a_descriptor_the_oldest_stranger_goes(listener):
