@@ -253,6 +253,22 @@ def test_rank_is_heard_again_after_descriptors_ran_out(lingering):
         live.end()
 
 
+def test_socket_is_left_open_when_nothing_can_take_its_descriptor(lingering):
+    """To close it would wait for the descriptor's sender. The end of the process does not."""
+    before = descriptors()
+    with Live(waiter(0)) as live, sender_to(address(0)) as sender:
+        until_executed(live)
+        lingering.give(sender, b"STATUS=last")
+        os.kill(live.pid(0), signal.SIGKILL)
+        with no_descriptor_left():
+            live.until(lambda: live.of("exited"))
+        assert live.group.status(0) == b"last"
+        live.end()
+    (left,) = descriptors().keys() - before.keys()
+    lingering.end()
+    os.close(int(left))
+
+
 @pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace, to refuse an option")
 @pytest.mark.parametrize("rights", [(), ("notify_fd",)], ids=["plain", "descriptor"])
 def test_last_messages_are_heard_where_kernel_cannot_skip_any(infini_run, tmp_path, rights):
