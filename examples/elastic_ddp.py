@@ -120,6 +120,7 @@ def main():
     if dist.get_rank() == 0:
         print(f"final loss {loss}", flush=True)
     dist.destroy_process_group()
+    os._exit(0)  # a thread of gloo that still holds a tensor would abort the end of the interpreter (PyTorch 2.13)
 
 
 if __name__ == "__main__":
