@@ -236,8 +236,7 @@ def _launch(
     report_path = absolute_flag_path("report", options.report) if options.report else ""
     try:
         run = _start(plan, options, environ, entry, observers)
-        while not run.ended:
-            run.poll()
+        key = _poll_to_end(run, suspend_write_fd)
         run.close()
     finally:
         if observers is not None:
@@ -252,7 +251,37 @@ def _launch(
     text = report.text()
     if text:
         _write_line(text, is_bounded=bool(report.received_signal))
-    return report.exit_code
+    by_rank = 0
+    if report.user_interrupted and report.first_failure is not None:
+        by_rank = report.first_failure.signal
+        _notify_outer_launcher(by_rank, suspend_write_fd)
+    return _end(report.exit_code, by_rank or key, whole_group=bool(by_rank))
+
+
+def _poll_to_end(run: NodeLaunch | RestartingLaunch, suspend_write_fd: int) -> int:
+    """Return the signal that a key of the terminal sent; 0: none."""
+    key = 0
+    while not run.ended:
+        for event in run.poll():
+            if event.kind == "signalled" and event.code:
+                key = event.signal
+                _notify_outer_launcher(key, suspend_write_fd)
+    return key
+
+
+def _notify_outer_launcher(number: int, suspend_write_fd: int) -> None:
+    """As process 1 of --isolate we cannot end by a signal: who waits outside does."""
+    if suspend_write_fd >= 0 and number:
+        os.write(suspend_write_fd, bytes([number]))
+
+
+def _end(code: int, key: int, *, whole_group: bool) -> int:
+    """Return an exit code, or end by the signal that a key of the terminal sent, if the job ended for that."""
+    if key and code == 128 + key:
+        from infini_run.core.signal_pipe import end_as_interrupted
+
+        end_as_interrupted(key, whole_group=whole_group)
+    return code
 
 
 def _start(
@@ -302,7 +331,7 @@ def _run_isolated(options: Options, environ: dict[str, str], mask_at_entry: set[
     command = _same_command()
     folder = launch_folder(options, launch_id, environ)
     try:
-        return run_isolated(
+        code, key = run_isolated(
             command,
             environ,
             entry,
@@ -316,6 +345,7 @@ def _run_isolated(options: Options, environ: dict[str, str], mask_at_entry: set[
             from infini_run.system.secure_files import remove_folder
 
             remove_folder(folder)
+    return _end(code, key, whole_group=True)
 
 
 def _same_command() -> list[str]:

@@ -5,6 +5,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 #include <sys/types.h>
+#include <termios.h>
 
 #include "guard/arguments.h"
 #include "io/io.h"
@@ -41,6 +42,25 @@ struct worker {
     struct ir_event *progress_event; /* that nobody has taken yet; NULL: none */
     char *status;    /* STATUS_SIZE, once there was one */
     uint32_t status_size;
+    pid_t asks;        /* > 0: this process group is stopped until it gets the terminal */
+    bool asks_to_read; /* and not to change its modes */
+    bool has_asked;    /* reported */
+};
+
+/* ---- terminal*.c: who has the foreground */
+struct terminal {
+    int fd;                /* -1: there is none, or nobody needed it so far */
+    int timer_fd;          /* of the loan; -1: there was none */
+    bool has_owner;        /* worker 0 has it whenever it is ours to give */
+    bool lent;             /* to one that asked for it */
+    bool reads;            /* it asked to read, and no line has come since */
+    bool probed;           /* it has just been taken back: a line that comes now may be the holder's */
+    pid_t holder;          /* the process group that has it; 0: none */
+    uint32_t holder_index; /* of its worker */
+    struct termios modes;  /* when the holder got it */
+    bool has_modes;
+    int64_t look_ms;       /* until we look whether it is still used */
+    int64_t suspended_ns;  /* when we were suspended last for a worker that asked; 0: never */
 };
 
 /* ---- guard.c: the process that ends what we leave when we are killed */
@@ -91,15 +111,32 @@ void waiter_close(struct ir_group *g, bool forked);
 /* signal_send.c */
 int group_signal_leaders(struct ir_group *g, int sig);
 void group_signal_groups(struct ir_group *g, int sig);
+void group_continue(struct ir_group *g);
 
 /* terminal.c */
 int tty_prepare(struct ir_group *g);
+int tty_open(void);
+void tty_owner_started(struct ir_group *g, pid_t pid);
 bool tty_is_ours(const struct ir_group *g);
-void tty_hand_over(struct ir_group *g);
+bool tty_is_held(const struct ir_group *g);
+bool tty_give(struct ir_group *g, uint32_t index, pid_t group);
 void tty_restore(struct ir_group *g);
+bool tty_has_modes_of(const struct ir_group *g, const struct termios *given);
+
+/* terminal_loan.c */
+bool tty_asked_for(struct ir_group *g, uint32_t index, pid_t pid, int sig);
+void tty_clear_asks(struct ir_group *g);
+void tty_refuse_asks(struct ir_group *g);
+void tty_loan_ended(struct ir_group *g);
+bool tty_loan_due(struct ir_group *g);
+void tty_typed(struct ir_group *g);
+
+/* terminal_suspend.c */
+void tty_hand_over(struct ir_group *g);
 void tty_suspend(struct ir_group *g);
 void tty_asked(struct ir_group *g);
 void tty_check_stopped(struct ir_group *g);
+void tty_worker_ended(struct ir_group *g, uint32_t index, bool by_signal);
 
 /* guard.c */
 int guard_open(struct ir_group *g);

@@ -50,6 +50,14 @@ void group_signal_groups(struct ir_group *g, int sig) {
     if (!all) stray_signal_groups(g, sig);
 }
 
+/* Not those that would only stop again. */
+void group_continue(struct ir_group *g) {
+    bool all = true;
+    for (uint32_t i = 0; i < g->started; i++)
+        if (g->workers[i].asks == 0) all &= worker_signal_group(g, &g->workers[i], SIGCONT);
+    if (!all) stray_signal_groups(g, SIGCONT);
+}
+
 void ir_group_signal_groups(struct ir_group *g, int sig) {
     if (g == NULL) return;
     group_signal_groups(g, sig);

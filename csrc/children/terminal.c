@@ -1,88 +1,63 @@
-/* children/terminal.c: the terminal's foreground and Ctrl-Z.
+/* children/terminal.c: the terminal's foreground and its modes.
  *
  * Workers are in process groups of their own. A single worker gets the terminal's foreground, as a
  * shell's job would, but only if it is ours to give: started in the background we take nothing.
- * All signals are blocked here, so tcsetpgrp from the background raises no SIGTTOU. */
+ * All signals are blocked here, so tcsetpgrp and tcsetattr from the background raise no SIGTTOU. */
 #include "group/group.h"
 
 #include <errno.h>
-#include <pthread.h>
-#include <sys/wait.h>
+#include <fcntl.h>
+#include <string.h>
 #include <unistd.h>
 
+/* Worker 0 is the single one. The child gives itself the foreground, before its program runs. */
 int tty_prepare(struct ir_group *g) {
-    if (g->terminal_fd >= 0 || !isatty(0)) return 0;
-    int fd = fd_duplicate(0);
+    struct terminal *t = &g->terminal;
+    if (t->fd >= 0) return 0;
+    int fd = isatty(0) ? fd_duplicate(0) : tty_open();
+    if (fd == -ENXIO) return 0; /* there is none */
     if (fd < 0) return fd;
-    g->terminal_fd = fd;
+    t->fd = fd;
+    t->has_owner = true;
+    if (tty_is_ours(g)) t->has_modes = tcgetattr(fd, &t->modes) == 0;
     return 0;
 }
 
+/* Whatever stdin is: the terminal that programs find. */
+int tty_open(void) {
+    return fd_new(open("/dev/tty", O_RDWR | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
+}
+
+void tty_owner_started(struct ir_group *g, pid_t pid) {
+    g->terminal.holder = pid;
+    g->terminal.holder_index = 0;
+}
+
 bool tty_is_ours(const struct ir_group *g) {
-    return g->terminal_fd >= 0 && tcgetpgrp(g->terminal_fd) == getpgrp();
+    return g->terminal.fd >= 0 && tcgetpgrp(g->terminal.fd) == getpgrp();
 }
 
-void tty_hand_over(struct ir_group *g) {
-    if (tty_is_ours(g) && g->started > 0 && !g->workers[0].reaped)
-        (void)tcsetpgrp(g->terminal_fd, g->workers[0].pid);
+bool tty_is_held(const struct ir_group *g) {
+    return g->terminal.holder > 0 && tcgetpgrp(g->terminal.fd) == g->terminal.holder;
 }
 
-/* Only from our own worker: the foreground may be the shell's again, or another job's. */
+bool tty_give(struct ir_group *g, uint32_t index, pid_t group) {
+    struct terminal *t = &g->terminal;
+    t->has_modes = tcgetattr(t->fd, &t->modes) == 0;
+    const bool given = tcsetpgrp(t->fd, group) == 0;
+    t->holder = given ? group : 0;
+    t->holder_index = index;
+    return given;
+}
+
+/* Only from the holder: the foreground may be the shell's again, or another job's. */
 void tty_restore(struct ir_group *g) {
-    if (g->terminal_fd >= 0 && g->started > 0 && tcgetpgrp(g->terminal_fd) == g->workers[0].pid)
-        (void)tcsetpgrp(g->terminal_fd, getpgrp());
+    if (tty_is_held(g)) (void)tcsetpgrp(g->terminal.fd, getpgrp());
 }
 
-static bool tty_belongs_to_worker(const struct ir_group *g) {
-    return g->started > 0 && tcgetpgrp(g->terminal_fd) == g->workers[0].pid;
-}
-
-/* Process 1 of a PID namespace is stopped from outside only (pid_namespaces(7)). SIGCONT will come from
- * there, too, and continue the workers. */
-static bool stop_is_asked_for(const struct ir_group *g) {
-    return g->config.suspend_write_fd >= 0 && write(g->config.suspend_write_fd, "z", 1) == 1;
-}
-
-/* Stops ourselves the way an unblocked SIGTSTP would: the kernel knows about orphaned process
- * groups, which nobody could continue, and drops it there. Returns when we are continued. */
-static bool stop_self(void) {
-    sigset_t only, before, pending;
-    (void)sigemptyset(&only);
-    (void)sigaddset(&only, SIGTSTP);
-    (void)kill(getpid(), SIGTSTP);
-    (void)pthread_sigmask(SIG_UNBLOCK, &only, &before);
-    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
-    return sigpending(&pending) == 0 && sigismember(&pending, SIGCONT) == 1;
-}
-
-void tty_suspend(struct ir_group *g) {
-    group_signal_groups(g, SIGSTOP);
-    tty_restore(g);
-    if (stop_is_asked_for(g)) return;
-    bool stopped = stop_self();
-    tty_hand_over(g);
-    if (!stopped && g->terminal_fd >= 0 && !tty_belongs_to_worker(g))
-        return; /* it would only stop again */
-    group_signal_groups(g, SIGCONT);
-}
-
-void ir_group_suspend(struct ir_group *g) {
-    if (g == NULL) return;
-    tty_suspend(g);
-}
-
-/* Our worker is a launcher, too: it has stopped what it started and asks for the same. */
-void tty_asked(struct ir_group *g) {
-    char byte;
-    if (read(g->config.suspend_read_fd, &byte, 1) == 1) tty_suspend(g);
-    else fd_unwatch(g, g->config.suspend_read_fd);
-}
-
-/* Ctrl-Z reaches only the worker that has the foreground: we follow it, so that the shell sees. */
-void tty_check_stopped(struct ir_group *g) {
-    if (g->terminal_fd < 0 || g->started == 0 || g->workers[0].reaped) return;
-    siginfo_t info = {0};
-    if (waitid(P_PID, (id_t)g->workers[0].pid, &info, WSTOPPED | WNOHANG) < 0) return;
-    if (info.si_pid == 0 || info.si_code != CLD_STOPPED || info.si_status == SIGSTOP) return;
-    tty_suspend(g);
+bool tty_has_modes_of(const struct ir_group *g, const struct termios *given) {
+    struct termios now;
+    return tcgetattr(g->terminal.fd, &now) == 0 && now.c_iflag == given->c_iflag &&
+           now.c_oflag == given->c_oflag && now.c_cflag == given->c_cflag &&
+           now.c_lflag == given->c_lflag && memcmp(now.c_cc, given->c_cc, sizeof now.c_cc) == 0;
 }

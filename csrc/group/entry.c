@@ -50,6 +50,17 @@ int ir_entry_take_over(struct ir_entry *ret_entry) {
     return 0;
 }
 
+void ir_entry_end_by(int sig, int whole_group) {
+    struct sigaction standard = {.sa_handler = SIG_DFL};
+    sigset_t only;
+    (void)sigemptyset(&only);
+    (void)sigaddset(&only, sig);
+    (void)prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
+    (void)sigaction(sig, &standard, NULL);
+    (void)kill(whole_group ? 0 : getpid(), sig);
+    (void)pthread_sigmask(SIG_UNBLOCK, &only, NULL);
+}
+
 int ir_entry_release_descriptors(void) {
     if (chdir("/") < 0) { /* we stay where we are: nothing is lost but a mount that is pinned */
     }

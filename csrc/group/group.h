@@ -36,7 +36,7 @@ enum cause { STOP, KILL, TIMEOUT, GONE, CLEAR, FLUSHED, CAUSES };
 struct ir_group {
     struct ir_config config;
     char *mark;
-    int epoll_fd, exits_fd, timer_fd, signal_fd, execs_fd, terminal_fd;
+    int epoll_fd, exits_fd, timer_fd, signal_fd, execs_fd;
     int rest_fd;                /* the timer of io/line_rests.c */
     bool rests_timed;           /* it runs */
     bool went_badly;            /* a worker did not end with 0 */
@@ -79,6 +79,7 @@ struct ir_group {
     pid_t *foreign;             /* children that we had before: reaped, never touched */
     uint32_t foreign_count;
     struct guard guard;
+    struct terminal terminal;
     struct lease lease;
     struct cgroup cgroup;
 };

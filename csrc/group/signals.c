@@ -64,7 +64,11 @@ static void signal_stops(struct ir_group *g, const struct signalfd_siginfo *info
         g->stopped_by = *info;
         g->signalled_ns = clock_ns();
     }
-    if (!again || event_room(g)) event_push(g, IR_SIGNALLED, -1, 0)->signal = sig;
+    if (!again || event_room(g)) {
+        struct ir_event *event = event_push(g, IR_SIGNALLED, -1, 0);
+        event->signal = sig;
+        event->code = info->ssi_code == SI_KERNEL; /* a key of the terminal */
+    }
     g->signalled = true;
     if (again) ir_group_kill(g);
     else ir_group_stop(g, sig == SIGINT || sig == SIGQUIT ? sig : 0, true);
@@ -87,6 +91,7 @@ static void signal_handle(struct ir_group *g, const struct signalfd_siginfo *inf
         return;
     case IR_SIGNAL_FORWARD: (void)group_signal_leaders(g, sig); break;
     case IR_SIGNAL_FORWARD_TO_GROUP:
+        if (sig == SIGCONT) tty_clear_asks(g);
         if (sig == SIGCONT) tty_hand_over(g);
         group_signal_groups(g, sig);
         if (sig == SIGCONT) input_resume(g);

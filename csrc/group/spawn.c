@@ -135,6 +135,7 @@ static int worker_start(struct ir_group *g, uint32_t index) {
     pid_t pid = w->forked > 0 ? w->forked : child_create(g, slot, index, &w->pidfd);
     if (pid < 0) return pid;
     w->pid = pid;
+    if (slot->terminal_fd >= 0) tty_owner_started(g, pid);
     (void)setpgid(pid, pid); /* both sides call it; EACCES once it has exec'ed */
     if (w->forked > 0 || slot->guard_fd < 0) guard_add_worker(g, pid);
     worker_close_child_ends(w);
@@ -185,7 +186,7 @@ static int spawn_prepare(struct ir_group *g, const struct ir_worker *workers, ui
     *ret_step = IR_STEP_MEMORY;
     r = cgroup_open(g, n);
     if (r >= 0)
-        r = arena_fill(g, workers, n, blocked, guard_argv(g), tty_is_ours(g) ? g->terminal_fd : -1);
+        r = arena_fill(g, workers, n, blocked, guard_argv(g), tty_is_ours(g) ? g->terminal.fd : -1);
     if (r >= 0) r = labels_copy(g, workers, n);
     if (r >= 0) r = buffers_make(g, workers, n);
     return r;

@@ -31,6 +31,7 @@ enum { /* ir_config.flags */
     IR_LAST = 32,       /* the own process ends with this group: as process 1 it may end all others with kill(-1) */
     IR_REPORT_TSTP = 128, /* Ctrl-Z: IR_SUSPEND; the caller calls ir_group_suspend. Without it the core does */
     IR_NO_CHILDREN = 256, /* no list of a process's children in /proc, as without CONFIG_PROC_CHILDREN */
+    IR_SHARES_TERMINAL = 512, /* a worker that reads the terminal of this process, or changes its modes, gets it for that */
     IR_OLD_PIDFD = 64,  /* pidfds as in Linux 5.3: no waiting by them (5.4), no signal to a process group (6.9) */
 };
 
@@ -130,7 +131,7 @@ enum { /* ir_event.kind */
     IR_STARTED = 1,   /* worker, pid */
     IR_EXITED,        /* worker, pid, code or signal, flags, usage */
     IR_START_FAILED,  /* worker, pid, code: the step, signal: the errno; its IR_EXITED follows */
-    IR_SIGNALLED,     /* signal: from outside, it stops the group (again: it kills it) */
+    IR_SIGNALLED,     /* signal: from outside, it stops the group (again: it kills it); code 1: a terminal's */
     IR_FORWARDED,     /* signal: from outside, passed on to the workers */
     IR_LEFTOVER,      /* pid, name: a descendant that outlived the workers and is being stopped;
                        * a few are named, all are stopped and counted (IR_ENDED). Where /proc does not show it, the name
@@ -148,6 +149,8 @@ enum { /* ir_event.kind */
     IR_UNPLACED,      /* worker, signal: the errno; the kernel takes no memory policy: CPUs alone; told once */
     IR_SUSPEND,       /* Ctrl-Z, with IR_REPORT_TSTP */
     IR_LEASE_ENDED,   /* the workers are killed; code: 0: it was not renewed in time; 1: its guard was killed */
+    IR_ASKS_TERMINAL, /* worker, pid: it reads the terminal, or changes its modes; once. code 0: it gets it; 1: it stays
+                       * stopped, for the terminal is not ours to give */
     IR_PROGRESS,      /* worker, pid, value: its PROGRESS= is higher than ever; the highest since the last was taken */
     IR_ENDED,         /* code: how many strays there were in all; nothing is left; the last event */
 };
@@ -192,6 +195,10 @@ int ir_entry_take_over(struct ir_entry *ret_entry);
  * own descriptors are all close-on-exec), so that nothing is pinned by a mere supervisor.
  * Returns how many descriptors were closed. */
 int ir_entry_release_descriptors(void);
+
+/* Own process, at its very end: ends it by that signal, without a dump of core; with its whole process group where the
+ * terminal's key reached a worker alone. Returns where the kernel does not let it: process 1 of a PID namespace. */
+void ir_entry_end_by(int sig, int whole_group);
 
 /* Makes a group for `n` workers. -EINVAL: a config that makes no sense; -EMFILE, -ENOMEM. */
 int ir_group_new(const struct ir_config *config, uint32_t n, struct ir_group **ret_group);

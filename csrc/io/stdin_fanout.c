@@ -130,6 +130,10 @@ static bool input_is_taken(const struct input *in) {
 /* Not while a target has bytes to take: they are in the buffer that a read would fill. */
 void input_source_ready(struct ir_group *g) {
     if (!input_is_taken(&g->input)) return;
+    if (g->terminal.probed) { /* the line may be for the rank that had the terminal */
+        source_watch(g, false);
+        return;
+    }
     while (g->input.fd >= 0 && source_read(g)) {
         if (!input_feed(g)) {
             source_watch(g, false);

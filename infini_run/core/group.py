@@ -51,6 +51,7 @@ KINDS = {
     lib.IR_UNPLACED: "unplaced",
     lib.IR_SUSPEND: "suspend",
     lib.IR_LEASE_ENDED: "lease_ended",
+    lib.IR_ASKS_TERMINAL: "asks_terminal",
     lib.IR_PROGRESS: "progress",
     lib.IR_ENDED: "ended",
 }
@@ -109,14 +110,16 @@ class Event:
 
     Attributes:
         kind: started, ready, exited; start_failed (code: the step, signal: the errno); signalled (a signal from
-            outside stops the launch); forwarded (a signal was passed on to ranks); leftover (a process outlived the
-            ranks and is stopped); stuck (SIGKILL did not end it); output_lost (code: the stream, signal: the errno);
-            output_held; console_stuck; unguarded; unseen (/proc does not show leftover processes, signal: the errno,
-            code: 0 if only the guard needs it, 1 if the launcher does); triggered (WATCHDOG=trigger); late (not ready
-            in time); hung; unplaced (no memory policy, signal: the errno); restarting (in place of ended if another
-            attempt follows, code: the restarts so far); suspend (Ctrl-Z); lease_ended (the ranks were killed; code: 0
-            if the lease was not renewed in time, 1 if its guard was killed); progress (PROGRESS=value, higher than
-            ever before; of several between two looks the highest); ended.
+            outside stops the launch; code: 1 if a key of the terminal sent it); forwarded (a signal was passed on
+            to ranks); leftover (a process outlived the ranks and is stopped); stuck (SIGKILL did not end it);
+            output_lost (code: the stream, signal: the errno); output_held; console_stuck; unguarded; unseen (/proc
+            does not show leftover processes, signal: the errno, code: 0 if only the guard needs it, 1 if the
+            launcher does); triggered (WATCHDOG=trigger); late (not ready in time); hung; unplaced (no memory
+            policy, signal: the errno); restarting (in place of ended if another attempt follows, code: the restarts
+            so far); suspend (Ctrl-Z); lease_ended (the ranks were killed; code: 0 if the lease was not renewed in
+            time, 1 if its guard was killed); asks_terminal (the rank reads the terminal; code: 0 if it gets it, 1
+            if it stays stopped); progress (PROGRESS=value, higher than ever before; of several between two looks
+            the highest); ended.
         worker: Its index in the spawn.
         rank: Its global rank.
         pid: Its process.
@@ -325,6 +328,7 @@ class Group:
         beside: Another group of this process has it: of the entry, only the signal mask is used, for the workers.
         is_last: The process ends with this group, so as process 1 it may end whatever else there is.
         suspend_as_event: Ctrl-Z is the event `suspend`, and the caller calls `suspend`.
+        shares_terminal: A worker that reads the terminal of this process, or changes its modes, gets it for that.
         debug: Flags of ir_config, as `debug_flags` returns them.
     """
 
@@ -350,6 +354,7 @@ class Group:
         beside: bool = False,
         is_last: bool = False,
         suspend_as_event: bool = False,
+        shares_terminal: bool = False,
         debug: int = 0,
     ) -> None:
         self._lock = RLock()
@@ -381,6 +386,7 @@ class Group:
             config.flags |= lib.IR_GIVEN_MASK if beside else lib.IR_OWN_PROCESS
             config.flags |= lib.IR_LAST if is_last else 0
             config.flags |= lib.IR_REPORT_TSTP if suspend_as_event else 0
+            config.flags |= lib.IR_SHARES_TERMINAL if shares_terminal else 0
             config.blocked = entry.blocked
             config.entry.ignored = entry.ignored
             config.entry.nofile_soft = entry.nofile_soft

@@ -78,6 +78,33 @@ def stop_self() -> None:
     signal.signal(signal.SIGTSTP, _nothing)
 
 
+def end_as_interrupted(number: int, *, whole_group: bool = False) -> None:
+    """End this process by SIGINT or SIGQUIT after a key of the terminal has stopped its job: a shell ends a loop only
+    if the program died of the signal. Process 1 cannot, and returns.
+
+    Args:
+        number: The signal. 0, or another one: do nothing.
+        whole_group: The key reached a rank alone, which had the terminal. The rest of our process group, such as the
+            shell script that runs us, is to have the signal, too.
+    """
+    if number in (signal.SIGINT, signal.SIGQUIT):
+        lib.ir_entry_end_by(number, whole_group)
+
+
+def is_in_foreground() -> bool:
+    """Return whether this process is in the foreground of its terminal: the terminal's keys send it signals."""
+    try:
+        fd = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        return os.tcgetpgrp(fd) == os.getpgrp()
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+
+
 def end_by_signals() -> None:
     """Let the signals that people and schedulers send end process 1, as they end any other process, if not within a
     name lookup. Without a handler the kernel drops them there (pid_namespaces(7)). Those that are ignored at entry

@@ -235,6 +235,8 @@ class LiveTable:
             self._launches[node].on_event(event)
         if event.kind == "forwarded":
             self.note_signal(event.signal)
+        if event.kind == "asks_terminal":
+            self._screen.leave_in_place()  # the rank writes its question below it
 
     def note_signal(self, number: int) -> None:
         """Draw again after a signal that the launcher got: a shell or a resize may have changed the screen."""
@@ -269,12 +271,13 @@ class LiveTable:
 
     @property
     def is_seen(self) -> bool:
-        """Whether there is a table, on a terminal whose foreground is the launcher or a rank of this node."""
+        """Whether there is a table, on a terminal whose foreground is the launcher or its only rank."""
         return bool(self._launches) and not self._screen.is_gone and self._screen.is_ours(self._pids())
 
     def _pids(self) -> set[int]:
-        """The process groups of this node that may have the foreground."""
-        return self._launches[0].pids if len(self._launches) == 1 and 0 in self._launches else set()
+        """The process group that may have the foreground beside ours. One of several ranks has it to ask."""
+        pids = self._launches[0].pids if len(self._launches) == 1 and 0 in self._launches else set()
+        return pids if len(pids) == 1 else set()
 
     # ---- when
 

@@ -6,7 +6,7 @@ import os
 import time
 
 from infini_run.core.nonblocking_writer import CONSOLE_WAIT_S, write_all
-from infini_run.core.signal_pipe import SignalPipe
+from infini_run.core.signal_pipe import SignalPipe, end_as_interrupted, is_in_foreground
 from infini_run.environments.hostlist import Host
 from infini_run.errors import LinkError, StartError, UsageError, printable
 from infini_run.multinode.agent_options import options_of_agents, working_directory
@@ -88,6 +88,8 @@ def run_on_hosts(
     if text:
         data = os.fsencode(f"{text}\n")
         write_all(2, data, CONSOLE_WAIT_S if report.received_signal else None, lambda: signals.fd)
+    if report.exit_code == 128 + report.received_signal and is_in_foreground():
+        end_as_interrupted(report.received_signal)
     return report.exit_code
 
 

@@ -203,6 +203,7 @@ class NodeLaunch:
                 entry=self._entry,
                 is_last=self._is_last,
                 suspend_as_event=self._has_head,
+                shares_terminal=self._entry is not None and not self._has_head,
                 debug=debug_flags(self._environ) | self._debug,
             )
 
@@ -437,6 +438,7 @@ class NodeLaunch:
             How many processes it reached.
         """
         group, index = self._group, -1 if rank is None else self._index(rank)
+        self._note_signal(number, None if rank is None else index)
         return 0 if group is None else group.signal(index, number)
 
     def stop(self, number: int = 0, *, by_signal: bool = False) -> None:
@@ -462,8 +464,14 @@ class NodeLaunch:
             number: The signal.
         """
         group = self._group
+        self._note_signal(number)
         if group is not None:
             group.signal_groups(number)
+
+    def _note_signal(self, number: int, index: int | None = None) -> None:
+        if self._watchdog is not None:
+            with self._lock:
+                self._watchdog.on_signal(number, index)
 
     def renew_lease(self, since_s: float = 0.0) -> bool:
         """Let the ranks live for another lease, as `Group.renew_lease`; False: it is over."""

@@ -48,7 +48,7 @@ class Outcome:
     def __init__(self, plan: Plan, options: Options, *, has_terminal: bool, oom_kills: int) -> None:
         self._plan = plan
         self._options = options
-        self._has_terminal = has_terminal
+        self._terminal_ranks = {worker.rank for worker in plan.workers if has_terminal}  # Ctrl-C went to them alone
         host = os.uname().nodename
         self._host = host
         self._exits = {
@@ -177,6 +177,15 @@ class Outcome:
         why = "its guard was killed" if event.code else "it was not renewed in time"
         return self.add_notice(f"the lease of the ranks is over ({why}): they were killed")
 
+    def _record_asks_terminal(self, event: Event) -> str:
+        if not event.code:
+            self._terminal_ranks.add(event.rank)
+            return f"rank {event.rank} asks for the terminal: your next line goes to it"
+        return self.add_notice(
+            f"rank {event.rank} is stopped: it reads the terminal, which it cannot get here; give its input in a "
+            f"file or a variable, or add --stdin={event.rank}"
+        )
+
     def _record_unplaced(self, event: Event) -> str:
         return self.add_notice(
             f"ranks are bound to their CPUs alone (set_mempolicy: {os.strerror(event.signal)}"
@@ -240,9 +249,9 @@ class Outcome:
 
     @property
     def is_interrupted(self) -> bool:
-        """The user has ended the lone rank by Ctrl-C or Ctrl-\\: its failure is no news."""
+        """The user has ended the rank that had the terminal by Ctrl-C or Ctrl-\\: its failure is no news."""
         first = self.first_failure()
-        return self._has_terminal and first is not None and first.shell_code in _INTERRUPTED
+        return first is not None and first.rank in self._terminal_ranks and first.shell_code in _INTERRUPTED
 
     def first_failure(self) -> Exit | None:
         """Return the worker that failed first, and not because the launcher stopped it. None: none has failed."""

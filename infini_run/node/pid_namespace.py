@@ -51,8 +51,8 @@ def run_isolated(
     suspend_read_fd: int,
     folder: str,
     print_line: Callable[[str], None],
-) -> int:
-    """Run `command` as process 1 of a new PID namespace, and return its exit code.
+) -> tuple[int, int]:
+    """Run `command` as process 1 of a new PID namespace.
 
     Args:
         command: The program and its arguments.
@@ -63,13 +63,16 @@ def run_isolated(
         folder: The folder of its launch, which the guard removes if all are killed by SIGKILL. Empty: none.
         print_line: Gets a line for the user.
 
+    Returns:
+        Its exit code, and the signal by which a key of the terminal stopped its job; 0: none did.
+
     Raises:
         StartError: A PID namespace is not permitted here.
     """
     argv = [os.fsencode(word) for word in command]
     spec = SpawnSpec(0, argv[0], argv, [])
     spec.isolate = spec.dies_with_us = True
-    spec.foreground = os.isatty(0)
+    spec.foreground = True  # it stands for us: a rank that reads the terminal asks it
     group = Group(
         1,
         mark=os.fsencode(f"{MARKER_VARIABLE}={os.urandom(6).hex()}"),
@@ -93,12 +96,14 @@ def run_isolated(
         group.close()
 
 
-def _run_to_end(group: Group, print_line: Callable[[str], None]) -> int:
-    code, received = -1, 0
+def _run_to_end(group: Group, print_line: Callable[[str], None]) -> tuple[int, int]:
+    code, received, key = -1, 0, 0
     while not group.ended:
         for event in group.run_once():
             if event.kind == "start_failed":
                 raise _refused(STEPS[event.code], event.signal)
+            if event.kind == "signalled" and event.code:
+                key = event.signal
             if event.kind == "signalled" and not received:
                 received = event.signal
             if event.kind == "exited":
@@ -107,8 +112,8 @@ def _run_to_end(group: Group, print_line: Callable[[str], None]) -> int:
                 print_line(f"infini-run: process {event.pid} did not end by SIGKILL, state {chr(event.code)}; left")
         group.wait()
     if code < 0:  # it was not started, or did not end
-        return 128 + received if received else 1
-    return code
+        return (128 + received if received else 1), key
+    return code, key
 
 
 def _code(event: Event, received: int) -> int:

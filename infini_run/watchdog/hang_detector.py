@@ -1,7 +1,8 @@
 """When one rank counts as hung, and when to check it next. Pure: times and CPU seconds come in.
 
 A rank that has sent WATCHDOG=1 once hangs if the next one does not come in time, even if it computes: a watchdog also
-finds livelocks. Any other rank hangs if it writes nothing and uses no CPU. A suspended rank does not hang.
+finds livelocks. Any other rank hangs if it writes nothing and uses no CPU. A rank that the launcher or a debugger has
+suspended does not hang.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class HangDetector:
             output_s: As for `deadline_s`.
             ping_s: As for `deadline_s`.
             cpu_s: The CPU time that its processes have used, in seconds. None: it is not known.
-            is_suspended: The rank is suspended.
+            is_suspended: The launcher or a debugger has suspended the rank.
             reads_output: All of its output comes to the launcher.
 
         Returns:

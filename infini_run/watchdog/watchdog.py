@@ -12,7 +12,7 @@ from infini_run.core.group import Event
 from infini_run.record import record
 from infini_run.report.text import duration_text
 from infini_run.system.procfs import ProcessTable
-from infini_run.system.signal_numbers import SIGCONT
+from infini_run.system.signal_numbers import SIGCONT, SIGSTOP, SIGTSTP
 from infini_run.watchdog.hang_detector import HangDetector
 from infini_run.watchdog.snapshot_collector import RankToInspect, SnapshotCollector, write_snapshots
 
@@ -87,6 +87,7 @@ class Watchdog:
         self._environ = environ
         self._folder = os.path.abspath(options.log_dir) if options.log_dir else ""  # the launcher changes to / later
         self._ranks: dict[int, _Rank] = {}
+        self._suspended: set[int] = set()  # by index: ranks that the launcher has suspended
         self._reasons: dict[int, tuple[str, str]] = {}  # by index: kind and why, without a snapshot so far
         self._collector: SnapshotCollector | None = None
         self._due_s: float | None = None  # the next deadline, or one before it: signs of life only put them off
@@ -125,13 +126,27 @@ class Watchdog:
         if self._collector is not None:
             self._collector.finish_early("the job was being stopped")
 
-    def _resume(self) -> None:
-        """Count silence from now: the launcher and all ranks were suspended together until now."""
+    def on_signal(self, number: int, index: int | None = None) -> None:
+        """Note that the launcher sends a signal to a rank: one that it suspends does not hang.
+
+        Args:
+            number: The signal.
+            index: The rank's index in the plan. None: every rank.
+        """
+        if number == SIGCONT:
+            self._resume(index)
+        elif number in (SIGSTOP, SIGTSTP):
+            self._suspended.update(range(len(self._plan.workers)) if index is None else (index,))
+
+    def _resume(self, index: int | None = None) -> None:
+        """Count silence from now: until now the rank, or all and the launcher with them, were suspended."""
         now_s = time.monotonic()
         self._due_s = None
+        self._suspended -= self._suspended if index is None else {index}
         for rank in self._ranks.values():
-            rank.start_s = now_s
-            rank.detector.refresh(now_s)
+            if index in (None, rank.index):
+                rank.start_s = now_s
+                rank.detector.refresh(now_s)
 
     # ---- the wait
 
@@ -221,13 +236,15 @@ class Watchdog:
             return "late", f"was not ready after {duration_text(self._options.ready_timeout_s)}"
         if now_s < self._hang_s(rank):
             return "", ""
-        return "hung", rank.detector.check(
+        state = table.state(rank.pid)
+        why = rank.detector.check(
             now_s,
             *self._signs(rank),
             cpu_s=table.cpu_s(rank.pid),
-            is_suspended=table.state(rank.pid) in ("T", "t"),
+            is_suspended=state == "t" or (state == "T" and rank.index in self._suspended),  # t: by a debugger
             reads_output=rank.reads_output,
         )
+        return "hung", f"{why}: suspended by a signal" if why and state == "T" else why
 
     def _find(self, snapshots: list[HangSnapshot]) -> Finding:
         written, problem = write_snapshots(snapshots)

@@ -237,14 +237,30 @@ def test_a_rank_whose_watchdog_falls_silent_hangs_even_while_it_computes(infini_
     assert hung(reads(tmp_path / "report")) == [0]
 
 
-def test_a_stopped_rank_is_not_told_to_hang(infini_run, tmp_path):
+def test_a_rank_that_somebody_stopped_hangs_and_the_reason_says_so(infini_run, tmp_path):
     command = infini_run(
-        *("--nproc_per_node=2", "--hang_timeout=500ms", "--on_hang=stop", f"--report={tmp_path}/report"),
-        *("sh", "-c", "[ $RANK = 1 ] || kill -STOP $$; exec sleep 1000"),
+        *("--nproc_per_node=2", "--hang_timeout=1s", "--on_hang=stop", f"--report={tmp_path}/report"),
+        *("--console=prefix", "sh", "-c", "[ $RANK = 1 ] || kill -STOP $$; while sleep 0.1; do echo; done"),
     )
     assert command.wait() == 1
     content = reads(tmp_path / "report")
-    assert (content["first_failure"], hung(content)) == (1, [1])
+    assert (content["first_failure"], hung(content)) == (0, [0])
+    assert content["ranks"][0]["watchdog_reason"].endswith(": suspended by a signal")
+
+
+@pytest.mark.parametrize("chosen", [0, None])
+def test_a_rank_that_its_launcher_suspends_does_not_hang(chosen, tmp_path):
+    words = ["sh", "-c", "while sleep 0.1; do echo; done"]
+    launcher = ir.ProcessLauncher(words, nproc_per_node=2, hang_timeout=0.5, on_hang="stop", console="prefix")
+    with launcher:
+        launcher.launch()
+        launcher.signal(signal.SIGSTOP, rank=chosen)
+        assert not launcher.wait(2.0)
+        launcher.signal(signal.SIGCONT, rank=chosen)
+        assert not launcher.wait(1.0)
+        launcher.terminate()
+        assert launcher.wait()
+    assert launcher.report().snapshots == ()
 
 
 def test_a_rank_that_says_itself_that_it_hangs_is_believed_without_any_timeout(infini_run, every_path):

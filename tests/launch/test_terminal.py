@@ -10,6 +10,7 @@ import shlex
 import shutil
 import signal
 import subprocess
+import sys
 import termios
 
 import pytest
@@ -310,3 +311,221 @@ def test_terminal_that_hangs_up_leaves_no_rank(terminal, every_path):
     launcher = terminal.launcher()
     os.kill(terminal.shell.pid, signal.SIGKILL)  # the session's leader: the kernel hangs up for it
     until(lambda: not any(map(is_alive, [launcher, *pids])))
+
+
+# ---- a rank that asks for the terminal
+
+PASSWORD = """
+import getpass, os, sys
+for _ in range({times}):
+    said = getpass.getpass("rank " + os.environ["RANK"] + "? ")
+    print("rank", os.environ["RANK"], "heard", said, flush=True)
+"""
+READ_TWO_LINES = (
+    'import os\nfor _ in range(2): print("read", open("/dev/tty").readline().strip(), os.environ["RANK"], flush=True)'
+)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_every_rank_that_asks_for_a_password_gets_one(terminal, times, every_path):
+    terminal.run("--nproc_per_node=3", sys.executable, "-c", PASSWORD.format(times=times))
+    for number in range(3 * times):
+        (rank,) = terminal.see(rb"rank (\d)\? $")
+        terminal.type(f"secret{number}\n")
+        terminal.see(b"rank %s heard secret%d" % (rank, number))
+    assert terminal.code() == 0
+    assert terminal.foreground == terminal.shell.pid
+
+
+def test_the_rank_that_asks_is_named_above_its_question(terminal):
+    terminal.run("--nproc_per_node=2", "--console=prefix", sys.executable, "-c", PASSWORD.format(times=1))
+    (rank,) = terminal.see(rb"rank (\d) asks for the terminal: your next line goes to it\r\nrank \1\? $")
+    terminal.type("first\n")
+    (other,) = terminal.see(rb"rank (\d)\? $")
+    terminal.type("second\n")
+    assert terminal.code() == 0
+    assert {rank, other} == {b"0", b"1"}
+
+
+def test_ctrl_c_at_the_question_of_a_rank_ends_all(terminal, every_path):
+    terminal.run("--nproc_per_node=2", sys.executable, "-c", PASSWORD.format(times=1))
+    terminal.see(rb"rank \d\? $")
+    terminal.type("\x03")
+    assert terminal.code() == 130
+    assert terminal.foreground == terminal.shell.pid
+
+
+def test_ctrl_c_reaches_every_rank_again_once_the_question_is_answered(terminal, every_path):
+    asks = f"{PASSWORD.format(times=1)}\nimport signal; print('waits', flush=True); signal.pause()"
+    words = ["sh", "-c", '[ $RANK = 1 ] && exec "$@"; echo waits; exec sleep 1000', "sh", sys.executable, "-c", asks]
+    terminal.run("--nproc_per_node=2", *words)
+    terminal.see(rb"rank 1\? $")
+    terminal.type("secret\n")
+    terminal.see(rb"heard secret")
+    until(lambda: terminal.foreground == terminal.launcher())
+    terminal.type("\x03")
+    terminal.see(rb"SIGINT: stopping")
+    assert terminal.code() == 130
+
+
+def test_a_rank_that_reads_on_gets_its_next_line_though_rank_0_reads_stdin(terminal, every_path):
+    words = ["sh", "-c", '[ $RANK = 1 ] && exec "$@"; read line; echo "stdin had $line"', "sh", sys.executable, "-c"]
+    terminal.run("--nproc_per_node=2", *words, READ_TWO_LINES)
+    terminal.see(rb"asks for the terminal")
+    for text in ("one", "two"):
+        until(lambda: terminal.foreground not in (terminal.launcher(), terminal.shell.pid))
+        terminal.type(f"{text}\n")
+        terminal.see(b"read %s 1" % text.encode())
+    terminal.type("three\n")
+    terminal.see(b"stdin had three")
+    assert terminal.code() == 0
+
+
+def test_a_single_rank_whose_stdin_is_a_file_may_ask(terminal, every_path):
+    terminal.run(sys.executable, "-c", PASSWORD.format(times=1), end=" < /dev/null\n")
+    terminal.see(rb"rank 0\? $")
+    terminal.type("secret\n")
+    terminal.see(rb"heard secret")
+    assert terminal.code() == 0
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="a PID namespace of its own needs root")
+@pytest.mark.parametrize("end", ["\n", " < /dev/null\n"], ids=["", "without-stdin"])
+def test_a_rank_of_an_isolated_job_may_ask(terminal, end, every_path):
+    terminal.run("--isolate", "--nproc_per_node=2", sys.executable, "-c", PASSWORD.format(times=1), end=end)
+    for number in range(2):
+        (rank,) = terminal.see(rb"rank (\d)\? $")
+        terminal.type(f"secret{number}\n")
+        terminal.see(b"rank %s heard secret%d" % (rank, number))
+    assert terminal.code() == 0
+
+
+def test_a_job_in_the_background_is_suspended_when_a_rank_asks_and_goes_on_with_fg(terminal, every_path):
+    terminal.run("--nproc_per_node=2", sys.executable, "-c", PASSWORD.format(times=1), end=" &\n")
+    (launcher,) = map(int, terminal.see(rb"\[1\] (\d+)\r\n"))
+    until(lambda: state_of(launcher) == "T")
+    terminal.type("fg\n")
+    for number in range(2):
+        (rank,) = terminal.see(rb"rank (\d)\? $")
+        terminal.type(f"secret{number}\n")
+        terminal.see(b"rank %s heard secret%d" % (rank, number))
+    assert terminal.code() == 0
+
+
+def test_ctrl_z_at_the_question_and_fg_ask_again(terminal, every_path):
+    terminal.run("--nproc_per_node=2", sys.executable, "-c", PASSWORD.format(times=1))
+    terminal.see(rb"rank \d\? $")
+    terminal.type("\x1a")
+    terminal.see(PROMPT)
+    until(lambda: state_of(terminal.launcher()) == "T")
+    assert terminal.foreground == terminal.shell.pid
+    terminal.type("fg\n")
+    until(lambda: terminal.foreground not in (terminal.launcher(), terminal.shell.pid))
+    terminal.type("first\n")
+    terminal.see(rb"heard first")
+    terminal.see(rb"rank \d\? $")
+    terminal.type("second\n")
+    terminal.see(rb"heard second")
+    assert terminal.code() == 0
+
+
+def test_a_rank_that_asks_where_nobody_can_answer_is_named_and_counts_as_hung(terminal, tmp_path, every_path):
+    """Who started the job in the background has gone: nobody can bring it to the foreground, nor suspend it."""
+    log = tmp_path / "log"
+    log.touch()
+    asks = PASSWORD.format(times=1)
+    words = [
+        "sh",
+        "-c",
+        '[ $RANK = 1 ] && exec "$@"; while sleep 0.1; do echo; done',
+        "sh",
+        sys.executable,
+        "-c",
+        asks,
+    ]
+    flags = ["--nproc_per_node=2", "--hang_timeout=2s", "--on_hang=stop", "--console=prefix"]
+    command = shlex.join([*COMMAND, *flags, *words])
+    terminal.type(shlex.join(["sh", "-c", f"{command} 2> {log} &"]) + "\n")
+    terminal.see(PROMPT)
+    until(
+        lambda: b"infini-run: rank 1 is stopped: it reads the terminal, which it cannot get here" in log.read_bytes()
+    )
+    until(lambda: b"rank 1 on " in log.read_bytes() and b": suspended by a signal (pid " in log.read_bytes())
+    until(lambda: b": stopping" in log.read_bytes() and not list(marked()))
+
+
+# ---- Ctrl-C in a loop of the shell
+
+
+LOOPS = {
+    "one rank": ["--nproc_per_node=1"],
+    "ranks": ["--nproc_per_node=2"],
+    "restarting": ["--nproc_per_node=2", "--max_restarts=1"],
+    "isolated": pytest.param(
+        ["--nproc_per_node=2", "--isolate"],
+        marks=[pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="a PID namespace needs root")],
+    ),
+}
+
+
+@pytest.mark.parametrize("flags", LOOPS.values(), ids=LOOPS.keys())
+@pytest.mark.rows(4)
+def test_ctrl_c_that_ends_a_job_ends_the_loop_around_it(terminal, flags, every_path):
+    ranks = 1 if "--nproc_per_node=1" in flags else 2
+    command = shlex.join([*COMMAND, *flags, "sh", "-c", "echo ready; exec sleep 1000"])
+    terminal.type(shlex.join(["bash", "-c", f"for i in 1 2 3; do {command}; done; echo still here"]) + "\n")
+    terminal.see(rb"ready", ranks)
+    terminal.type("\x03")
+    assert terminal.code() == 130
+    assert b"still here" not in terminal.seen[terminal.mark :]
+    assert terminal.seen.count(b"ready\r\n") == ranks
+
+
+@pytest.mark.parametrize("flags", LOOPS.values(), ids=LOOPS.keys())
+@pytest.mark.rows(2)
+def test_ctrl_backslash_that_ends_a_job_ends_us_by_that_signal(terminal, flags, tmp_path):
+    """Without a dump of core of our own."""
+    terminal.type(f"ulimit -c unlimited; cd {tmp_path}\n")
+    terminal.run(*flags, "sh", "-c", "ulimit -c 0; echo ready; exec sleep 1000")
+    terminal.see(rb"ready", 1 if "--nproc_per_node=1" in flags else 2)
+    terminal.type("\x1c")
+    terminal.see(rb"Quit\r")
+    assert terminal.code() == 131
+    assert b"core dumped" not in terminal.seen
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_loop_goes_on_when_the_ranks_take_ctrl_c_and_end_well(terminal, every_path):
+    command = shlex.join([*COMMAND, "--nproc_per_node=2", *play("end=INT:0", "say=ready", "wait")])
+    terminal.type(shlex.join(["bash", "-c", f"{command}; echo still here"]) + "\n")
+    terminal.pids("ready", 2)
+    terminal.type("\x03")
+    terminal.see(rb"still here")
+
+
+def test_an_interrupt_that_no_key_sent_is_an_exit_code(terminal, every_path):
+    terminal.run("--nproc_per_node=2", *play("say=ready", "wait"), end="; echo still here\n")
+    terminal.pids("ready", 2)
+    os.kill(terminal.launcher(), signal.SIGINT)
+    terminal.see(rb"still here")
+
+
+# ---- the modes of the terminal
+
+
+@pytest.mark.parametrize("nproc", [1, 2])
+def test_the_modes_of_a_rank_that_a_signal_ends_are_undone(terminal, nproc, every_path):
+    before = termios.tcgetattr(terminal.master)
+    script = "stty raw < /dev/tty; echo changed; kill -KILL $$"
+    terminal.run(f"--nproc_per_node={nproc}", "sh", "-c", f"[ $RANK = {nproc - 1} ] || exec sleep 1000; {script}")
+    terminal.see(rb"changed")
+    assert terminal.code() == 137
+    assert termios.tcgetattr(terminal.master) == before
+
+
+def test_the_modes_that_a_rank_leaves_when_it_ends_by_itself_stay(terminal):
+    terminal.run("sh", "-c", "stty -icanon; echo changed; exit 3")
+    terminal.see(rb"changed")
+    terminal.see(PROMPT)
+    assert not termios.tcgetattr(terminal.master)[3] & termios.ICANON

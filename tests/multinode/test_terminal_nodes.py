@@ -128,3 +128,24 @@ def test_a_node_by_hand_that_ctrl_z_stops_keeps_its_place(port, infini_run, term
     assert head.wait() == 130, head.err
     assert b"was lost" not in head.err
     until(lambda: not marked())
+
+
+@pytest.mark.parametrize("key", ["\x03", "\x1c"], ids=["INT", "QUIT"])
+def test_a_key_that_ends_the_job_ends_the_launcher_by_its_signal(start, terminal, key):
+    start("sh", "-c", "ulimit -c 0; echo up $RANK; exec sleep 1000")
+    terminal.see(rb"up \d", 2)
+    launcher = terminal.launcher()
+    terminal.type(key)
+    assert terminal.code() == (130 if key == "\x03" else 131)
+    assert state_of(launcher) == ""
+    assert key == "\x03" or b"Quit\r" in terminal.seen
+
+
+def test_ctrl_c_at_a_head_ends_the_loop_around_it(bed, terminal):
+    words = ["--hosts=host[1-2]", f"--ssh_config={bed.config}", "sh", "-c", "echo up $RANK; exec sleep 1000"]
+    loop = f"for i in 1 2 3; do {shlex.join([*COMMAND, *words])}; done; echo still here"
+    terminal.type(shlex.join(["bash", "-c", loop]) + "\n")
+    terminal.see(rb"up \d", 2)
+    terminal.type("\x03")
+    assert terminal.code() == 130
+    assert b"still here" not in terminal.seen[terminal.mark :]

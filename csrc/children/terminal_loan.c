@@ -1,0 +1,188 @@
+/* children/terminal_loan.c: the terminal for a worker that asks for it.
+ *
+ * A worker that reads the terminal, or changes its modes, without having the foreground is stopped by
+ * SIGTTIN or SIGTTOU. It gets the foreground, and goes on. It keeps it while it reads and while it has
+ * changed the modes; so Ctrl-C reaches all workers again as soon as a prompt is answered.
+ *
+ * Nothing tells that a line has been read. But a line that is typed tells us, too: some time later nothing
+ * is left to read. Then we take the foreground back, and stop and continue the worker: a read that it is
+ * in begins anew (n_tty.c), so that it asks again; one that does not read notices nothing. */
+#include "group/group.h"
+
+#include <sys/epoll.h>
+#include <sys/ioctl.h>
+#include <sys/timerfd.h>
+#include <unistd.h>
+
+#define LOOK_FIRST_MS                                                                              \
+    100 /* after a line, and after the worker went on: what it has to do takes less */
+#define LOOK_MOST_MS 1000
+#define ANSWER_MS 50      /* for the holder to ask again, if it reads */
+#define ASKS_AGAIN_MS 100 /* sooner than anybody can type `bg`: nobody has stopped us */
+
+static void loan_timer(struct ir_group *g, int64_t delay_ns) {
+    if (delay_ns < 1) delay_ns = 1;
+    struct itimerspec when = {.it_value.tv_sec = (time_t)(delay_ns / 1000000000LL),
+                              .it_value.tv_nsec = (long)(delay_ns % 1000000000LL)};
+    (void)timerfd_settime(g->terminal.timer_fd, 0, &when, NULL);
+}
+
+static int loan_open(struct ir_group *g) {
+    struct terminal *t = &g->terminal;
+    if (t->fd < 0) t->fd = tty_open();
+    if (t->fd < 0) return t->fd;
+    if (t->timer_fd >= 0) return 0;
+    t->timer_fd = fd_new(timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC));
+    return t->timer_fd < 0 ? t->timer_fd : fd_watch(g, t->timer_fd, EPOLLIN, WATCH_LOAN, 0);
+}
+
+/* Once for each worker: a debugger asks at each of its prompts. False: there is nothing to report. */
+static bool loan_report(struct ir_group *g, uint32_t index, bool refused) {
+    struct worker *w = &g->workers[index];
+    if (w->has_asked || (g->n == 1 && !refused) || !event_room(g)) return false;
+    w->has_asked = true;
+    event_push(g, IR_ASKS_TERMINAL, (int)index, w->pid)->code = refused;
+    return true;
+}
+
+/* First the one that had it last: it was only asked whether it still reads. */
+static bool loan_next(const struct ir_group *g, uint32_t *ret_index) {
+    for (uint32_t k = 0; k <= g->started; k++) {
+        const uint32_t i = k > 0 ? k - 1 : g->terminal.holder_index;
+        if (i >= g->started || g->workers[i].asks == 0 || g->workers[i].reaped) continue;
+        *ret_index = i;
+        return true;
+    }
+    return false;
+}
+
+/* The one that owns it came to the foreground with us, or will, as a shell's job does. */
+static bool is_owner(const struct ir_group *g, pid_t group) {
+    return g->terminal.has_owner && group == g->workers[0].pid;
+}
+
+/* True: this is a job in the background, which is to be suspended. */
+bool tty_asked_for(struct ir_group *g, uint32_t index, pid_t pid, int sig) {
+    struct terminal *t = &g->terminal;
+    struct worker *w = &g->workers[index];
+    const pid_t group = getpgid(pid);
+    if (g->state != RUNNING || group <= 0) return false;
+    w->asks = group;
+    w->asks_to_read = sig == SIGTTIN;
+    const bool may = (g->config.flags & IR_SHARES_TERMINAL) != 0 || t->has_owner;
+    if (!may || loan_open(g) < 0) {
+        (void)loan_report(g, index, true);
+        return false;
+    }
+    if (t->holder > 0 ? t->lent : tty_is_ours(g)) {
+        if (!t->lent) loan_timer(g, 0);
+        return false;
+    }
+    if (clock_ns() - t->suspended_ns >= ASKS_AGAIN_MS * NS_PER_MS) return true;
+    t->suspended_ns = clock_ns();
+    (void)loan_report(g, index, true);
+    return false;
+}
+
+void tty_refuse_asks(struct ir_group *g) {
+    for (uint32_t i = 0; i < g->started; i++)
+        if (g->workers[i].asks > 0) (void)loan_report(g, i, true);
+}
+
+void tty_clear_asks(struct ir_group *g) {
+    for (uint32_t i = 0; i < g->started; i++) g->workers[i].asks = 0;
+}
+
+/* The report comes first, so that its line is above the worker's prompt. True: as tty_asked_for. */
+static bool loan_begin(struct ir_group *g) {
+    struct terminal *t = &g->terminal;
+    uint32_t index;
+    if (g->state != RUNNING || !loan_next(g, &index)) return false;
+    struct worker *w = &g->workers[index];
+    const pid_t group = w->asks;
+    if (!tty_is_ours(g)) return true; /* meanwhile it is somebody else's */
+    if (loan_report(g, index, false)) {
+        loan_timer(g, 0);
+        return false;
+    }
+    w->asks = 0;
+    if (!tty_give(g, index, group)) {
+        (void)loan_report(g, index, true);
+        loan_timer(g, 0);
+        return false;
+    }
+    t->lent = !is_owner(g, group);
+    t->reads = w->asks_to_read;
+    t->look_ms = LOOK_FIRST_MS;
+    if (t->lent) (void)fd_watch(g, t->fd, EPOLLIN | EPOLLET, WATCH_TYPED, 0);
+    if (t->lent) loan_timer(g, t->look_ms * NS_PER_MS);
+    (void)kill(-group, SIGCONT);
+    return false;
+}
+
+/* Also at the holder's end. */
+void tty_loan_ended(struct ir_group *g) {
+    struct terminal *t = &g->terminal;
+    if (!t->lent) return;
+    tty_restore(g);
+    fd_unwatch(g, t->fd);
+    t->lent = false;
+    t->holder = 0;
+    loan_timer(g, 0);
+    if (!t->probed) input_resume(g); /* what was typed meanwhile, and is not for the holder */
+}
+
+void tty_typed(struct ir_group *g) {
+    struct terminal *t = &g->terminal;
+    if (!t->lent) return;
+    t->reads = false;
+    t->look_ms = LOOK_FIRST_MS;
+    loan_timer(g, t->look_ms * NS_PER_MS);
+}
+
+/* A job of the worker's own may have the foreground: then it is still in use. Of what was typed ahead it may read the
+ * next line soon; what it leaves is for stdin. */
+static bool loan_is_used(const struct ir_group *g) {
+    const struct terminal *t = &g->terminal;
+    int unread = 0;
+    if (tcgetpgrp(t->fd) != t->holder) return !tty_is_ours(g);
+    if (!tty_has_modes_of(g, &t->modes)) return true;
+    (void)ioctl(t->fd, FIONREAD, &unread);
+    return unread > 0 && t->look_ms < LOOK_MOST_MS;
+}
+
+static void loan_check(struct ir_group *g) {
+    struct terminal *t = &g->terminal;
+    if (t->reads) return; /* until a line comes */
+    if (loan_is_used(g)) {
+        t->look_ms = t->look_ms * 2 < LOOK_MOST_MS ? t->look_ms * 2 : LOOK_MOST_MS;
+        loan_timer(g, t->look_ms * NS_PER_MS);
+        return;
+    }
+    const pid_t group = t->holder;
+    t->probed = true;
+    tty_loan_ended(g);
+    loan_timer(g, ANSWER_MS * NS_PER_MS);
+    if (g->state != RUNNING) return;
+    (void)kill(-group, SIGSTOP);
+    (void)kill(-group, SIGCONT);
+}
+
+/* True: as tty_asked_for. */
+bool tty_loan_due(struct ir_group *g) {
+    struct terminal *t = &g->terminal;
+    uint64_t count;
+    if (read(t->timer_fd, &count, sizeof count) != (ssize_t)sizeof count) return false;
+    if (t->lent) {
+        loan_check(g);
+        return false;
+    }
+    if (g->event_count > 0) { /* the caller has not seen the report */
+        loan_timer(g, 0);
+        return false;
+    }
+    const bool suspends = loan_begin(g);
+    t->probed = false;
+    if (!t->lent) input_resume(g);
+    return suspends;
+}
