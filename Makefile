@@ -20,9 +20,10 @@ TORCH := .venv/torch-$(VERSION)
 TORCH_TESTS := tests/crews/test_function_torch.py tests/crews/test_torch.py tests/multinode/test_many_ssh.py tests/multinode/test_many_slurm.py \
     tests/multinode/test_ddp_ssh.py tests/multinode/test_ddp_slurm.py
 
-.PHONY: help generated test test-all torch torch-env pbs check lint lint-python lint-types lint-c lint-workflows asan coverage walk fuzz valgrind stress soak bench pictures faults wheels wheels-test docs clean
+.PHONY: help generated near test test-all torch torch-env pbs check lint lint-python lint-types lint-c lint-workflows asan coverage walk fuzz valgrind stress soak bench pictures faults wheels wheels-test docs clean
 help:
 	@echo "make test    set up a virtual environment and run the tests (PYTHON=python3.13 chooses another Python, JOBS=1 runs one at a time)"
+	@echo "make near    a minute of the tests of what differs from origin/main (NEAR_BASE=HEAD~1 chooses another base), without beds"
 	@echo "make test-all  the same with every row of the large matrices, of which make test runs a sample"
 	@echo "make torch   the tests that need PyTorch, over ssh and Slurm, too, in an environment of their own (3.10 to 3.13)"
 	@echo "make pbs     the tests that need a real OpenPBS (see its own INSTALL; prefix /opt/pbs, or PBS_EXEC=...), for root; PBS_ROUNDS=20"
@@ -54,6 +55,10 @@ test: $(VENV)/made
 	tests/support/beds/install.sh openssh-server openssh-client iproute2 slurm-wlm munge slurmdbd mariadb-server openmpi-bin mpich \
 	    chromium podman crun zsh fish mandoc || true
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder $(PYTEST_ARGS)
+
+# tests/support/near.py has the table of what is tested for which change.
+near: $(VENV)/made
+	$(BIN)/python -m tests.support.near -n $$(( 2 * $$(nproc) )) --dist loadgroup --no-loadscope-reorder $(PYTEST_ARGS)
 
 # Every row of every matrix, where `make test` chooses some of them by a seed that it prints.
 test-all:

@@ -25,9 +25,16 @@ AS_CASE = "TEST_CASE"  # a variable that marks one launch: what carries it, on w
 
 def need(*packages: str) -> None:
     """Skip where they are not there and we cannot install them; under CI that is an error."""
+    skip_without_beds()
     problem = missing(*packages)
     if problem:
         give_up(problem)
+
+
+def skip_without_beds() -> None:
+    """Skip what needs a bed, a browser or a container runtime under TEST_BEDS=none (make near)."""
+    if os.environ.get("TEST_BEDS") == "none":
+        pytest.skip("it needs a bed, and TEST_BEDS=none")
 
 
 def missing(*packages: str) -> str:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.cluster import skip_without_beds
 from tests.support.paths import SUPPORT
 from tests.support.processes import OURS, processes
 from tests.support.waiting import LIMIT_S
@@ -29,6 +30,7 @@ _SEARCHED = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 
 def require(needed: dict[str, str]) -> None:
     """Skip where a program is missing, with the Debian package that has it. CI is to have them all."""
+    skip_without_beds()
     missing = sorted({package for program, package in needed.items() if not shutil.which(program, path=_SEARCHED)})
     problem = f"no {', '.join(missing)} here (tests/support/beds/install.sh {' '.join(missing)})" if missing else ""
     if not problem and os.geteuid() != 0:
