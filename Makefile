@@ -12,6 +12,8 @@ WARNINGS := -Wall -Wextra -Wconversion -Wshadow -Wstrict-prototypes -Wmissing-pr
 SANITIZE := -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -g -O1
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
+# Each worker of a test run rewrites the asserts of all tests, in two thirds of its start, unless it may keep them.
+unexport PYTHONDONTWRITEBYTECODE
 
 WHEELS := .venv/wheels-$(VERSION)
 DOCS := .venv/docs-$(VERSION)
