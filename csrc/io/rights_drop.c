@@ -36,18 +36,27 @@ static void drop_free(struct drop *drop) {
 
 static void *drop_main(void *argument) {
     struct drop *drop = argument;
-    (void)prctl(PR_SET_NAME, "irun-drop", 0, 0, 0); /* by which crews/zygote.py knows it */
     while (message_remove(drop->fd) && drop->done_fd < 0) continue;
     if (drop->done_fd >= 0) (void)fd_write(drop->done_fd, "", 1);
     drop_free(drop);
     return NULL;
 }
 
+/* crews/zygote.py knows the thread by its name, and may look before it has run: it is born with it. */
+static int named_thread_start(struct drop *drop) {
+    char before[16];
+    bool is_known = prctl(PR_GET_NAME, before, 0, 0, 0) == 0;
+    if (is_known) (void)prctl(PR_SET_NAME, "irun-drop", 0, 0, 0);
+    int r = thread_start(drop_main, drop);
+    if (is_known) (void)prctl(PR_SET_NAME, before, 0, 0, 0);
+    return r;
+}
+
 static int drop_new(int fd, int done_fd) {
     struct drop *drop = malloc(sizeof *drop);
     if (drop == NULL) return -ENOMEM;
     *drop = (struct drop){fd_duplicate(fd), done_fd};
-    int r = drop->fd < 0 ? drop->fd : thread_start(drop_main, drop);
+    int r = drop->fd < 0 ? drop->fd : named_thread_start(drop);
     if (r == 0) return 0;
     drop->done_fd = -1; /* the caller's still */
     drop_free(drop);

@@ -22,7 +22,7 @@ from infini_run.crews.capture import capture_exception
 from infini_run.crews.fork_spawner import ForkSpawner
 from infini_run.crews.zygote_protocol import MessageSocket, receive_with_fds, send_with_fds
 from infini_run.errors import StartError, UsageError
-from tests.support.processes import is_alive, marked, processes
+from tests.support.processes import is_alive, marked, processes, state_of
 from tests.support.waiting import until
 
 
@@ -262,16 +262,20 @@ def test_wrapper_that_drops_variables_is_named(tmp_path, monkeypatch):
 
 
 def test_thread_that_takes_descriptors_keeps_no_zygote_from_forking(recwarn):
-    """A worker's message with a descriptor that is slow to close (csrc/io/rights_drop.c)."""
+    """A worker's message with a descriptor that is slow to close (csrc/io/rights_drop.c). The zygote is stopped until
+    the worker has closed its own: the last to close is who waits."""
 
     def send():
         import socket
 
         ours, theirs = lingering_pair()
+        os.kill(os.getppid(), signal.SIGSTOP)
+        until(lambda: state_of(os.getppid()) == "T")
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
             sender.connect(os.environ["NOTIFY_SOCKET"].replace("@", "\0", 1))
             socket.send_fds(sender, [b"BARRIER=1"], [ours.fileno()])
         ours.close()
+        os.kill(os.getppid(), signal.SIGCONT)
         return theirs.detach() >= 0 and os.getppid()
 
     with ir.Pool(nproc_per_node=1, preload=["fractions"]) as pool:
