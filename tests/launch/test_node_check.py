@@ -65,9 +65,12 @@ def test_the_reason_is_one_line(command, reason):
 
 def test_a_check_that_hangs_is_killed_with_all_that_it_started(every_path):
     script = "trap '' TERM; echo looking; (setsid sleep 1000 &); sleep 1000"
-    reason = reason_of(f"sh -c {shlex.quote(script)}", timeout_s=5)
-    assert reason == "the node check did not end within 5 s: looking"
-    assert not marked()
+    for timeout_s in (0.5, 2, 8):  # within which this machine may not have it write
+        reason = reason_of(f"sh -c {shlex.quote(script)}", timeout_s=timeout_s)
+        assert not marked()
+        if reason.endswith("looking"):
+            break
+    assert reason == f"the node check did not end within {timeout_s} s: looking"
 
 
 def test_what_a_check_leaves_behind_is_ended():
