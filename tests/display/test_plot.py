@@ -10,19 +10,21 @@ import stat
 import subprocess
 import sys
 
-import matplotlib.colors
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.image import imread
 
 from infini_run.display.plot import COLOURS, draw, plot
 from infini_run.display.timeline import Bar, Timeline, read_timeline
 from infini_run.errors import UsageError
 from tests.support.command import play
 from tests.support.waiting import until
+
+pytest.importorskip("matplotlib")
+import matplotlib.colors
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.image import imread
 
 
 @pytest.fixture(scope="module", autouse=True)

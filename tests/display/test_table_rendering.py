@@ -7,7 +7,6 @@ import re
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rich.cells import cell_len
 
 from infini_run.display.table_rendering import (
     FAILED,
@@ -25,6 +24,7 @@ from infini_run.display.table_rendering import (
 )
 from infini_run.errors import printable
 
+cell_len = pytest.importorskip("rich.cells").cell_len
 PAINTER = TableRenderer({"TERM": "xterm", "NO_COLOR": "1"})
 
 
