@@ -16,6 +16,7 @@ import pytest
 
 import infini_run as ir
 from tests.multinode.test_elastic_ssh import launcher_of, process_of
+from tests.support.cluster import writes_memory
 from tests.support.command import Command
 from tests.support.hosts import Bed, agents
 from tests.support.paths import ROOT
@@ -78,6 +79,7 @@ def test_a_hang_on_a_host_is_told_with_its_stack(launcher, preload, nproc):
 # ---- results
 
 
+@writes_memory
 def test_workers_of_one_host_share_tracker_and_authkey_of_their_spawn_server(bed):
     """The caller's key crosses no network."""
 

@@ -18,6 +18,7 @@ import pytest
 import infini_run as ir
 from infini_run.crews.borrowed_multiprocessing import AUTHKEY, GRANTED, receive_fds, send_fd
 from infini_run.crews.lent_multiprocessing import Lender
+from tests.support.cluster import writes_memory
 from tests.support.waiting import LIMIT_S
 
 WAYS = {"exec": (), "fork": ["multiprocessing.managers"], "fork without multiprocessing": ["fractions"]}
@@ -70,6 +71,7 @@ def run():
 # ---- shared memory
 
 
+@writes_memory
 def test_block_of_caller_outlives_workers_that_attach(run, preload):
     run(
         """
@@ -84,6 +86,7 @@ def test_block_of_caller_outlives_workers_that_attach(run, preload):
     )
 
 
+@writes_memory
 def test_block_of_rank_outlives_it_when_caller_uses_no_multiprocessing(run, preload):
     run(
         """
@@ -95,6 +98,7 @@ def test_block_of_rank_outlives_it_when_caller_uses_no_multiprocessing(run, prel
     )
 
 
+@writes_memory
 def test_block_made_after_crew_outlives_replaced_and_killed_workers(run, preload):
     run(
         """
@@ -123,6 +127,7 @@ def test_block_made_after_crew_outlives_replaced_and_killed_workers(run, preload
     )
 
 
+@writes_memory
 def test_block_of_killed_caller_is_removed(tmp_path):
     """Its tracker is the one process that may outlive it."""
     program = textwrap.dedent(COMMON) + textwrap.dedent("""
@@ -139,6 +144,7 @@ def test_block_of_killed_caller_is_removed(tmp_path):
     assert not os.path.exists(f"/dev/shm/{killed.stdout.strip()}")
 
 
+@writes_memory
 def test_worker_asks_again_when_tracker_was_killed(run):
     run(
         """
@@ -163,6 +169,7 @@ def test_worker_asks_again_when_tracker_was_killed(run):
     )
 
 
+@writes_memory
 def test_forked_child_of_caller_shares_tracker_with_its_workers(run):
     run(
         """
@@ -178,6 +185,7 @@ def test_forked_child_of_caller_shares_tracker_with_its_workers(run):
     )
 
 
+@writes_memory
 def test_workers_and_spawned_children_of_worker_share_tracker(run, tmp_path):
     (tmp_path / "reading.py").write_text(textwrap.dedent(COMMON))
     run(
@@ -202,6 +210,7 @@ def test_workers_and_spawned_children_of_worker_share_tracker(run, tmp_path):
     )
 
 
+@writes_memory
 def test_program_started_by_worker_inherits_neither_tracker_nor_socket(run, preload):
     run(
         """
@@ -289,6 +298,7 @@ def test_authkey_of_caller_is_that_of_workers_and_their_children(run, preload):
     )
 
 
+@writes_memory
 @pytest.mark.parametrize("thing", [multiprocessing.Lock, multiprocessing.Event, multiprocessing.Semaphore])
 def test_lock_of_multiprocessing_is_refused_with_advice(thing):
     with pytest.raises(ir.UnpicklableError) as caught:

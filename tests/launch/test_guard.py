@@ -14,6 +14,7 @@ import pytest
 import infini_run
 from infini_run.core.group import debug_flags
 from infini_run.node import resources
+from tests.support.cluster import writes_memory
 from tests.support.command import COMMAND, Command, play
 from tests.support.group_case import Live, spec
 from tests.support.launch_shapes import strace, with_strace
@@ -161,6 +162,7 @@ def test_error_folder_of_a_killed_launcher_is_removed(infini_run, flags):
     until(lambda: not folder.exists())
 
 
+@writes_memory
 def test_error_folder_that_nobody_was_left_to_remove_goes_with_the_next_launch(infini_run):
     """Launcher and guard killed in one stroke, as Slurm does with a step; a folder whose launcher lives stays."""
     env = {name: value for name, value in os.environ.items() if name != "TMPDIR"}
@@ -183,6 +185,7 @@ def test_error_folder_that_nobody_was_left_to_remove_goes_with_the_next_launch(i
     until(lambda: not living.exists())
 
 
+@writes_memory
 @pytest.mark.parametrize(
     "within", ["", "-1", ".2", ".2-1", ".ir-0123456789ab", ".1.ir-0123456789ab-1", "-1.ir-0123456789ab"]
 )
@@ -216,6 +219,7 @@ def test_look_for_abandoned_folders_is_bounded(tmp_path, monkeypatch):
     assert len(list(tmp_path.iterdir())) == 50
 
 
+@writes_memory
 def test_a_folder_that_is_not_ours_alone_is_no_launch_s(infini_run):
     """A log folder of that name, or a user's own."""
     env = {name: value for name, value in os.environ.items() if name != "TMPDIR"}
@@ -232,6 +236,7 @@ def test_a_folder_that_is_not_ours_alone_is_no_launch_s(infini_run):
             folder.rmdir()
 
 
+@writes_memory
 def test_folder_of_isolated_launch_with_logs_is_removed_after_sigkill(infini_run, tmp_path):
     """Its processes end with the kernel's help, and the guard removes the folder."""
     command = infini_run("--isolate", f"--log_dir={tmp_path}", *play(*STUBBORN, "ask=mark", "say=ready", "wait"))

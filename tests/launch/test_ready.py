@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 import infini_run as ir
 from infini_run.core.group import PIPE, TO_CONSOLE, debug_flags
 from infini_run.errors import StartError
+from tests.support.cluster import writes_memory
 from tests.support.command import play
 from tests.support.group_case import Live, spec
 from tests.support.launch_shapes import strace
@@ -199,7 +200,7 @@ def test_descriptors_that_come_along_are_closed_at_once():
         live.end()
 
 
-@pytest.mark.parametrize("place", ["@", "/dev/shm/"])
+@pytest.mark.parametrize("place", ["@", pytest.param("/dev/shm/", marks=writes_memory)])
 def test_slow_close_of_sent_descriptor_delays_nothing(place, lingering):
     """Neither other ranks' messages, nor a stop, nor the end."""
     names = [f"{place}infini-run-test-{os.getpid()}-{rank}" for rank in range(2)]

@@ -49,6 +49,11 @@ def needs(program: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(is_missing, reason=f"{program} is not installed")
 
 
+writes_memory = pytest.mark.skipif(
+    not os.access("/dev/shm", os.W_OK) and not os.environ.get("CI"), reason="/dev/shm cannot be written here"
+)
+
+
 def give_up(reason: str) -> None:
     if os.environ.get("CI"):
         pytest.fail(reason)

@@ -9,6 +9,7 @@ import pytest
 from infini_run.options.options import resolve
 from infini_run.plan.program import error_folder, inspect_node, launch_folder, new_launch_id
 from infini_run.system.cgroup import count_cpus
+from tests.support.cluster import writes_memory
 
 
 def options(*flags):
@@ -43,6 +44,7 @@ def test_every_launch_has_an_id_of_its_own():
     assert all(launch_id.startswith("ir-") and launch_id.isprintable() for launch_id in ids)
 
 
+@writes_memory
 def test_error_files_lie_beside_the_logs_or_where_they_go_with_us(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder = launch_folder(options(), "ir-1", {"TMPDIR": "/var/tmp"})
