@@ -70,8 +70,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def spread_groups(items: list[pytest.Item]) -> list[pytest.Item]:
-    """Groups wait, most other tests compute: so the groups begin one after the other, the largest first, while others
-    are run."""
+    """Groups wait, most other tests compute: so the groups begin one after the other while others are run. Those with
+    slow tests are first, then the largest."""
     groups: dict[str, list[pytest.Item]] = {"": []}
     for item in items:
         mark = item.get_closest_marker("xdist_group")
@@ -79,9 +79,13 @@ def spread_groups(items: list[pytest.Item]) -> list[pytest.Item]:
     others = groups.pop("")
     step = int(len(others) * 0.7 / max(len(groups), 1))  # the last one has time to end among the others, too
     spread: list[pytest.Item] = []
-    for k, group in enumerate(sorted(groups.values(), key=len, reverse=True)):
+    for k, group in enumerate(sorted(groups.values(), key=_weight, reverse=True)):
         spread += group + others[k * step : (k + 1) * step]
     return spread + others[len(groups) * step :]
+
+
+def _weight(group: list[pytest.Item]) -> tuple[int, int]:
+    return sum(item.get_closest_marker("slow") is not None for item in group), len(group)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -376,6 +376,7 @@ def test_a_launch_that_takes_too_long_is_stopped(run, bell):
     assert time.monotonic() - started < 60
 
 
+@pytest.mark.slow
 def test_workers_that_do_not_come_up_are_named(tmp_path):
     (tmp_path / "sitecustomize.py").write_text("import time; time.sleep(600)")
     env = {"PYTHONPATH": str(tmp_path)}

@@ -25,6 +25,7 @@ from tests.support.waiting import LIMIT_S
 
 pytestmark = [
     pytest.mark.xdist_group(__name__),
+    pytest.mark.slow,
     pytest.mark.skipif("TEST_PYTHON" in os.environ, reason="a sanitizer's build is no package"),
 ]
 PYTHON = f"cp{sys.version_info[0]}{sys.version_info[1]}"

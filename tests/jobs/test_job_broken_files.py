@@ -155,6 +155,7 @@ def hung(path, *command):
     return [*probe, *command]
 
 
+@pytest.mark.slow
 def test_hung_directory_costs_one_line_and_hides_no_other_job(pair):
     argv = hung(pair.path / BAD, *JOB, "list")
     done = subprocess.run(argv, env=pair.env, capture_output=True, text=True, check=False, timeout=LIMIT_S * 2)
@@ -164,6 +165,7 @@ def test_hung_directory_costs_one_line_and_hides_no_other_job(pair):
     )
 
 
+@pytest.mark.slow
 def test_service_answers_and_ends_beside_hung_job(pair, tmp_path, monkeypatch):
     monkeypatch.setattr("tests.support.job_case.JOB", hung(pair.path / BAD, *JOB))
     service = Service(pair, tmp_path / "s")

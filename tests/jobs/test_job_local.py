@@ -159,6 +159,7 @@ def test_where_nothing_can_be_written_a_job_is_told_of_and_can_be_taken_away(loc
     assert not (local.path / name).exists()
 
 
+@pytest.mark.slow
 def test_ranks_are_warned_before_the_limit(local):
     """They have ten seconds to be there: a busy machine may take some."""
     name = local.submit("--slots=2", "--time=1000", "--warn=990", "--", *play("tell=USR2", "wait"))
@@ -170,6 +171,7 @@ def test_ranks_are_warned_before_the_limit(local):
     assert local.wait(name)["state"] == "CANCELLED"
 
 
+@pytest.mark.slow
 def test_another_signal_may_be_the_warning(local):
     """Who waits sees a state that lasts; one that is over in a moment it may miss."""
     name = local.submit("--time=1000", "--warn=USR1@990", "--", *play("tell=USR1", "wait"))

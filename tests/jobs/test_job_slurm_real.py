@@ -292,6 +292,7 @@ def test_cancel_of_a_job_that_waits(queue, bell):
     assert queue.wait(busy)["state"] == "CANCELLED"
 
 
+@pytest.mark.slow
 def test_ranks_are_warned_before_the_limit(queue):
     """Slurm counts in minutes, and kills up to one later."""
     rank = play("tell=USR2", "say=up", "wait")

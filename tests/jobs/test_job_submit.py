@@ -294,6 +294,7 @@ def test_a_cancelled_job_is_no_success(queue, jobs, bell):
     assert jobs.wait(name)["headline"] == "CANCELLED"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["cancel", "qdel", "limit"])
 def test_ranks_of_pbs_on_all_nodes_have_their_grace(pbs_queue, tmp_path, case, bell, how):
     """PBS's TERM reaches all of its session on the first node, pbs_tmrsh too, and nothing on the others; what is left
@@ -371,6 +372,7 @@ def test_what_never_begins_is_told_at_once(slurm_queue, tmp_path, case):
     jobs.close()
 
 
+@pytest.mark.slow
 def test_the_limit_of_pbs_ends_it(pbs_queue, tmp_path, case):
     """Slurm counts in minutes: test_job_slurm_real.py."""
     jobs = Jobs(tmp_path / "jobs", case, {"PATH": pbs_queue.env["PATH"], "TEST_BATCH": pbs_queue.folder,
@@ -380,6 +382,7 @@ def test_the_limit_of_pbs_ends_it(pbs_queue, tmp_path, case):
     assert jobs.status(done.stdout.split()[1])["is_final"]
 
 
+@pytest.mark.slow
 def test_ranks_of_pbs_are_warned_too(pbs_queue, tmp_path, case):
     """PBS itself has no such signal."""
     jobs = Jobs(tmp_path / "jobs", case, {"PATH": pbs_queue.env["PATH"], "TEST_BATCH": pbs_queue.folder,
@@ -391,6 +394,7 @@ def test_ranks_of_pbs_are_warned_too(pbs_queue, tmp_path, case):
     pbs_queue.ended()
 
 
+@pytest.mark.slow
 def test_ranks_are_warned_of_a_limit_that_is_their_queues(pbs_queue, tmp_path, case):
     pbs_queue.set(pools={"workq": {"resources_default": {"walltime": "00:16:40"}}})
     jobs = Jobs(tmp_path / "jobs", case, {"PATH": pbs_queue.env["PATH"], "TEST_BATCH": pbs_queue.folder,

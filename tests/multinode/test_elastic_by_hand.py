@@ -344,6 +344,7 @@ def test_a_restart_that_never_began_is_not_counted(start, bell, tmp_path):
         command.wait()
 
 
+@pytest.mark.slow
 def test_ctrl_z_of_the_head_costs_no_rank(start, bell):
     flags = ("--spares=1", "--node_timeout=4", "--grace=1")  # a busy machine may be silent for longer than FAST's
     commands = [start(*flags, *ring(bell), preexec_fn=lead_group) for _ in range(3)]
@@ -435,6 +436,7 @@ def test_it_is_said_for_how_long_others_may_join_and_what_is_missing(start, bell
     finish(second, 143)
 
 
+@pytest.mark.slow
 def test_a_launcher_that_joins_again_runs_its_ranks_where_it_was_started(start, bell, tmp_path):
     """While it runs ranks it is in /, so that it holds no folder."""
     tells = f"echo $TORCHELASTIC_RESTART_COUNT $RANK/$WORLD_SIZE $PWD 0 > {bell.path}; exec sleep 1000"
@@ -455,6 +457,7 @@ def test_a_launcher_that_joins_again_runs_its_ranks_where_it_was_started(start, 
     until(lambda: not marked())
 
 
+@pytest.mark.slow
 def test_a_head_that_was_stopped_says_so_and_goes_on_with_its_own_node(start, bell):
     commands = [start(*FAST, "--join_window=1", *ring(bell), nnodes="2:3") for _ in range(3)]
     hear_world(bell, 0, 3)
@@ -524,6 +527,7 @@ def test_a_launcher_that_waits_for_a_place_has_met_the_old_head_too(start, bell)
     until(lambda: not marked())
 
 
+@pytest.mark.slow
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="another name for a machine needs root")
 def test_a_lease_that_is_over_before_the_ranks_begin_is_no_refusal(start, bell, tmp_path):
@@ -636,6 +640,7 @@ def test_another_launcher_that_takes_a_lost_place_is_named(start, bell, tmp_path
     assert f"; the place of {hosts[1]} is kept for a moment" in err
 
 
+@pytest.mark.slow
 def test_a_node_that_cannot_start_its_ranks_is_replaced_and_stays_out(start, bell):
     """That is known only when the attempt begins, and the other ranks would wait for its ranks."""
     few = ["sh", "-c", 'ulimit -n 40 && exec "$@"', "sh"]
