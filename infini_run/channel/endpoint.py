@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    from infini_run.system.wakeup import Wakeup
+
     _Act = Callable[[Any, float | None], Any]
 
 _MOST_MS = 2**31 - 1  # poll(2): who waits for longer waits again
@@ -160,15 +162,15 @@ class Endpoint:
         if self._afterwards:
             self._call_afterwards()
 
-    def _wait(self, events: int, end_s: float | None, wakeup_fd: int = -1) -> None:
-        """Wait for the socket, or for the descriptor `wakeup_fd`. Raises TimeoutError; at once, if `end_s` is 0."""
+    def _wait(self, events: int, end_s: float | None, wakeup: Wakeup | None = None) -> None:
+        """Wait for the socket, or for `wakeup`. Raises TimeoutError; at once, if `end_s` is 0."""
         left_s = None if end_s is None else end_s - time.monotonic()
         if left_s is not None and left_s <= 0:
             raise TimeoutError(self._too_late)
         poller = select.poll()
         poller.register(self._fd, events)
-        if wakeup_fd >= 0:
-            poller.register(wakeup_fd, select.POLLIN)
+        if wakeup is not None and wakeup.fileno() >= 0:
+            poller.register(wakeup.fileno(), select.POLLIN)
         while not poller.poll(None if left_s is None else min(left_s * 1000, _MOST_MS)):
             if end_s is None or (left_s := end_s - time.monotonic()) <= 0:
                 raise TimeoutError(self._too_late)

@@ -5,7 +5,6 @@ A message is sent whole or not at all: one that is given up in its middle is mad
 
 from __future__ import annotations
 
-import os
 import select
 import socket
 import time
@@ -19,6 +18,7 @@ from infini_run.channel.endpoint import LIMIT, Endpoint
 from infini_run.channel.errors import ChannelBroken, ChannelError
 from infini_run.channel.serializer import serialize
 from infini_run.number_arguments import LONGEST_S, read_seconds
+from infini_run.system.wakeup import Wakeup
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class Sender(Endpoint):
     """The end that messages go into. Threads and coroutines take turns."""
 
     _too_late = "nobody made room for the message in time"
-    _wakeup_fd = -1  # wakes who waits for room when we close; there from the first such wait on
+    _wakeup: Wakeup | None = None  # wakes who waits for room when we close; there from the first such wait on
 
     def __init__(self, line: SharedSocket, limit: int = LIMIT) -> None:
         super().__init__(line, limit)
@@ -51,10 +51,6 @@ class Sender(Endpoint):
         self._broken = ""
         self._last: OutgoingFrame | None = None  # END, once we close
         self._is_widened = False
-
-    def __del__(self) -> None:
-        """The socket is closed by its own; this one is a bare number."""
-        self._close_wakeup_fd()
 
     def send(self, thing: object, timeout_s: float | None = None) -> None:
         """Send an object; return when the kernel has all of it. bytes go as they are, all else by (cloud)pickle.
@@ -209,10 +205,10 @@ class Sender(Endpoint):
             sock = self._line.sock
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF))
             return
-        if end_s and self._wakeup_fd < 0:
-            self._wakeup_fd = os.eventfd(0)
+        if end_s and self._wakeup is None:
+            self._wakeup = Wakeup()
         try:
-            self._wait(select.POLLOUT, end_s, self._wakeup_fd)
+            self._wait(select.POLLOUT, end_s, self._wakeup)
         except TimeoutError:
             if not out.is_awaited:
                 self._out = out.void_remainder()
@@ -266,23 +262,19 @@ class Sender(Endpoint):
     def _finish(self) -> None:
         self._is_finished = True
         self._line.sock.shutdown(socket.SHUT_WR)  # wakes who is sending
-        if self._wakeup_fd >= 0:
-            os.eventfd_write(self._wakeup_fd, 1)
+        if self._wakeup is not None:
+            self._wakeup.wake()
         super()._finish()
 
     def _drop(self) -> None:
         super()._drop()
-        self._close_wakeup_fd()
+        if self._wakeup is not None:
+            self._wakeup.close()
 
     def _after_fork(self) -> None:
         super()._after_fork()
-        self._close_wakeup_fd()
-
-    def _close_wakeup_fd(self) -> None:
-        """Forget it first: in a child that is forked meanwhile its number may be another's."""
-        wakeup_fd, self._wakeup_fd = self._wakeup_fd, -1
-        if wakeup_fd >= 0:
-            os.close(wakeup_fd)
+        if self._wakeup is not None:
+            self._wakeup.after_fork_in_child()
 
     def __enter__(self) -> Sender:
         return self

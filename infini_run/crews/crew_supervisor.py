@@ -350,7 +350,7 @@ class CrewSupervisor(Supervisor):
     @property
     def has_work(self) -> bool:
         """Whether tasks, or calls that may bring some, are left. For any thread."""
-        return bool(self._calls or self.tasks_left)
+        return bool(self._loop.calls or self.tasks_left)
 
     def wait_idle(self, limit_s: float) -> bool:
         """Wait until every task that was accepted has ended, at most so long; return whether that is so. For other

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from _functools import partial
-from collections import deque
 from threading import Condition
 
 from infini_run.crews.capture import capture_exception
@@ -18,7 +17,7 @@ from infini_run.errors import InfiniRunError, LinkError, NodeLost
 from infini_run.multinode.head import Head
 from infini_run.node.host_stderr import has_own_stderr, print_line
 from infini_run.report.text import describe_end
-from infini_run.system.poller import READ, Poller
+from infini_run.system.call_loop import CallLoop
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -71,9 +70,7 @@ class NodeLink:
             workers=workers,
         )
         self._setup = setup
-        self._poller = Poller()
-        self._calls: deque[Callable[[], None]] = deque()
-        self._wakeup_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._loop = CallLoop()
         self._changed = Condition()
         self._is_over = self._is_closing = self._is_in_forked_child = False
         self._failure: BaseException | None = None
@@ -89,7 +86,6 @@ class NodeLink:
 
     def start(self) -> None:
         """Begin to reach the nodes. Raises as Head.start: nothing was started."""
-        self._poller.watch(self._wakeup_fd, READ, self._on_wakeup)
         try:
             self.head.start()
             self._thread.start()
@@ -101,10 +97,7 @@ class NodeLink:
 
     def call(self, what: Callable[[], None]) -> None:
         """Have it done in the link's thread, in order; not at all, where that has ended."""
-        with self._changed:
-            if not self._is_over:
-                self._calls.append(what)
-                os.eventfd_write(self._wakeup_fd, 1)
+        self._loop.call(what)
 
     def why_ended(self, world: int) -> str:
         """Return why a world has ended, or is being ended, though no worker failed: which node came or went; "" if
@@ -199,33 +192,26 @@ class NodeLink:
         if self._is_over:
             return
         self._changed, self._is_in_forked_child, self._is_over = Condition(), True, True
-        self._poller.close()
+        self._loop.after_fork_in_child()
         for node in self.world.nodes:
             node.streams.after_fork_in_child()
         self.head.after_fork_in_child()
-        fd, self._wakeup_fd = self._wakeup_fd, -1
-        if fd >= 0:
-            os.close(fd)
 
     # ---- the thread
 
-    def _loop(self) -> None:
+    def _serve(self) -> None:
         while not self.head.ended:
-            self.head.poll(also=(self._poller.fileno(),))
-            self._poller.poll(0.0)
-            while self._calls:
-                self._calls.popleft()()
+            self.head.poll(also=(self._loop.poller.fileno(),))
+            self._loop.poller.poll(0.0)
+            self._loop.run_calls()
             self._check_nodes()
 
     def _run(self) -> None:
         try:
             # a mistake of ours, or no memory: nobody is to wait for ever
-            _, self._failure = capture_exception(self._loop)
+            _, self._failure = capture_exception(self._serve)
         finally:
             self._free()
-
-    def _on_wakeup(self) -> None:
-        os.eventfd_read(self._wakeup_fd)
 
     def _on_data(self, peer: RemoteAgent, data: bytes) -> None:
         """What a node sends. Raises LinkError: it makes no sense."""
@@ -239,7 +225,7 @@ class NodeLink:
         for node in self.world.nodes:
             if node.problem is None:
                 node.end(self._why(node))
-        nodes = [RemoteNode(peer, number, self._poller, self.head.send_stream, self.changed) for peer in agents]
+        nodes = [RemoteNode(peer, number, self._loop.poller, self.head.send_stream, self.changed) for peer in agents]
         self._nodes = dict(zip(agents, nodes, strict=True))
         self.world = World(number, nodes)
 
@@ -264,7 +250,7 @@ class NodeLink:
         for agent in self.head.agents:
             old = self._nodes.get(agent)
             if agent.state == "running" and (old is None or (old.problem is not None and not old.is_refused)):
-                self._nodes[agent] = RemoteNode(agent, 0, self._poller, self.head.send_stream, self.changed)
+                self._nodes[agent] = RemoteNode(agent, 0, self._loop.poller, self.head.send_stream, self.changed)
         nodes = tuple(sorted(self._nodes.values(), key=lambda node: node.index))
         if nodes != self.world.nodes:
             self.world = World(0, nodes)
@@ -331,9 +317,7 @@ class NodeLink:
         self.head.close()
         with self._changed:
             self._is_over = True
-            self._calls.clear()
-            self._poller.close()
-            fd, self._wakeup_fd = self._wakeup_fd, -1  # forgotten first, for a child that is forked meanwhile
-            os.close(fd)
+            self._loop.close()
+            self._loop.calls.clear()
             self._changed.notify_all()
         self.world_changed()

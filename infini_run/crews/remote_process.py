@@ -6,7 +6,6 @@ NodeLink notes what happens to it (`note`), and `poll` takes that in.
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import time
@@ -19,6 +18,7 @@ from infini_run.core.group import forking
 from infini_run.crews.spawner import KILL_ANSWER_S
 from infini_run.report.exit import Exit
 from infini_run.system.fork_hooks import call_in_forked_children, close_link
+from infini_run.system.wakeup import Wakeup
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -49,11 +49,11 @@ class RemoteWorkerProcess:
         self._has_ended_there = False  # as the NodeLink knows
         self._stuck_end: bool | None = True  # as for `on_end` of `watch_stuck`; None: it has not come
         self._on_stuck_end: Callable[[bool], None] | None = None
-        self._lock = RLock()  # for these two and the descriptor, which both threads use
+        self._lock = RLock()  # for these two, which both threads use
         self._pending: list[tuple[str, Any]] = []
         self._last_ping_s = 0.0
         self._start_s = time.time()
-        self._wakeup_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._wakeup = Wakeup()
         with forking:  # a child that is forked meanwhile lets go of it, or has nothing of it
             ours, theirs = socket.socketpair()
             self._theirs = ref(theirs)  # it is the link's thread's
@@ -89,9 +89,7 @@ class RemoteWorkerProcess:
                 self._stuck_end = None
             self._pending.append((kind, value))
             self._has_ended_there = self._has_ended_there or kind in ("ended", "lost")
-            with self._lock:
-                if self._wakeup_fd >= 0:
-                    os.eventfd_write(self._wakeup_fd, 1)
+            self._wakeup.wake()
             if kind == "lost":
                 self._end_stuck(True)  # nobody there can be asked; when it starts elsewhere its node's fence says
 
@@ -115,17 +113,13 @@ class RemoteWorkerProcess:
         return self._problem or (None if self.ended or self.exit is not None else self.node.problem)
 
     def fds(self) -> Sequence[int]:
-        return () if self.ended else (self._wakeup_fd,)
+        return () if self.ended else (self._wakeup.fileno(),)
 
     def next_deadline_s(self) -> float | None:
         return None
 
     def poll(self) -> None:
-        if self.ended or self._wakeup_fd < 0:
-            return
-        try:
-            os.eventfd_read(self._wakeup_fd)
-        except BlockingIOError:
+        if self.ended or not self._wakeup.clear():
             return
         while self._pending:
             kind, value = self._pending.pop(0)
@@ -188,7 +182,7 @@ class RemoteWorkerProcess:
         self._on_stuck_end = None
 
     def close(self) -> None:
-        if self._wakeup_fd < 0:
+        if self._wakeup.fileno() < 0:
             return
         self.tasks.close(0.0)
         self.events.close()
@@ -199,12 +193,7 @@ class RemoteWorkerProcess:
                 self._link.join()
         self._link.call(partial(self.node.streams.drop, self.number))
         self.ended = True
-        self._close_wakeup_fd()
-
-    def _close_wakeup_fd(self) -> None:
-        with self._lock:
-            fd, self._wakeup_fd = self._wakeup_fd, -1
-            os.close(fd)
+        self._wakeup.close()
 
     def after_fork_in_child(self) -> None:
         self._lock = RLock()  # another thread may have had it
@@ -212,5 +201,4 @@ class RemoteWorkerProcess:
         theirs = self._theirs()
         if theirs is not None:
             theirs.close()
-        if self._wakeup_fd >= 0:
-            self._close_wakeup_fd()
+        self._wakeup.after_fork_in_child()

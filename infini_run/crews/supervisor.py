@@ -10,10 +10,7 @@ LaunchSupervisor (one task for each worker, the first failure ends all).
 
 from __future__ import annotations
 
-import os
 import time
-from _thread import RLock
-from collections import deque
 from threading import current_thread
 
 from infini_run.crews.capture import capture_exception, capture_foreign
@@ -21,7 +18,7 @@ from infini_run.crews.joinable_thread import JoinableThread
 from infini_run.crews.process_watch import ProcessWatch
 from infini_run.crews.supervised_worker import SupervisedWorker
 from infini_run.record import replace
-from infini_run.system.poller import READ, Poller
+from infini_run.system.call_loop import CallLoop
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -54,15 +51,13 @@ class Supervisor:
         self._release = release
         self.limits = limits
         self.workers = [SupervisedWorker(rank, self) for rank in range(spawner.world_size)]
-        self.poller = Poller()
+        self._loop = CallLoop()
+        self.poller = self._loop.poller
         self.phase = "RUNNING"
         self.problems: list[str] = []
         self._watches: dict[ProcessGroup, ProcessWatch] = {}
         self._unpolled: list[ProcessWatch] = []
         self._starting: Sequence[WorkerProcess] = ()  # some of them may have no worker yet
-        self._calls: deque[Callable[[], None]] = deque()
-        self._wakeup_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._wakeup_lock = RLock()
         self._is_in_forked_child = False
         self.is_parents = False  # this is a forked child, and it goes on in the parent
         self._thread = JoinableThread(self._run, "infini-run: supervisor")
@@ -74,7 +69,6 @@ class Supervisor:
         handler raises may come when the thread runs already: see `is_running`."""
         try:
             self._start_workers(range(len(self.workers)))
-            self.poller.watch(self._wakeup_fd, READ, self._on_wakeup)
             self._thread.start()
         except BaseException:
             if not self.is_running:
@@ -88,18 +82,12 @@ class Supervisor:
 
     def call(self, act: Callable[[], None]) -> None:
         """Have this done in the loop, in order; after the loop's end it is done at once."""
-        with self._wakeup_lock:
-            if self._wakeup_fd >= 0:
-                self._calls.append(act)
-                os.eventfd_write(self._wakeup_fd, 1)
-                return
-        act()
+        if not self._loop.call(act):
+            act()
 
     def wake(self) -> None:
         """Let the loop look at everything."""
-        with self._wakeup_lock:
-            if self._wakeup_fd >= 0:
-                os.eventfd_write(self._wakeup_fd, 1)
+        self._loop.wake()
 
     def join(self, timeout_s: float | None = None) -> bool:
         """Wait for the end of the thread (None: without a limit); return whether it has come. In the thread itself,
@@ -112,16 +100,13 @@ class Supervisor:
     def after_fork_in_child(self) -> None:
         """In a forked child, to which neither the thread nor the workers belong."""
         self.is_parents = self.is_parents or self.phase != "CLOSED"
-        self._is_in_forked_child, self._wakeup_lock = True, RLock()
+        self._is_in_forked_child = True
         self.phase = "CLOSED"
         for worker in self.workers:
             if worker.process is not None and not worker.is_settled:
                 worker.process.after_fork_in_child()
         self._spawner.after_fork_in_child()
-        self.poller.close()
-        fd, self._wakeup_fd = self._wakeup_fd, -1
-        if fd >= 0:  # else it had ended
-            os.close(fd)
+        self._loop.after_fork_in_child()
 
     # ---- what a subclass decides; all of it in the loop
 
@@ -177,17 +162,16 @@ class Supervisor:
 
     def _run(self) -> None:
         try:
-            _, error = capture_foreign(self._loop)  # a handler of logging may call sys.exit
+            _, error = capture_foreign(self._serve)  # a handler of logging may call sys.exit
             if error is not None:
                 self.on_crash(error)
         finally:
             self._end_all()
 
-    def _loop(self) -> None:
+    def _serve(self) -> None:
         while self.phase != "CLOSED":
             self._wait()
-            while self._calls:
-                self._calls.popleft()()
+            self._loop.run_calls()
             self._check_processes()
             self._check_workers()
             self._advance()
@@ -205,14 +189,11 @@ class Supervisor:
 
     def _due_s(self) -> float | None:
         """When there is something to do, whatever can be read (monotonic); None: no such time."""
-        if self._calls or self._unpolled or any(worker.has_pending_messages for worker in self.workers):
+        if self._loop.calls or self._unpolled or any(worker.has_pending_messages for worker in self.workers):
             return 0.0
         dues = [worker.deadline_s for worker in self.workers]
         dues += [watch.group.next_deadline_s() for watch in self._watches.values()]
         return min((due for due in dues if due is not None), default=None)
-
-    def _on_wakeup(self) -> None:
-        os.eventfd_read(self._wakeup_fd)
 
     def _check_processes(self) -> None:
         """Poll the groups that were just started, of which something may be known already, and those whose time has
@@ -290,13 +271,10 @@ class Supervisor:
             self.try_step(f"closing rank {process.rank}", process.close)
         self._on_workers_ended()
         self.try_step("closing the spawner", self._release)
-        self.try_step("closing the poller", self.poller.close)
-        with self._wakeup_lock:
-            fd, self._wakeup_fd = self._wakeup_fd, -1  # forgotten first, for a child that is forked meanwhile
-            os.close(fd)
+        self.try_step("closing the loop", self._loop.close)
         self.phase = "CLOSED"
-        while self._calls:
-            self.try_step("a last call", self._calls.popleft())
+        while self._loop.calls:
+            self.try_step("a last call", self._loop.calls.popleft())
         self._on_closed()
 
     def _on_workers_ended(self) -> None:

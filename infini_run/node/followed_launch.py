@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import time
 from _thread import RLock
 
 from infini_run.node.readiness import all_ready
+from infini_run.system.wakeup import Wakeup
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class FollowedLaunch:
         self.run = run
         self._pending: list[Event] = []  # read by another method than `events`, or by another thread
         self._lock = RLock()
-        self._wakers: list[int] = []  # eventfds of threads in wait_ready: another thread may read the last event
+        self._wakers: list[Wakeup] = []  # of threads in wait_ready: another thread may read the last event
 
     def events(self, timeout_s: float | None) -> list[Event]:
         """Return the events since the last call, waiting for the first one.
@@ -69,18 +69,18 @@ class FollowedLaunch:
             may_restart: A rank that has failed may come back.
         """
         deadline = _deadline(timeout_s)
-        waker = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        waker = Wakeup()
         self._wakers.append(waker)
         try:
             while True:
                 answer = all_ready(self.run.outcome.exits(), may_restart=may_restart)
                 if answer is not None or self.run.ended or _is_past(deadline):
                     return bool(answer)
-                self.poll(deadline, also=(waker,))
+                self.poll(deadline, also=(waker.fileno(),))
         finally:
             with self._lock:
                 self._wakers.remove(waker)
-                os.close(waker)
+                waker.close()
 
     def poll(self, deadline: float | None, also: Sequence[int] = ()) -> bool:
         """Read the next events of the launch.
@@ -115,7 +115,7 @@ class FollowedLaunch:
 
     def _wake(self) -> None:
         for waker in self._wakers:
-            os.eventfd_write(waker, 1)
+            waker.wake()
 
 
 def _deadline(timeout_s: float | None) -> float | None:

@@ -1,0 +1,43 @@
+"""What a thread's loop waits for: descriptors with their handlers, and calls that other threads ask for."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from infini_run.system.poller import READ, Poller
+from infini_run.system.wakeup import Wakeup
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class CallLoop(Wakeup):
+    """Its thread alone uses `poller`, and does the `calls` in order."""
+
+    def __init__(self) -> None:
+        self.poller = Poller()
+        self.calls: deque[Callable[[], None]] = deque()
+        super().__init__()
+        self.poller.watch(self.fileno(), READ, self._on_wakeup)
+
+    def _on_wakeup(self) -> None:
+        self.clear()
+
+    def call(self, act: Callable[[], None]) -> bool:
+        """Have this done in the loop. Return False if the loop is closed: then it is not done."""
+        with self._lock:
+            if self._fd < 0:
+                return False
+            self.calls.append(act)  # first: the loop may wake at once
+            return self.wake()
+
+    def run_calls(self) -> None:
+        """Do what was asked for, and what that asks for."""
+        while self.calls:
+            self.calls.popleft()()
+
+    def close(self) -> None:
+        """Close the descriptors; calls that are left stay in `calls`. Safe twice."""
+        super().close()
+        self.poller.close()
