@@ -31,7 +31,7 @@ from infini_run.number_arguments import read_seconds
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from infini_run.channel import Receiver, Sender
-    from infini_run.crews.protocol import Hello, Message
+    from infini_run.crews.protocol import Message, WorkerSetup
 
 _SIGNS = 4  # signs of life in the time in which one is due
 
@@ -109,15 +109,15 @@ class TaskInbox:
 class Context:
     """A worker's own end of its crew. Every method may be called from any of its threads."""
 
-    def __init__(self, hello: Hello, inbox: TaskInbox, sender: Sender) -> None:
-        self.rank = hello.rank
-        self.local_rank = hello.local_rank
-        self.world_size = hello.world_size
-        self.restarts = hello.restarts
+    def __init__(self, setup: WorkerSetup, inbox: TaskInbox, sender: Sender) -> None:
+        self.rank = setup.rank
+        self.local_rank = setup.local_rank
+        self.world_size = setup.world_size
+        self.restarts = setup.restarts
         self._inbox = inbox
         self._sender = sender
         self._is_ready = False
-        self._sign_s = hello.watchdog_s / _SIGNS if hello.watchdog_s else float("inf")
+        self._sign_s = setup.watchdog_s / _SIGNS if setup.watchdog_s else float("inf")
         self._signed_s = time.monotonic()
 
     # ---- up

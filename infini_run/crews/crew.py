@@ -22,7 +22,7 @@ from infini_run.crews.import_guard import check_may_launch
 from infini_run.crews.launch_restarts import read_failure_options
 from infini_run.crews.log_level import read_log_level
 from infini_run.crews.pending_task import PendingTask
-from infini_run.crews.protocol import Hello, dump
+from infini_run.crews.protocol import WorkerSetup, dump
 from infini_run.crews.restart_policy import NEVER, check
 from infini_run.crews.start_errors import as_start_errors
 from infini_run.crews.targets import check_flags, check_node_flags, read_hosts, read_nproc
@@ -168,7 +168,7 @@ class Crew(Generic[T, R]):
             check_spawner_alone({**where, "env": env, "inherit_env": None if inherit_env else False, **given})
         names = read_hosts(hosts, given.pop("hostfile", None))
         check_node_flags(given, names)
-        hello = Hello(
+        setup = WorkerSetup(
             path=path_of_workers(),
             argv=tuple(map(str, sys.argv)),
             log_level=read_log_level(log_level),
@@ -183,7 +183,7 @@ class Crew(Generic[T, R]):
                 spawner = make_spawner(names, preload, read_nproc(nproc_per_node, nproc, names), given)
             self.nproc = spawner.world_size
             self._supervisor = make_supervisor(
-                spawner, names, hello, policy, limits, max_events=max_events, max_tasks=max_tasks
+                spawner, names, setup, policy, limits, max_events=max_events, max_tasks=max_tasks
             )
             try:
                 self._supervisor.start()
@@ -278,7 +278,7 @@ class Crew(Generic[T, R]):
         self._supervisor.cancel_task(task)
 
     def _check_open(self) -> None:
-        if self._supervisor.failure is not None or self._supervisor.is_parents:
+        if self._supervisor.failure is not None or self._supervisor.belongs_to_parent:
             raise self._supervisor.over_error()
         if self._supervisor.phase != "RUNNING":
             raise CrewClosed("this crew has been closed: nothing can be asked of it any more")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from infini_run.crews.crew_supervisor import CrewSupervisor
 from infini_run.crews.exec_spawner import ExecSpawner
-from infini_run.crews.pending_task import Limits
+from infini_run.crews.pending_task import WorkerDeadlines
 from infini_run.crews.targets import goes_on_without_host
 from infini_run.errors import UsageError
 from infini_run.number_arguments import read_seconds
@@ -60,10 +60,10 @@ def make_supervisor(spawner: Spawner, hosts: Sequence[str], *given: Any, **more:
     return CrewSupervisor(spawner, *given, **more)
 
 
-def make_limits(ready_timeout_s: float, watchdog_s: float, drain_s: float | None) -> Limits:
+def make_limits(ready_timeout_s: float, watchdog_s: float, drain_s: float | None) -> WorkerDeadlines:
     """Return the limits of a crew. Raises UsageError: one is no number of seconds."""
     drain_s = float("inf") if drain_s is None else drain_s
-    return Limits(
+    return WorkerDeadlines(
         ready_timeout_s=_finite("ready_timeout_s", ready_timeout_s),
         watchdog_s=_finite("watchdog_s", watchdog_s),
         drain_s=read_seconds("drain_s", drain_s),

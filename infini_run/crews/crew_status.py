@@ -66,7 +66,7 @@ def _worker_status(worker: SupervisedWorker, dropped: int) -> WorkerStatus:
         pid=process.pid if process is not None else 0,
         host=process.host if process is not None else "",
         restarts=max(0, worker.starts - 1),
-        tasks=len(worker.handed) + len(worker.held),
+        tasks=len(worker.assigned) + len(worker.queued),
         text=worker.status,
         done=worker.progress[0],
         of=worker.progress[1],

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
-    from infini_run.crews.pending_task import Limits, PendingTask
-    from infini_run.crews.protocol import Hello
+    from infini_run.crews.pending_task import PendingTask, WorkerDeadlines
+    from infini_run.crews.protocol import WorkerSetup
     from infini_run.crews.restart_policy import Restart
     from infini_run.crews.spawner import Spawner
     from infini_run.crews.supervised_worker import SupervisedWorker
@@ -48,16 +48,23 @@ class CrewSupervisor(Supervisor):
     tasks were not done when the time for them was over; None: there were none.
 
     Args:
-        spawner, hello, limits: as for a Supervisor.
+        spawner, setup, limits: as for a Supervisor.
         restart: the policy.
         max_events: how many events that count are kept before workers are made to wait.
         max_tasks: a worker's process is replaced after so many tasks; 0: never.
     """
 
     def __init__(
-        self, spawner: Spawner, hello: Hello, restart: Restart, limits: Limits, *, max_events: int, max_tasks: int = 0
+        self,
+        spawner: Spawner,
+        setup: WorkerSetup,
+        restart: Restart,
+        limits: WorkerDeadlines,
+        *,
+        max_events: int,
+        max_tasks: int = 0,
     ) -> None:
-        super().__init__(spawner, hello, limits, spawner.close)
+        super().__init__(spawner, setup, limits, spawner.close)
         self._restart = restart
         self._budget = Budget(restart)
         self._max_tasks = max_tasks
@@ -91,20 +98,20 @@ class CrewSupervisor(Supervisor):
             self._shared.append(job)
             self._offer()
         else:
-            self.workers[rank].held.append(job)
+            self.workers[rank].queued.append(job)
             self.serve(self.workers[rank])
 
     def _offer(self) -> None:
         """Hand shared tasks to those that have the fewest."""
-        for worker in sorted(self.workers, key=lambda worker: len(worker.handed)):
+        for worker in sorted(self.workers, key=lambda worker: len(worker.assigned)):
             if not self._shared:
                 return
             self.serve(worker)
 
     def serve(self, worker: SupervisedWorker) -> None:
         while worker.state in ("ready", "busy"):
-            if self._max_tasks and worker.taken >= self._max_tasks:
-                if not worker.handed:
+            if self._max_tasks and worker.assigned_total >= self._max_tasks:
+                if not worker.assigned:
                     self._replace(worker)
                 return
             job = self._next_task(worker)
@@ -116,9 +123,9 @@ class CrewSupervisor(Supervisor):
         """Take the next task that this worker has room for. One whose caller has cancelled it is passed over, though
         the call that removes it may be waiting still."""
         while True:
-            if worker.held and len(worker.handed) < _OWN_AHEAD:
-                job = worker.held.popleft()
-            elif not worker.held and self._shared and len(worker.handed) < self._ahead():
+            if worker.queued and len(worker.assigned) < _OWN_AHEAD:
+                job = worker.queued.popleft()
+            elif not worker.queued and self._shared and len(worker.assigned) < self._ahead():
                 job = self._shared.popleft()
             else:
                 return None
@@ -187,7 +194,7 @@ class CrewSupervisor(Supervisor):
             error = CrewFailed(str(self.failure), self.failure.causes)
             error.__cause__ = self.failure.__cause__
             return error
-        if self.is_parents:
+        if self.belongs_to_parent:
             return CrewClosed(stayed_with_parent("the crew"))
         return CrewClosed("the crew was closed before this was done")
 
@@ -205,13 +212,13 @@ class CrewSupervisor(Supervisor):
 
     def on_thread_waits(self) -> None:
         """The current thread waits for an answer: it reads no events meanwhile."""
-        if self.is_parents:
+        if self.belongs_to_parent:
             raise self.over_error()
         self.events.readers.leave_thread()
 
     def on_coroutine_waits(self) -> None:
         """The current task of asyncio waits for an answer: it reads no events meanwhile."""
-        if self.is_parents:
+        if self.belongs_to_parent:
             raise self.over_error()
         self.events.readers.leave_task()
 
@@ -302,10 +309,10 @@ class CrewSupervisor(Supervisor):
     def _refuse_all(self) -> None:
         """Fail the tasks that no worker has."""
         waiting: list[tuple[PendingTask, SupervisedWorker | None]] = [(job, None) for job in self._shared]
-        waiting += [(job, worker) for worker in self.workers for job in worker.held]
+        waiting += [(job, worker) for worker in self.workers for job in worker.queued]
         self._shared.clear()
         for worker in self.workers:
-            worker.held.clear()
+            worker.queued.clear()
         for job, owner in waiting:
             self._fail_task(job, owner, self.over_error())
 
@@ -345,7 +352,7 @@ class CrewSupervisor(Supervisor):
     @property
     def tasks_left(self) -> int:
         """How many tasks have not ended."""
-        return len(self._shared) + sum(len(worker.handed) + len(worker.held) for worker in self.workers)
+        return len(self._shared) + sum(len(worker.assigned) + len(worker.queued) for worker in self.workers)
 
     @property
     def has_work(self) -> bool:
@@ -426,7 +433,7 @@ class CrewSupervisor(Supervisor):
         elif not self.tasks_left:
             self._restarts.clear()
         for worker in self.workers:
-            if worker.is_live and (is_late or not (worker.held or worker.handed)):
+            if worker.is_live and (is_late or not (worker.queued or worker.assigned)):
                 worker.handle("drain")
 
     def _on_workers_ended(self) -> None:

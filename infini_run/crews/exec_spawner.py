@@ -120,7 +120,7 @@ class ExecSpawner:
         self._node = replace(self._node, index=node, host=host)
         self._span, self._port, self._within = span, rendezvous[1], within
 
-    def start(self, ranks: Sequence[int], restarts: int = 0, *, apart: bool = False) -> list[ExecProcess]:
+    def start(self, ranks: Sequence[int], restarts: int = 0, *, separate_groups: bool = False) -> list[ExecProcess]:
         """As Spawner.start. All ranks at once are a job with a rendezvous port of its own; a part of them keeps the
         port of the others. One node of several uses the port that `join` was given."""
         is_job = len(ranks) == self.world_size and not self.options.master_port and self._span is None
@@ -128,9 +128,9 @@ class ExecSpawner:
             self._choose_port()
         processes: list[ExecProcess] = []
         try:
-            for some in [[rank] for rank in ranks] if apart else [ranks]:
+            for some in [[rank] for rank in ranks] if separate_groups else [ranks]:
                 group = self._start_group(self._plan(some, restarts), processes)
-                if is_job and not apart:
+                if is_job and not separate_groups:
                     group.on_close = partial(self._free_port, self._port)
         except BaseException:
             for process in processes:
@@ -175,8 +175,8 @@ class ExecSpawner:
         workers = {worker.rank: worker for worker in plan.workers}
         return replace(plan, env=env, workers=tuple(workers[rank] for rank in ranks))
 
-    def spread(self, processes: Sequence[WorkerProcess], frame: list[Buffer]) -> None:
-        """As Spawner.spread; there is no link to cross."""
+    def broadcast(self, processes: Sequence[WorkerProcess], frame: list[Buffer]) -> None:
+        """As Spawner.broadcast; there is no link to cross."""
         for process in processes:
             try:
                 process.tasks.send_bytes(frame)

@@ -15,7 +15,7 @@ from threading import Condition
 from infini_run.crews.future import Ask
 from infini_run.crews.joinable_thread import JoinableThread
 from infini_run.crews.loop_waiters import LoopWaiters
-from infini_run.crews.pending_task import Limits, PendingTask
+from infini_run.crews.pending_task import PendingTask, WorkerDeadlines
 from infini_run.crews.protocol import Body, Cancelled, Failed, Task, encode
 from infini_run.crews.supervisor import Supervisor
 from infini_run.crews.worker_death import ended_without_result, wrote_into_channel
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from infini_run.crews.launch_restarts import LaunchRestarts
     from infini_run.crews.progress import ProgressDisplay
-    from infini_run.crews.protocol import Done, Hello
+    from infini_run.crews.protocol import Done, WorkerSetup
     from infini_run.crews.spawner import Spawner
     from infini_run.crews.supervised_worker import SupervisedWorker
 
@@ -75,7 +75,7 @@ class LaunchSupervisor(Supervisor):
     ranks were told to stop, since the epoch; None: they were not.
 
     Args:
-        spawner, hello, release: as for a Supervisor.
+        spawner, setup, release: as for a Supervisor.
         body: the call, pickled: (function, args, kwargs).
         limits: for the launch.
         keep_going: a failure does not stop the other ranks.
@@ -83,12 +83,12 @@ class LaunchSupervisor(Supervisor):
         restarts: how often all ranks are started again after a failure.
     """
 
-    apart = False
+    separate_groups = False
 
     def __init__(
         self,
         spawner: Spawner,
-        hello: Hello,
+        setup: WorkerSetup,
         body: Body,
         limits: LaunchLimits,
         *,
@@ -97,7 +97,7 @@ class LaunchSupervisor(Supervisor):
         display: ProgressDisplay,
         restarts: LaunchRestarts,
     ) -> None:
-        super().__init__(spawner, hello, Limits(exit_s=0.0), release)
+        super().__init__(spawner, setup, WorkerDeadlines(exit_s=0.0), release)
         self._body = body
         self._launch_limits = limits
         self._keep_going = keep_going
@@ -141,7 +141,7 @@ class LaunchSupervisor(Supervisor):
         super()._start_workers(ranks)
         self.restarts.begin()
         for rank in ranks:
-            self.workers[rank].expect(PendingTask(_TASK, Body(), self.asks[rank], shared=False))
+            self.workers[rank].preassign(PendingTask(_TASK, Body(), self.asks[rank], shared=False))
         if sum(memoryview(part).nbytes for part in self._body.parts) <= _SMALL:
             self.call(self._spread_task)  # in the loop: once a rank has its task, an interrupt leaves it its grace
         else:  # a worker that does not read yet, because its own output is not taken, must not block this thread
@@ -150,14 +150,14 @@ class LaunchSupervisor(Supervisor):
 
     def _spread_task(self) -> None:
         processes = [worker.process for worker in self.workers if worker.process is not None]
-        self._spawner.spread(processes, encode(Task(task=_TASK, body=self._body)))
+        self._spawner.broadcast(processes, encode(Task(task=_TASK, body=self._body)))
         if not self._may_start_again:
             self._body = Body()
 
     # ---- as a Supervisor
 
     def serve(self, worker: SupervisedWorker) -> None:
-        if not worker.handed:  # it has done its task
+        if not worker.assigned:  # it has done its task
             worker.handle("drain")
 
     def finish_task(self, job: PendingTask, worker: SupervisedWorker, message: Done | Failed | Cancelled) -> None:
@@ -410,9 +410,9 @@ class LaunchSupervisor(Supervisor):
         self.join()
 
     def after_fork_in_child(self) -> None:
-        is_parents = self.is_parents or not self.is_over
+        belongs_to_parent = self.belongs_to_parent or not self.is_over
         super().after_fork_in_child()
-        self.is_parents, self.outcome_lock = is_parents, RLock()  # another thread may have had it
+        self.belongs_to_parent, self.outcome_lock = belongs_to_parent, RLock()  # another thread may have had it
         self._changed, self.is_over, self.is_awaited = Condition(), True, True
 
     # ---- for other threads

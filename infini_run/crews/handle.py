@@ -48,7 +48,7 @@ class LaunchHandle(Generic[R]):
     def __repr__(self) -> str:
         launch = self._launch
         count = len(launch.workers)
-        if launch.is_parents:
+        if launch.belongs_to_parent:
             how = "its parent's"
         elif not launch.is_over:
             how = "stopping" if launch.stopped_s is not None else "running"
@@ -69,7 +69,7 @@ class LaunchHandle(Generic[R]):
             InfiniRunError: this process is a fork, and the launch is its parent's.
         """
         timeout_s = read_wait("timeout_s", timeout_s)
-        if self._launch.is_parents:
+        if self._launch.belongs_to_parent:
             raise InfiniRunError(stayed_with_parent("the launch"))
         end_s = None if timeout_s is None else time.monotonic() + timeout_s
         launch = self._launch

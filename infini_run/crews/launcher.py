@@ -19,7 +19,7 @@ from infini_run.crews.launch_restarts import LaunchRestarts
 from infini_run.crews.log_level import read_log_level
 from infini_run.crews.preload_detection import modules_to_preload
 from infini_run.crews.progress import open_show
-from infini_run.crews.protocol import Hello, dump
+from infini_run.crews.protocol import WorkerSetup, dump
 from infini_run.crews.shared_spawner import SharedSpawner
 from infini_run.crews.start_errors import as_start_errors
 from infini_run.crews.targets import check_flags, check_node_flags, read_hosts, read_nproc, read_worker_options
@@ -234,7 +234,7 @@ class Launcher:
         self, spawner: Spawner, body: Body, function: Callable[..., Any], release: Callable[[], None]
     ) -> LaunchSupervisor:
         options = self._failure_options
-        hello = Hello(
+        setup = WorkerSetup(
             path=path_of_workers(),
             argv=tuple(map(str, sys.argv)),
             log_level=read_log_level(self._log_level),
@@ -247,7 +247,7 @@ class Launcher:
             "restarts": LaunchRestarts(options),
             "display": open_show(self.progress, getattr(function, "__name__", "function"), spawner.world_size),
         }
-        launch = self._make_supervisor(spawner, (hello, body, limits), given)
+        launch = self._make_supervisor(spawner, (setup, body, limits), given)
         self._launches.add(launch)
         try:
             launch.start()
@@ -258,7 +258,7 @@ class Launcher:
         return launch
 
     def _make_supervisor(
-        self, spawner: Spawner, launch: tuple[Hello, Body, LaunchLimits], given: Mapping[str, Any]
+        self, spawner: Spawner, launch: tuple[WorkerSetup, Body, LaunchLimits], given: Mapping[str, Any]
     ) -> LaunchSupervisor:
         if self.hosts:
             from infini_run.crews.remote_spawner import RemoteSpawner
@@ -336,7 +336,7 @@ class Pool(Launcher):
     """
 
     _owns_nodes = False
-    _is_parents = False  # this is a forked child, and it is open in the parent
+    _belongs_to_parent = False  # this is a forked child, and it is open in the parent
 
     if not TYPE_CHECKING:  # for a type checker its arguments are a Launcher's
 
@@ -366,7 +366,7 @@ class Pool(Launcher):
         own = self._hold
         hold = own.another() if own is not None else None
         if hold is None:
-            if self._is_parents:
+            if self._belongs_to_parent:
                 raise UsageError(stayed_with_parent("this Pool"))
             raise UsageError("this Pool was closed: no function can be run in it any more")
         try:
@@ -400,7 +400,7 @@ class Pool(Launcher):
         """In a forked child, to which nothing of it belongs."""
         hold, self._hold = self._hold, None
         if hold is not None:
-            self._is_parents = True
+            self._belongs_to_parent = True
             hold.spawner.after_fork_in_child()
 
     def __del__(self) -> None:

@@ -1,16 +1,16 @@
 """Workers of a crew on several hosts, of which one may be lost: its workers can be started again on another one.
 
-The ranks are in parts, as many as hosts were asked for beside the spares. A part is on one host at a time, and a host
-usually has one part. After the loss of its host a part goes to a spare; without one, if `nnodes=(MIN, MAX)` allows
-it, to the host that has fewest parts, which then runs them side by side. It moves only when nothing of it can live on
-the old host any more (multinode/independent_nodes.py).
+The ranks are in blocks, as many as hosts were asked for beside the spares. A block is on one host at a time, and a
+host usually has one block. After the loss of its host a block goes to a spare; without one, if `nnodes=(MIN, MAX)`
+allows it, to the host that has fewest blocks, which then runs them side by side. It moves only when nothing of it can
+live on the old host any more (multinode/independent_nodes.py).
 """
 
 from __future__ import annotations
 
 import time
 
-from infini_run.crews.remote_spawner import Part, RemoteSpawner
+from infini_run.crews.remote_spawner import RankBlock, RemoteSpawner
 from infini_run.errors import NodeLost, UsageError
 from infini_run.record import replace
 
@@ -34,7 +34,7 @@ class MovingSpawner(RemoteSpawner):
     def __init__(self, hosts: Sequence[str] = (), **given: Any) -> None:
         super().__init__(hosts, **given)
         self._options = replace(self._options, keep_going=True)  # a spawn server that fails stops no other
-        self._hosts: list[RemoteNode] = []  # of each part
+        self._hosts: list[RemoteNode] = []  # of each block
 
     @property
     def end_error(self) -> InfiniRunError | None:
@@ -56,7 +56,7 @@ class MovingSpawner(RemoteSpawner):
                 raise
 
     def _choose_hosts(self, link: NodeLink) -> list[RemoteNode]:
-        """Return the host of each part, as soon as there are enough."""
+        """Return the host of each block, as soon as there are enough."""
         options, total = self._options, len(self._nprocs)
         link.wait(lambda: len(_up(link)) >= options.least_nodes or _is_hopeless(link), options.join_timeout_s)
         link.wait(lambda: len(_up(link)) == total or _is_hopeless(link), options.join_window_s)
@@ -72,7 +72,7 @@ class MovingSpawner(RemoteSpawner):
         if len({node.nproc for node in up}) > 1:
             each = ", ".join(f"{node.name}:{node.nproc}" for node in up)
             raise UsageError(f"hosts with different numbers of workers cannot take each other's place: {each}")
-        return [up[part % len(up)] for part in range(options.nnodes)]
+        return [up[block % len(up)] for block in range(options.nnodes)]
 
     @property
     def world_size(self) -> int:
@@ -80,17 +80,17 @@ class MovingSpawner(RemoteSpawner):
         self.open()
         return len(self._hosts) * self._hosts[0].nproc
 
-    # ---- parts
+    # ---- blocks
 
     def start_due_s(self, ranks: Sequence[int]) -> float:
         """Return when these workers can be started again (monotonic); infinite: there is no host for them yet, and
         `watchers` are woken when that may change."""
         due_s = -_NEVER
-        for part in self._parts_of(ranks):
-            node = self._hosts[part]
+        for block in self._blocks_of(ranks):
+            node = self._hosts[block]
             if _is_well(node):
                 continue
-            if node.problem is None or self._find_host(part) is None:
+            if node.problem is None or self._find_host(block) is None:
                 return _NEVER
             due_s = max(due_s, self._fence_s(node))
         return due_s
@@ -102,13 +102,13 @@ class MovingSpawner(RemoteSpawner):
             return -_NEVER  # its agent has started another process there, after the end of all that this one had
         return node.peer.fence_s
 
-    def _parts_of(self, ranks: Sequence[int]) -> list[int]:
+    def _blocks_of(self, ranks: Sequence[int]) -> list[int]:
         return sorted({rank // self._hosts[0].nproc for rank in ranks})
 
-    def _find_host(self, part: int) -> RemoteNode | None:
-        """The host to which a part can go: a spare, or else the one with fewest parts, if enough are left."""
+    def _find_host(self, block: int) -> RemoteNode | None:
+        """The host to which a block can go: a spare, or else the one with fewest blocks, if enough are left."""
         assert self._link is not None
-        size = self._hosts[part].nproc
+        size = self._hosts[block].nproc
         up = [node for node in _up(self._link) if node.nproc == size]
         spares = [node for node in up if node not in self._hosts]
         if spares:
@@ -116,20 +116,20 @@ class MovingSpawner(RemoteSpawner):
         may_share = self._options.least_nodes < self._options.nnodes and len(up) >= self._options.least_nodes
         return min(up, key=self._hosts.count, default=None) if may_share else None
 
-    def _parts(self, ranks: Sequence[int]) -> list[Part]:
-        for part in self._parts_of(ranks):
-            node = self._hosts[part]
+    def _blocks(self, ranks: Sequence[int]) -> list[RankBlock]:
+        for block in self._blocks_of(ranks):
+            node = self._hosts[block]
             if not _is_well(node):
                 if node.problem is None or self._fence_s(node) > time.monotonic():  # it was lost just now
                     raise NodeLost(f"{node.name} was lost, and its workers may still live", "", -1)
-                host = self._find_host(part)
+                host = self._find_host(block)
                 if host is None:
-                    raise NodeLost(f"{self._hosts[part].name} was lost, and there is no other host", "", -1)
-                self._hosts[part] = host
-                if part == 0:
+                    raise NodeLost(f"{self._hosts[block].name} was lost, and there is no other host", "", -1)
+                self._hosts[block] = host
+                if block == 0:
                     self._rendezvous = ("", 0)  # rank 0 has listened there
         size = self._hosts[0].nproc
-        return [Part(node=node, first=part * size, size=size) for part, node in enumerate(self._hosts)]
+        return [RankBlock(node=node, first=block * size, size=size) for block, node in enumerate(self._hosts)]
 
 
 def _is_well(node: RemoteNode) -> bool:

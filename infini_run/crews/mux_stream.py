@@ -165,7 +165,7 @@ class MuxStream:
         elif kind == CUT:
             self._cut()
         elif kind == CREDIT:
-            self._sent = less(self._sent, payload)
+            self._sent = minus_credit(self._sent, payload)
             self.move()
         elif kind == USE and self._can_write:
             self.put(self._mux.broadcast(count_of(payload)), is_credited=False)
@@ -218,7 +218,7 @@ def count_of(payload: bytes) -> int:
     return found
 
 
-def less(held: int, credit: bytes) -> int:
+def minus_credit(held: int, credit: bytes) -> int:
     """Return what is held, less a credit. Raises LinkError: it is for more than that."""
     left = held - count_of(credit)
     if left < 0:

@@ -141,7 +141,7 @@ class NodeLink:
         """It has ended, and with it everything on every node."""
         return self._is_over
 
-    def spread(self, number: int, workers: Sequence[RemoteWorker], frame: Sequence[Buffer]) -> None:
+    def broadcast(self, number: int, workers: Sequence[RemoteWorker], frame: Sequence[Buffer]) -> None:
         """Send one broadcast to each node, whose workers get the frame after what they were sent before. Wait until
         all of it is on its way."""
         waiting = {worker.number for worker in workers}

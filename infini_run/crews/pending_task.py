@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 @record
-class Limits:
+class WorkerDeadlines:
     """Seconds; 0: no limit. ready_timeout_s: from a start to Ready. watchdog_s: without a sign of life in a task.
     drain_s: for the tasks that were accepted when the crew is closed; inf: no limit. exit_s: from the end of a
     channel to the exit of its process; an interpreter may be slow."""

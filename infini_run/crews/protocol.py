@@ -6,8 +6,8 @@ then the body, a pickled object of the user's. A process that passes a message o
 The one rule: code behind `decode` can rely on the type of every value. Whatever a process sends is a message or
 ChannelBroken.
 
-Down: Hello, Task, Cancel, Shutdown. Up: Ready, TaskStarted, Emit, Done, Failed, Cancelled, Log, Status, Progress,
-Extend, Ping. The task of an Emit, a Failed or a Progress is NO_TASK while the worker starts or stops.
+Down: WorkerSetup, Task, Cancel, Shutdown. Up: Ready, TaskStarted, Emit, Done, Failed, Cancelled, Log, Status,
+Progress, Extend, Ping. The task of an Emit, a Failed or a Progress is NO_TASK while the worker starts or stops.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from infini_run.channel.serializer import Buffer
 
     Message: TypeAlias = (
-        "Hello | Task | Cancel | Shutdown | Ready | TaskStarted | Emit | Done | Failed | Cancelled | Log | Status"
-        " | Progress | Extend | Ping"
+        "WorkerSetup | Task | Cancel | Shutdown | Ready | TaskStarted | Emit | Done | Failed | Cancelled | Log"
+        " | Status | Progress | Extend | Ping"
     )
 
 NO_TASK = -1
@@ -73,7 +73,7 @@ def dump(thing: object, name: str, where: str = "", *, by_reference: bool = Fals
 
 
 @record
-class Hello:
+class WorkerSetup:
     """The first one, and the only one that every worker gets. target: what the worker is for: a function or a class
     that is given the tasks; empty: each task is a call of its own, (function, args, kwargs). path, argv: the
     supervisor's sys.path and sys.argv. restarts: how often this worker was started before. log_level: of the logging
@@ -94,7 +94,7 @@ class Hello:
 
 @record
 class Task:
-    """Something to do. The worker answers with Taken when it begins, and one of Done, Failed and Cancelled."""
+    """Something to do. The worker answers with TaskStarted when it begins, and one of Done, Failed and Cancelled."""
 
     task: int
     body: Body
@@ -202,7 +202,7 @@ class Ping:
 
 
 _KINDS: dict[str, type] = {
-    "hello": Hello,
+    "hello": WorkerSetup,
     "task": Task,
     "cancel": Cancel,
     "shutdown": Shutdown,
@@ -261,7 +261,7 @@ def _fits_body(kind: object, sizes: object, writable: object) -> bool:
         return False
     if type(writable) is not list or not all(type(flag) is bool for flag in writable):
         return False
-    if kind not in (Hello, Failed) and bool(sizes) != (kind in _BODY):
+    if kind not in (WorkerSetup, Failed) and bool(sizes) != (kind in _BODY):
         return False
     return len(writable) == max(0, len(sizes) - 1)
 
@@ -282,7 +282,7 @@ _FITS: dict[str, Callable[[Any], bool]] = {  # by the annotation of a field
 }
 _NOTHING = Body()
 _BODY: dict[object, str] = {
-    kind: "target" if kind is Hello else "body" for kind in (Hello, Task, Emit, Done, Failed, Log)
+    kind: "target" if kind is WorkerSetup else "body" for kind in (WorkerSetup, Task, Emit, Done, Failed, Log)
 }
 _PLAIN: dict[object, list[str]] = {
     kind: [name for name in fields_of(kind) if name != _BODY.get(kind)] for kind in _KINDS.values()

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 @record
-class Part:
+class RankBlock:
     """Ranks that are on one host: `size` of them, from `first` on."""
 
     node: RemoteNode
@@ -197,25 +197,29 @@ class RemoteSpawner:
 
     # ---- workers
 
-    def start(self, ranks: Sequence[int], restarts: int = 0, *, apart: bool = False) -> list[RemoteWorkerProcess]:
+    def start(
+        self, ranks: Sequence[int], restarts: int = 0, *, separate_groups: bool = False
+    ) -> list[RemoteWorkerProcess]:
         """As Spawner.start; raises what `open` does, too. NodeLost: the world has ended."""
         with self._lock:
             if not self.is_elastic or self._link is None:
                 self.open()
-            parts = self._parts(ranks)
-            total = sum(part.size for part in parts)
+            blocks = self._blocks(ranks)
+            total = sum(block.size for block in blocks)
             if len(ranks) == total or not self._rendezvous[1]:
-                self._rendezvous = self._find_rendezvous([part.node for part in parts])
+                self._rendezvous = self._find_rendezvous([block.node for block in blocks])
             processes: list[RemoteWorkerProcess] = []
             answers: list[tuple[RemoteNode, int]] = []
             try:
-                for place, part in enumerate(parts):
-                    mine = [rank for rank in ranks if part.first <= rank < part.first + part.size]
+                for place, block in enumerate(blocks):
+                    mine = [rank for rank in ranks if block.first <= rank < block.first + block.size]
                     if mine:
-                        some = [self._make_process(part.node, rank, rank - part.first) for rank in mine]
+                        some = [self._make_process(block.node, rank, rank - block.first) for rank in mine]
                         processes += some
-                        shape = {"node": place, "nnodes": len(parts), "first": part.first, "world_size": total}
-                        answers.append((part.node, self._ask_start(part.node, some, shape, restarts, apart)))
+                        shape = {"node": place, "nnodes": len(blocks), "first": block.first, "world_size": total}
+                        answers.append(
+                            (block.node, self._ask_start(block.node, some, shape, restarts, separate_groups))
+                        )
                 self._await(answers)
                 by_rank = {process.rank: process for process in processes}
                 return [by_rank[rank] for rank in ranks]
@@ -224,15 +228,16 @@ class RemoteSpawner:
                     process.close()
                 raise
 
-    def _parts(self, ranks: Sequence[int]) -> list[Part]:
-        """All parts of the ranks, in order, for a start of these. Raises NodeLost: the world has ended."""
+    def _blocks(self, ranks: Sequence[int]) -> list[RankBlock]:
+        """All blocks of the ranks, in order, for a start of these. Raises NodeLost: the world has ended."""
         assert self._link is not None
         world = self._link.world
         if self.is_elastic and (not world.is_up or max(ranks) >= world.size):
             raise NodeLost("a node was lost before its workers were started", "", -1)
         firsts = accumulate((node.nproc for node in world.nodes), initial=0)
         return [
-            Part(node=node, first=first, size=node.nproc) for node, first in zip(world.nodes, firsts, strict=False)
+            RankBlock(node=node, first=first, size=node.nproc)
+            for node, first in zip(world.nodes, firsts, strict=False)
         ]
 
     def _find_rendezvous(self, nodes: Sequence[RemoteNode]) -> tuple[str, int]:
@@ -255,7 +260,7 @@ class RemoteSpawner:
         processes: Sequence[RemoteWorkerProcess],
         shape: Mapping[str, int],
         restarts: int,
-        apart: bool,
+        separate_groups: bool,
     ) -> int:
         assert self._link is not None
         question = self._number()
@@ -263,7 +268,7 @@ class RemoteSpawner:
             "id": question,
             "workers": [[process.number, process.rank] for process in processes],
             "restarts": restarts,
-            "apart": apart,
+            "apart": separate_groups,
             **shape,
             "host": node.name,
             "address": self._rendezvous[0],
@@ -282,11 +287,11 @@ class RemoteSpawner:
             if isinstance(error, InfiniRunError):
                 raise error
 
-    def spread(self, processes: Sequence[WorkerProcess], frame: list[Buffer]) -> None:
-        """As Spawner.spread: once to each node."""
+    def broadcast(self, processes: Sequence[WorkerProcess], frame: list[Buffer]) -> None:
+        """As Spawner.broadcast: once to each node."""
         own = [process for process in processes if isinstance(process, RemoteWorkerProcess)]
         if self._link is not None and own:
-            self._link.spread(self._number(), own, in_pieces(bytes_frame(frame, LARGEST)).pieces)
+            self._link.broadcast(self._number(), own, in_pieces(bytes_frame(frame, LARGEST)).pieces)
 
     def ask_alive(self) -> None:
         """As Spawner.ask_alive."""

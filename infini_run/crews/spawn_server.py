@@ -188,7 +188,7 @@ class SpawnServer:
             rendezvous = str(asked["address"]), int(asked["port"])
             within = os.environ.get(MARKER_VARIABLE, "")
             self._spawner.join(asked["node"], asked["nnodes"], asked["host"], span, rendezvous, within)
-            processes = self._spawner.start(list(numbers), asked["restarts"], apart=asked["apart"])
+            processes = self._spawner.start(list(numbers), asked["restarts"], separate_groups=asked["apart"])
         except InfiniRunError as error:
             answer = _error_fields(error)
         else:

@@ -125,11 +125,13 @@ if TYPE_CHECKING:
         def world_size(self) -> int:
             """How many ranks there are."""
 
-        def start(self, ranks: Sequence[int], restarts: int = 0, *, apart: bool = False) -> Sequence[WorkerProcess]:
-            """Start these ranks, in order, as one group; apart: each as a group of its own. restarts: how often that
-            was done before. Raises UsageError, ProgramError, StartError: then none is left."""
+        def start(
+            self, ranks: Sequence[int], restarts: int = 0, *, separate_groups: bool = False
+        ) -> Sequence[WorkerProcess]:
+            """Start these ranks, in order, as one group; separate_groups: each as a group of its own. restarts: how
+            often that was done before. Raises UsageError, ProgramError, StartError: then none is left."""
 
-        def spread(self, processes: Sequence[WorkerProcess], frame: list[Buffer]) -> None:
+        def broadcast(self, processes: Sequence[WorkerProcess], frame: list[Buffer]) -> None:
             """Send the same message to all of them; it crosses the link to each node once. Those that have ended get
             nothing. Returns when nothing that is sent later can overtake it."""
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from struct import Struct
 
-from infini_run.crews.mux_stream import COUNT, CREDIT, DATA, WINDOW, MuxStream, less, nonsense
+from infini_run.crews.mux_stream import COUNT, CREDIT, DATA, WINDOW, MuxStream, minus_credit, nonsense
 from infini_run.system.io_sizes import LARGE_CHUNK
 from infini_run.system.json_codec import decode, encode
 
@@ -189,7 +189,7 @@ class Multiplexer:
 
     def _on_broadcast_piece(self, kind: bytes, payload: bytes) -> None:
         if kind == CREDIT:
-            self._uncredited = less(self._uncredited, payload)
+            self._uncredited = minus_credit(self._uncredited, payload)
             self._send_broadcasts()
             return
         if not self._coming:

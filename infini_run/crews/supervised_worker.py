@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any, Protocol
 
-    from infini_run.crews.pending_task import Limits, PendingTask
+    from infini_run.crews.pending_task import PendingTask, WorkerDeadlines
     from infini_run.crews.protocol import Body, Message
     from infini_run.crews.spawner import WorkerProcess
     from infini_run.system.poller import Poller
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     class Owner(Protocol):
         """What a worker needs of its supervisor; supervisor.py says what each method means."""
 
-        limits: Limits
+        limits: WorkerDeadlines
         poller: Poller
 
         def serve(self, worker: SupervisedWorker) -> None: ...
@@ -71,7 +71,7 @@ class SupervisedWorker:
     """A worker.
 
     state: one of worker_states.STATES. process: its latest one. connection: to that, until nothing is left of it.
-    held: its tasks that it has not been handed. handed: those it has, by number. cause: why it failed last.
+    queued: its tasks that it has not been sent. assigned: those it has, by number. cause: why it failed last.
     stopped_for: why it was stopped, if not for a failure of its own. start_error: why it could not start, or not
     stop. is_settled: nothing is left of its latest process, unless SIGKILL did not end it.
     """
@@ -81,8 +81,8 @@ class SupervisedWorker:
         self.state = "stopped"
         self.process: WorkerProcess | None = None
         self.connection: WorkerConnection | None = None
-        self.held: deque[PendingTask] = deque()
-        self.handed: dict[int, PendingTask] = {}
+        self.queued: deque[PendingTask] = deque()
+        self.assigned: dict[int, PendingTask] = {}
         self.starts = 0
         self.is_settled = True
         self._supervisor = supervisor
@@ -99,7 +99,7 @@ class SupervisedWorker:
         self.last_sign_s = 0.0  # when it was last heard from (monotonic)
         self.silence_s: float | None = None  # how long it had given no sign when its time was over
         self.deadline_s: float | None = None  # of what it is expected to do (monotonic)
-        self.taken = 0  # tasks that this process was handed
+        self.assigned_total = 0  # tasks that this process was sent
         self._extended_s = 0.0
         self._has_failed = self._has_ended_in_order = self._has_exited = False
 
@@ -222,42 +222,42 @@ class SupervisedWorker:
 
     def hand(self, job: PendingTask) -> None:
         """Send it a task."""
-        if not self.handed:
+        if not self.assigned:
             self.last_sign_s = time.monotonic()
             self._set_deadline(self._supervisor.limits.watchdog_s)
-        self.handed[job.task] = job
-        self.taken += 1
+        self.assigned[job.task] = job
+        self.assigned_total += 1
         self.handle("hand")
         self.post(Task(task=job.task, body=job.body))
 
-    def expect(self, job: PendingTask) -> None:
-        """Note a task that all workers are sent together, by Spawner.spread, before they are ready."""
-        self.handed[job.task] = job
+    def preassign(self, job: PendingTask) -> None:
+        """Note a task that all workers are sent together, by Spawner.broadcast, before they are ready."""
+        self.assigned[job.task] = job
 
     def cancel(self, task: int) -> bool:
         """Cancel a task; return whether it is this worker's."""
-        for job in self.held:
+        for job in self.queued:
             if job.task == task:
-                self.held.remove(job)
+                self.queued.remove(job)
                 self._supervisor.finish_task(job, self, Cancelled(task=task))
                 return True
-        if task in self.handed:
+        if task in self.assigned:
             self.post(Cancel(task=task))
             return True
         return False
 
     def _finish(self, message: Outcome) -> None:
-        job = self.handed.pop(message.task, None) if self.state != "starting" else None
+        job = self.assigned.pop(message.task, None) if self.state != "starting" else None
         if job is None:
             return  # no worker of ours says so; it is not believed
         self._supervisor.finish_task(job, self, message)
-        if not self.handed:
+        if not self.assigned:
             self.handle("idle")
         elif self.state == "busy":
             self._supervisor.serve(self)
 
     def _drop_tasks(self) -> None:
-        jobs, self.handed = list(self.handed.values()), {}
+        jobs, self.assigned = list(self.assigned.values()), {}
         if jobs:
             self._supervisor.drop_tasks(jobs, self)
 
@@ -287,8 +287,8 @@ class SupervisedWorker:
     def _handle_message(self, message: Message) -> None:
         self.last_sign_s = time.monotonic()
         if isinstance(message, TaskStarted):
-            if message.task in self.handed:
-                self.handed[message.task].begin()
+            if message.task in self.assigned:
+                self.assigned[message.task].begin()
         elif isinstance(message, Emit):
             self._supervisor.on_event("emitted", self, task=message.task, body=message.body)
         elif isinstance(message, Failed) and message.task == NO_TASK:
@@ -298,7 +298,7 @@ class SupervisedWorker:
         elif isinstance(message, Ready):
             self._supervisor.on_event("ready", self)
             self.handle("ready")
-            if self.handed and self.state == "ready":
+            if self.assigned and self.state == "ready":
                 self.handle("hand")
         else:
             self._handle_sign(message)

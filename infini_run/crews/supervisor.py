@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
-    from infini_run.crews.pending_task import Limits, PendingTask
-    from infini_run.crews.protocol import Body, Cancelled, Done, Failed, Hello
+    from infini_run.crews.pending_task import PendingTask, WorkerDeadlines
+    from infini_run.crews.protocol import Body, Cancelled, Done, Failed, WorkerSetup
     from infini_run.crews.spawner import ProcessGroup, Spawner, WorkerProcess
 
 PHASES = ("RUNNING", "DRAINING", "EXITED", "CLOSED")
@@ -38,16 +38,18 @@ class Supervisor:
 
     Args:
         spawner: starts their processes.
-        hello: the first message to each, in which the ranks are filled in.
+        setup: the first message to each, in which the ranks are filled in.
         limits: how long workers may take.
         release: called at the end, to free the spawner.
     """
 
-    apart = True  # each worker's process is a group of its own, which is stopped alone
+    separate_groups = True  # each worker's process is a group of its own, which is stopped alone
 
-    def __init__(self, spawner: Spawner, hello: Hello, limits: Limits, release: Callable[[], None]) -> None:
+    def __init__(
+        self, spawner: Spawner, setup: WorkerSetup, limits: WorkerDeadlines, release: Callable[[], None]
+    ) -> None:
         self._spawner = spawner
-        self._hello = hello
+        self._setup = setup
         self._release = release
         self.limits = limits
         self.workers = [SupervisedWorker(rank, self) for rank in range(spawner.world_size)]
@@ -59,7 +61,7 @@ class Supervisor:
         self._unpolled: list[ProcessWatch] = []
         self._starting: Sequence[WorkerProcess] = ()  # some of them may have no worker yet
         self._is_in_forked_child = False
-        self.is_parents = False  # this is a forked child, and it goes on in the parent
+        self.belongs_to_parent = False  # this is a forked child, and it goes on in the parent
         self._thread = JoinableThread(self._run, "infini-run: supervisor")
 
     # ---- from other threads
@@ -99,7 +101,7 @@ class Supervisor:
 
     def after_fork_in_child(self) -> None:
         """In a forked child, to which neither the thread nor the workers belong."""
-        self.is_parents = self.is_parents or self.phase != "CLOSED"
+        self.belongs_to_parent = self.belongs_to_parent or self.phase != "CLOSED"
         self._is_in_forked_child = True
         self.phase = "CLOSED"
         for worker in self.workers:
@@ -219,7 +221,7 @@ class Supervisor:
 
     def _start_workers(self, ranks: Sequence[int]) -> None:
         restarts = max(self.workers[rank].starts for rank in ranks)
-        self._starting = self._spawner.start(ranks, restarts, apart=self.apart)
+        self._starting = self._spawner.start(ranks, restarts, separate_groups=self.separate_groups)
         for process in self._starting:
             worker = self.workers[process.rank]
             watch = self._watches.get(process.group)
@@ -228,7 +230,7 @@ class Supervisor:
             watch.workers.append(worker)
             worker.begin(process)
             own = {"rank": worker.rank, "local_rank": process.local_rank, "world_size": len(self.workers)}
-            worker.post(replace(self._hello, **own, restarts=restarts))
+            worker.post(replace(self._setup, **own, restarts=restarts))
             self._unpolled.append(watch)
         self._starting = ()
 

@@ -52,7 +52,7 @@ _NO_EFFECT_ON_CREWS = {
     "on_join": "a host that joins is a spare",
     "max_node_failures": "restart=ir.Restart(...) says how many failures are too many",
 }
-_SPARE_S = 5.0  # that an outpost has beyond its workers' grace
+_SLACK_S = 5.0  # that an outpost has beyond its workers' grace
 
 
 def check_flags(flags: Mapping[str, object], *, is_crew: bool) -> None:
@@ -176,7 +176,7 @@ def resolve_hosts_and_engine(
         raise UsageError(f"engine={reach['engine']!r}: functions are run on hosts by {', '.join(ENGINES)}")
     assert request.options is not None
     asked = request.options
-    graces = {"grace_s": asked.grace_s + _SPARE_S, "signal_grace_s": asked.signal_grace_s + _SPARE_S}
+    graces = {"grace_s": asked.grace_s + _SLACK_S, "signal_grace_s": asked.signal_grace_s + _SLACK_S}
     options = replace(asked, nproc_per_node=1, **graces)
     if options.is_elastic:  # of spawn servers that end by themselves; the workers' restarts are the launch's
         own = read_failure_options(flags)

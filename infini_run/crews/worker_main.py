@@ -22,7 +22,7 @@ from infini_run.crews.capture import capture_exception
 from infini_run.crews.context import Cancelled, Context, TaskInbox, set_current
 from infini_run.crews.crew_target import Chunk, TaskHandler, make_handler, nothing
 from infini_run.crews.import_guard import load_task
-from infini_run.crews.protocol import NO_TASK, Done, Hello, TaskStarted, decode, dump, encode
+from infini_run.crews.protocol import NO_TASK, Done, TaskStarted, WorkerSetup, decode, dump, encode
 from infini_run.crews.protocol import Cancelled as Gone
 from infini_run.crews.remote_exception import add_notes, from_exception
 
@@ -95,24 +95,24 @@ class Worker:
     ) -> None:
         self._sender = sender
         self._inbox = TaskInbox(receiver)
-        hello = decode(receiver.recv_bytes())
-        assert isinstance(hello, Hello)
-        sys.path[:] = path_after(hello.path) if hello.path else sys.path
-        sys.argv[:] = hello.argv or sys.argv
-        if hello.watchdog_s:  # sd_watchdog_enabled(3); no WATCHDOG_PID: any process of the worker may say it
-            os.environ["WATCHDOG_USEC"] = str(max(1, round(hello.watchdog_s * 1e6)))
-        fault_stack.enable(hello.stack_signal)
-        self._hello = hello
-        self.context = Context(hello, self._inbox, sender)
+        setup = decode(receiver.recv_bytes())
+        assert isinstance(setup, WorkerSetup)
+        sys.path[:] = path_after(setup.path) if setup.path else sys.path
+        sys.argv[:] = setup.argv or sys.argv
+        if setup.watchdog_s:  # sd_watchdog_enabled(3); no WATCHDOG_PID: any process of the worker may say it
+            os.environ["WATCHDOG_USEC"] = str(max(1, round(setup.watchdog_s * 1e6)))
+        fault_stack.enable(setup.stack_signal)
+        self._setup = setup
+        self.context = Context(setup, self._inbox, sender)
         set_current(self.context)
 
     def run(self) -> int:
         """Start, do what comes, stop."""
-        if self._hello.log_level >= 0:
+        if self._setup.log_level >= 0:
             from infini_run.crews.log_records import send_records
 
-            send_records(self._sender, self._hello.log_level)
-        part, error = capture_exception(_start, self._hello, self.context)
+            send_records(self._sender, self._setup.log_level)
+        part, error = capture_exception(_start, self._setup, self.context)
         if part is None:
             return self._give_up(error)
         self.context.ready()
@@ -133,7 +133,7 @@ class Worker:
             self._do(part, task)
             del task  # its bytes are not kept until the next one comes
             self._inbox.finish_task()
-            if not self._hello.target:  # a function: that was the only one, and the end need not be told first
+            if not self._setup.target:  # a function: that was the only one, and the end need not be told first
                 return
 
     def _do(self, part: TaskHandler, task: Task) -> None:
@@ -164,7 +164,7 @@ class Worker:
         """Return what is to be done. A note tells an error of that from one of the user's function."""
         work, error = capture_exception(load_task, task.body)
         if error is not None:
-            what = "the task" if self._hello.target else "the function and its arguments"
+            what = "the task" if self._setup.target else "the function and its arguments"
             capture_exception(add_notes, error, [f"{what} could not be unpickled on rank {self.context.rank}"])
             try:
                 raise error
@@ -176,16 +176,16 @@ class Worker:
         self._sender.send_bytes(encode(message))
 
 
-def _start(hello: Hello, context: Context) -> TaskHandler:
-    part = _part(hello)
+def _start(setup: WorkerSetup, context: Context) -> TaskHandler:
+    part = _part(setup)
     part.start(context)
     return part
 
 
-def _part(hello: Hello) -> TaskHandler:
-    if not hello.target:
+def _part(setup: WorkerSetup) -> TaskHandler:
+    if not setup.target:
         return TaskHandler(_call, nothing, nothing)
-    return make_handler(load_task(hello.target))
+    return make_handler(load_task(setup.target))
 
 
 def _call(context: Context, call: Any) -> object:

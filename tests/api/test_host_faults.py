@@ -959,7 +959,7 @@ def test_an_interrupt_while_workers_start_leaves_nothing(host, way, where):
     assert run_host(host, INTERRUPTED, way, *where, "1", "1", cwd=ROOT) == "interrupted\n"
 
 
-BETWEEN = [("function", "expect", "2")]
+BETWEEN = [("function", "preassign", "2")]
 BETWEEN += [
     (way, *where) for way in ("function", "crew") for where in [("begin", "1"), ("begin", "2"), ("post", "3")]
 ]
