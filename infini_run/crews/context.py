@@ -18,9 +18,9 @@ from infini_run.crews.protocol import (
     Ping,
     Progress,
     Ready,
+    RunTask,
     Shutdown,
-    Status,
-    Task,
+    StatusText,
     decode,
     dump,
     encode,
@@ -50,13 +50,13 @@ class TaskInbox:
     def __init__(self, receiver: Receiver) -> None:
         self._receiver = receiver
         self._lock = Lock()
-        self._tasks: deque[Task] = deque()
+        self._tasks: deque[RunTask] = deque()
         self.current = NO_TASK
         self.cancelled: set[int] = set()
         self.deadline_s: float | None = None  # (monotonic) of the shutdown, once it was told
         self.has_ended = False
 
-    def next_task(self) -> Task | None:
+    def next_task(self) -> RunTask | None:
         """Wait for the next task, and make it the current one; None: there will be no more. Raises ChannelBroken."""
         with self._lock:
             if self._tasks:
@@ -97,7 +97,7 @@ class TaskInbox:
             self.has_ended = True
 
     def _handle(self, message: Message) -> None:
-        if isinstance(message, Task):
+        if isinstance(message, RunTask):
             self._tasks.append(message)
         elif isinstance(message, Cancel):
             if message.task == self.current or any(message.task == task.task for task in self._tasks):
@@ -136,7 +136,7 @@ class Context:
 
     def status(self, text: str) -> None:
         """Report what the worker is doing. text: shown by `Crew.status`, and an event."""
-        self._send(Status(text=str(text)))
+        self._send(StatusText(text=str(text)))
 
     def progress(self, done: float, of: float | None = None) -> None:
         """Report how much of the task is done, or how far the job has come.

@@ -8,7 +8,7 @@ from threading import Event
 
 from infini_run.crews.errors import CrewClosed, CrewFailed, DrainTimeout, crew_failed, drain_timeout
 from infini_run.crews.event_queue import CrewEvent, EventQueue
-from infini_run.crews.protocol import Cancelled, Done, Failed
+from infini_run.crews.protocol import TaskCancelled, TaskDone, TaskFailed, kind_of
 from infini_run.crews.restart_policy import Budget, ranks_to_restart
 from infini_run.crews.supervisor import Supervisor
 from infini_run.crews.worker_death import death_error
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from infini_run.crews.pending_task import PendingTask, WorkerDeadlines
-    from infini_run.crews.protocol import WorkerSetup
+    from infini_run.crews.protocol import TaskEnd, WorkerSetup
     from infini_run.crews.restart_policy import Restart
     from infini_run.crews.spawner import Spawner
     from infini_run.crews.supervised_worker import SupervisedWorker
@@ -172,12 +172,12 @@ class CrewSupervisor(Supervisor):
         elif worker is not None and isinstance(error, WorkerDied):
             self.on_event("failed", worker, task=job.task, problem=error)
 
-    def finish_task(self, job: PendingTask, worker: SupervisedWorker, message: Done | Failed | Cancelled) -> None:
+    def finish_task(self, job: PendingTask, worker: SupervisedWorker, message: TaskEnd) -> None:
         if job.ask is None:
-            problem = message if isinstance(message, Failed) else None
-            more = {"body": message.body} if isinstance(message, Done) else {"problem": problem}
-            self.on_event(type(message).__name__.lower(), worker, task=message.task, **more)
-        elif isinstance(message, Cancelled):
+            problem = message if isinstance(message, TaskFailed) else None
+            more = {"body": message.body} if isinstance(message, TaskDone) else {"problem": problem}
+            self.on_event(kind_of(message), worker, task=message.task, **more)
+        elif isinstance(message, TaskCancelled):
             job.ask.cancel()
         else:
             assert worker.process is not None

@@ -16,7 +16,7 @@ from itertools import count
 
 from infini_run.crews.event_readers import EventReaders
 from infini_run.crews.loop_waiters import LoopWaiters
-from infini_run.crews.protocol import NO_TASK, Body, Failed
+from infini_run.crews.protocol import NO_TASK, Body, TaskFailed
 from infini_run.crews.remote_exception import to_exception
 from infini_run.record import record, replace
 
@@ -56,7 +56,7 @@ class CrewEvent:
     delay_s: float = 0.0
     count: int = 0
     body: Body = Body()
-    problem: Failed | WorkerDied | None = None
+    problem: TaskFailed | WorkerDied | None = None
 
     @property
     def value(self) -> Any:
@@ -66,7 +66,8 @@ class CrewEvent:
     @property
     def error(self) -> BaseException | None:
         """What went wrong, of a died and a failed."""
-        return to_exception(self.problem, self.rank, self.host) if isinstance(self.problem, Failed) else self.problem
+        problem = self.problem
+        return to_exception(problem, self.rank, self.host) if isinstance(problem, TaskFailed) else problem
 
 
 class EventQueue:

@@ -16,7 +16,7 @@ from infini_run.crews.future import Ask
 from infini_run.crews.joinable_thread import JoinableThread
 from infini_run.crews.loop_waiters import LoopWaiters
 from infini_run.crews.pending_task import PendingTask, WorkerDeadlines
-from infini_run.crews.protocol import Body, Cancelled, Failed, Task, encode
+from infini_run.crews.protocol import Body, RunTask, TaskCancelled, TaskFailed, encode
 from infini_run.crews.supervisor import Supervisor
 from infini_run.crews.worker_death import ended_without_result, wrote_into_channel
 from infini_run.errors import InfiniRunError, LaunchTimeout, RemoteError
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from infini_run.crews.launch_restarts import LaunchRestarts
     from infini_run.crews.progress import ProgressDisplay
-    from infini_run.crews.protocol import Done, WorkerSetup
+    from infini_run.crews.protocol import TaskEnd, WorkerSetup
     from infini_run.crews.spawner import Spawner
     from infini_run.crews.supervised_worker import SupervisedWorker
 
@@ -57,7 +57,7 @@ class Failure:
 
     time_s: float
     rank: int
-    error: BaseException | Failed
+    error: BaseException | TaskFailed
     host: str = ""
 
 
@@ -150,7 +150,7 @@ class LaunchSupervisor(Supervisor):
 
     def _spread_task(self) -> None:
         processes = [worker.process for worker in self.workers if worker.process is not None]
-        self._spawner.broadcast(processes, encode(Task(task=_TASK, body=self._body)))
+        self._spawner.broadcast(processes, encode(RunTask(task=_TASK, body=self._body)))
         if not self._may_start_again:
             self._body = Body()
 
@@ -160,14 +160,14 @@ class LaunchSupervisor(Supervisor):
         if not worker.assigned:  # it has done its task
             worker.handle("drain")
 
-    def finish_task(self, job: PendingTask, worker: SupervisedWorker, message: Done | Failed | Cancelled) -> None:
+    def finish_task(self, job: PendingTask, worker: SupervisedWorker, message: TaskEnd) -> None:
         assert worker.process is not None
         rank, process = self._ranks[worker.rank], worker.process
-        if isinstance(message, Failed):
+        if isinstance(message, TaskFailed):
             rank.has_failed = True
             self.fail(message, worker.rank, message.time_s + process.clock_s, process.host)
             return
-        if isinstance(message, Cancelled):  # it raised ir.Cancelled itself: a launch cancels no task
+        if isinstance(message, TaskCancelled):  # it raised ir.Cancelled itself: a launch cancels no task
             rank.has_failed = True
             text = f"rank {worker.rank} on {process.host} raised infini_run.Cancelled"
             self.fail(
@@ -236,7 +236,7 @@ class LaunchSupervisor(Supervisor):
 
     # ---- failures
 
-    def fail(self, error: BaseException | Failed, rank: int, time_s: float = 0.0, host: str = "") -> None:
+    def fail(self, error: BaseException | TaskFailed, rank: int, time_s: float = 0.0, host: str = "") -> None:
         """Note a failure. time_s: when it happened, since the epoch; 0: now. A lost node is one failure, with all its
         ranks."""
         now_s, is_first = time.time(), not self.failures
@@ -448,7 +448,7 @@ class LaunchSupervisor(Supervisor):
 def _describe(failure: Failure) -> str:
     """A failure in one line."""
     error = failure.error
-    if isinstance(error, Failed):
+    if isinstance(error, TaskFailed):
         return f"rank {failure.rank} on {failure.host}: {error.kind}: {error.text}"
     return str(error).partition("\n")[0]
 

@@ -19,7 +19,7 @@ from threading import current_thread, main_thread
 from infini_run.crews.capture import capture_foreign
 from infini_run.crews.errors import AskTimeout
 from infini_run.crews.loop_waiters import resolve
-from infini_run.crews.protocol import Done, Failed
+from infini_run.crews.protocol import TaskDone, TaskFailed
 from infini_run.crews.remote_exception import to_exception
 from infini_run.errors import RemoteError
 from infini_run.number_arguments import read_wait
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     R = TypeVar("R")
 
-    Answer = tuple[Done | Failed, int, str]  # whose: rank and host
+    Answer = tuple[TaskDone | TaskFailed, int, str]  # whose: rank and host
 
     class TaskOwner(Protocol):
         """What an Ask needs of the supervisor that has its task."""
@@ -176,7 +176,7 @@ class Ask(Future[R]):
         try:
             if isinstance(answer, BaseException):
                 self.set_exception(answer)
-            elif isinstance(answer[0], Failed):
+            elif isinstance(answer[0], TaskFailed):
                 self.set_exception(_PickledError(answer))
             else:
                 packed: Any = answer  # it is opened by the thread that asks
@@ -234,8 +234,8 @@ def _call_back(fn: Callable[[Future[Any]], object], ask: Future[Any]) -> None:
         raise RuntimeError(f"a callback raised {kind}, which ends nothing in this thread") from error
 
 
-def _opened(message: Done | Failed, rank: int, host: str) -> tuple[object, BaseException | None]:
-    if isinstance(message, Failed):
+def _opened(message: TaskDone | TaskFailed, rank: int, host: str) -> tuple[object, BaseException | None]:
+    if isinstance(message, TaskFailed):
         return None, to_exception(message, rank, host)
     value, cause = capture_foreign(message.body.load)
     if cause is None:

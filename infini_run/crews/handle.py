@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 from warnings import warn
 
 from infini_run.crews.capture import capture_exception
-from infini_run.crews.protocol import Failed
+from infini_run.crews.protocol import TaskFailed
 from infini_run.crews.remote_exception import add_notes, to_exception
 from infini_run.crews.result import LaunchResult
 from infini_run.errors import InfiniRunError, UsageError
@@ -258,7 +258,7 @@ def _outcome(launch: LaunchSupervisor) -> tuple[LaunchResult[Any] | None, BaseEx
 
 def _error_of(failure: Failure) -> BaseException:
     error = failure.error
-    return to_exception(error, failure.rank, failure.host) if isinstance(error, Failed) else error
+    return to_exception(error, failure.rank, failure.host) if isinstance(error, TaskFailed) else error
 
 
 def _with_notes(failures: Sequence[Failure], restarts: LaunchRestarts) -> BaseException:
@@ -270,7 +270,7 @@ def _with_notes(failures: Sequence[Failure], restarts: LaunchRestarts) -> BaseEx
     for failure in failures[1 : _NOTED + 1]:
         other = _error_of(failure)
         text = str(other).split("\n", 1)[0]
-        place = f"rank {failure.rank}: " if isinstance(failure.error, Failed) else ""
+        place = f"rank {failure.rank}: " if isinstance(failure.error, TaskFailed) else ""
         kind = "" if isinstance(other, InfiniRunError) else f"{type(other).__name__}: "
         notes.append(f"later: {place}{kind}{text}")
     if len(failures) > _NOTED + 1:

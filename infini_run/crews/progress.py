@@ -28,7 +28,7 @@ class ProgressDisplay:
         """Safe twice."""
 
 
-class Bar(ProgressDisplay):
+class MeanBar(ProgressDisplay):
     """One bar: the mean of all ranks. progress: of rich.progress or tqdm, behind one face."""
 
     def __init__(self, bar: Any, world_size: int) -> None:
@@ -99,6 +99,6 @@ def open_show(progress: object, name: str, world_size: int) -> ProgressDisplay:
     if progress is True and kind == "rich" and not getattr(sys.stderr, "isatty", bool)():
         return ProgressDisplay()
     try:
-        return Bar(_Rich(name) if kind == "rich" else _Tqdm(name), world_size)
+        return MeanBar(_Rich(name) if kind == "rich" else _Tqdm(name), world_size)
     except ImportError as error:
         raise UsageError(f"progress={progress!r} needs {kind}: pip install {kind} ({error})") from None

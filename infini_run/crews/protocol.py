@@ -6,8 +6,9 @@ then the body, a pickled object of the user's. A process that passes a message o
 The one rule: code behind `decode` can rely on the type of every value. Whatever a process sends is a message or
 ChannelBroken.
 
-Down: WorkerSetup, Task, Cancel, Shutdown. Up: Ready, TaskStarted, Emit, Done, Failed, Cancelled, Log, Status,
-Progress, Extend, Ping. The task of an Emit, a Failed or a Progress is NO_TASK while the worker starts or stops.
+Down: WorkerSetup, RunTask, Cancel, Shutdown. Up: Ready, TaskStarted, Emit, TaskDone, TaskFailed, TaskCancelled, Log,
+StatusText, Progress, Extend, Ping. The task of an Emit, a TaskFailed or a Progress is NO_TASK while the worker starts
+or stops.
 """
 
 from __future__ import annotations
@@ -28,9 +29,10 @@ if TYPE_CHECKING:
 
     from infini_run.channel.serializer import Buffer
 
+    TaskEnd: TypeAlias = "TaskDone | TaskFailed | TaskCancelled"
     Message: TypeAlias = (
-        "WorkerSetup | Task | Cancel | Shutdown | Ready | TaskStarted | Emit | Done | Failed | Cancelled | Log"
-        " | Status | Progress | Extend | Ping"
+        "WorkerSetup | RunTask | Cancel | Shutdown | Ready | TaskStarted | Emit | TaskEnd | Log | StatusText"
+        " | Progress | Extend | Ping"
     )
 
 NO_TASK = -1
@@ -93,8 +95,8 @@ class WorkerSetup:
 
 
 @record
-class Task:
-    """Something to do. The worker answers with TaskStarted when it begins, and one of Done, Failed and Cancelled."""
+class RunTask:
+    """Something to do. The worker answers with TaskStarted when it begins, and a TaskEnd."""
 
     task: int
     body: Body
@@ -138,7 +140,7 @@ class Emit:
 
 
 @record
-class Done:
+class TaskDone:
     """A task has ended well; its result."""
 
     task: int
@@ -146,7 +148,7 @@ class Done:
 
 
 @record
-class Failed:
+class TaskFailed:
     """A task has raised; NO_TASK: the worker could not start, or not stop. kind, text: the type's name and str() of
     it. time_s: when, since the epoch. trace: the traceback as Python prints it. body: the exception itself, where it
     can be pickled."""
@@ -160,7 +162,7 @@ class Failed:
 
 
 @record
-class Cancelled:
+class TaskCancelled:
     """A task has ended, because it was cancelled."""
 
     task: int
@@ -174,7 +176,7 @@ class Log:
 
 
 @record
-class Status:
+class StatusText:
     """What it is doing, in words."""
 
     text: str
@@ -203,22 +205,27 @@ class Ping:
 
 _KINDS: dict[str, type] = {
     "hello": WorkerSetup,
-    "task": Task,
+    "task": RunTask,
     "cancel": Cancel,
     "shutdown": Shutdown,
     "ready": Ready,
     "taken": TaskStarted,
     "emit": Emit,
-    "done": Done,
-    "failed": Failed,
-    "cancelled": Cancelled,
+    "done": TaskDone,
+    "failed": TaskFailed,
+    "cancelled": TaskCancelled,
     "log": Log,
-    "status": Status,
+    "status": StatusText,
     "progress": Progress,
     "extend": Extend,
     "ping": Ping,
 }
 _NAMES = {kind: name for name, kind in _KINDS.items()}
+
+
+def kind_of(message: Message) -> str:
+    """What kind of message it is, in lower case: done, failed, ..."""
+    return _NAMES[type(message)]
 
 
 def encode(message: Message) -> list[Buffer]:
@@ -228,7 +235,7 @@ def encode(message: Message) -> list[Buffer]:
     body: Body = fields.pop(_BODY[kind]) if kind in _BODY else _NOTHING
     parts = body.parts
     sizes = tuple(memoryview(part).nbytes for part in parts)
-    head = write_json((_NAMES[kind], sizes, body.writable, *(fields[name] for name in _PLAIN[kind])))
+    head = write_json((kind_of(message), sizes, body.writable, *(fields[name] for name in _PLAIN[kind])))
     return [len(head).to_bytes(4, "big") + head, *parts]
 
 
@@ -261,7 +268,7 @@ def _fits_body(kind: object, sizes: object, writable: object) -> bool:
         return False
     if type(writable) is not list or not all(type(flag) is bool for flag in writable):
         return False
-    if kind not in (WorkerSetup, Failed) and bool(sizes) != (kind in _BODY):
+    if kind not in (WorkerSetup, TaskFailed) and bool(sizes) != (kind in _BODY):
         return False
     return len(writable) == max(0, len(sizes) - 1)
 
@@ -282,7 +289,8 @@ _FITS: dict[str, Callable[[Any], bool]] = {  # by the annotation of a field
 }
 _NOTHING = Body()
 _BODY: dict[object, str] = {
-    kind: "target" if kind is WorkerSetup else "body" for kind in (WorkerSetup, Task, Emit, Done, Failed, Log)
+    kind: "target" if kind is WorkerSetup else "body"
+    for kind in (WorkerSetup, RunTask, Emit, TaskDone, TaskFailed, Log)
 }
 _PLAIN: dict[object, list[str]] = {
     kind: [name for name in fields_of(kind) if name != _BODY.get(kind)] for kind in _KINDS.values()

@@ -13,7 +13,7 @@ import time
 from functools import partial
 
 from infini_run.crews.capture import capture_exception, capture_foreign
-from infini_run.crews.protocol import Body, Failed, dump
+from infini_run.crews.protocol import Body, TaskFailed, dump
 from infini_run.errors import RemoteError
 from infini_run.record import replace
 
@@ -25,7 +25,7 @@ _ADDRESS = "0x[0-9a-f]+"  # in the repr of an object, which is another one when 
 _FRAME = r'^(?P<margin>[ |]*)File "(?P<file>.+)", line (?P<line>\d+), in '
 
 
-def from_exception(error: BaseException, task: int) -> Failed:
+def from_exception(error: BaseException, task: int) -> TaskFailed:
     """In the worker. Whatever its exception class does wrong, there is always something to send."""
     time_s = time.time()
     kind = f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins.")
@@ -33,7 +33,7 @@ def from_exception(error: BaseException, task: int) -> Failed:
     if text is None:
         text = f"({type(unsayable).__name__} in its __str__)"
     capture_exception(_drop_place, error)
-    return Failed(task=task, kind=kind, text=text, trace=_trace(error), time_s=time_s, body=_body(error))
+    return TaskFailed(task=task, kind=kind, text=text, trace=_trace(error), time_s=time_s, body=_body(error))
 
 
 def _drop_place(error: BaseException) -> None:
@@ -79,7 +79,7 @@ def _descriptions(error: BaseException) -> Iterator[tuple[type, str]]:
             yield from _descriptions(part)
 
 
-def to_exception(failed: Failed, rank: int, host: str) -> BaseException:
+def to_exception(failed: TaskFailed, rank: int, host: str) -> BaseException:
     """Beside the caller: what to raise."""
     made, _ = capture_foreign(failed.body.load) if failed.body else (None, None)
     if not isinstance(made, BaseException):  # its module is not here, say
@@ -88,7 +88,7 @@ def to_exception(failed: Failed, rank: int, host: str) -> BaseException:
     return made
 
 
-def to_remote_error(failed: Failed, rank: int, host: str) -> RemoteError:
+def to_remote_error(failed: TaskFailed, rank: int, host: str) -> RemoteError:
     """The same, where nothing of the user's may be unpickled."""
     failed = with_source_lines(failed)
     error = RemoteError(f"{failed.kind}: {failed.text}", kind=failed.kind, trace=failed.trace)
@@ -96,7 +96,7 @@ def to_remote_error(failed: Failed, rank: int, host: str) -> RemoteError:
     return error
 
 
-def _mark(error: BaseException, failed: Failed, rank: int, host: str) -> None:
+def _mark(error: BaseException, failed: TaskFailed, rank: int, host: str) -> None:
     """A class may forbid any of it, and may have a `rank` or a `host` of another meaning."""
     for name, value in (("rank", rank), ("host", host)):
         if isinstance(error, RemoteError) or not hasattr(error, name):
@@ -126,7 +126,7 @@ class _Notes(Exception):
     """What Python 3.10 prints of an exception's notes."""
 
 
-def with_source_lines(failed: Failed) -> Failed:
+def with_source_lines(failed: TaskFailed) -> TaskFailed:
     """The same, with the source lines that only this process has: those of a notebook's cells and of a console, which
     no file holds. A worker prints frames of such code without them."""
     import linecache

@@ -14,17 +14,17 @@ from infini_run.crews import worker_states
 from infini_run.crews.protocol import (
     NO_TASK,
     Cancel,
-    Cancelled,
-    Done,
     Emit,
     Extend,
-    Failed,
     Log,
     Progress,
     Ready,
+    RunTask,
     Shutdown,
-    Status,
-    Task,
+    StatusText,
+    TaskCancelled,
+    TaskDone,
+    TaskFailed,
     TaskStarted,
 )
 from infini_run.crews.worker_connection import ENDED, TORN, WorkerConnection
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from typing import Any, Protocol
 
     from infini_run.crews.pending_task import PendingTask, WorkerDeadlines
-    from infini_run.crews.protocol import Body, Message
+    from infini_run.crews.protocol import Body, Message, TaskEnd
     from infini_run.crews.spawner import WorkerProcess
     from infini_run.system.poller import Poller
 
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
         poller: Poller
 
         def serve(self, worker: SupervisedWorker) -> None: ...
-        def finish_task(self, job: PendingTask, worker: SupervisedWorker, message: Outcome) -> None: ...
+        def finish_task(self, job: PendingTask, worker: SupervisedWorker, message: TaskEnd) -> None: ...
         def drop_tasks(self, jobs: Sequence[PendingTask], worker: SupervisedWorker) -> None: ...
         def on_event(self, kind: str, worker: SupervisedWorker, **more: Any) -> None: ...
         def on_log(self, worker: SupervisedWorker, body: Body) -> None: ...
@@ -62,7 +62,6 @@ if TYPE_CHECKING:
         def is_backlogged(self, worker: SupervisedWorker) -> bool: ...
         def drain_left_s(self) -> float: ...
 
-    Outcome = Done | Failed | Cancelled
 
 _LAST = 1 << 16  # messages of one whose process has ended: more than its socket holds
 
@@ -94,7 +93,7 @@ class SupervisedWorker:
         self.progress = (0.0, 0.0)
         self.cause: WorkerDied | None = None
         self.stopped_for = ""
-        self.start_error: Failed | None = None
+        self.start_error: TaskFailed | None = None
         self.failed_while = ""  # its state before it failed
         self.last_sign_s = 0.0  # when it was last heard from (monotonic)
         self.silence_s: float | None = None  # how long it had given no sign when its time was over
@@ -228,7 +227,7 @@ class SupervisedWorker:
         self.assigned[job.task] = job
         self.assigned_total += 1
         self.handle("hand")
-        self.post(Task(task=job.task, body=job.body))
+        self.post(RunTask(task=job.task, body=job.body))
 
     def preassign(self, job: PendingTask) -> None:
         """Note a task that all workers are sent together, by Spawner.broadcast, before they are ready."""
@@ -239,14 +238,14 @@ class SupervisedWorker:
         for job in self.queued:
             if job.task == task:
                 self.queued.remove(job)
-                self._supervisor.finish_task(job, self, Cancelled(task=task))
+                self._supervisor.finish_task(job, self, TaskCancelled(task=task))
                 return True
         if task in self.assigned:
             self.post(Cancel(task=task))
             return True
         return False
 
-    def _finish(self, message: Outcome) -> None:
+    def _finish(self, message: TaskEnd) -> None:
         job = self.assigned.pop(message.task, None) if self.state != "starting" else None
         if job is None:
             return  # no worker of ours says so; it is not believed
@@ -291,9 +290,9 @@ class SupervisedWorker:
                 self.assigned[message.task].begin()
         elif isinstance(message, Emit):
             self._supervisor.on_event("emitted", self, task=message.task, body=message.body)
-        elif isinstance(message, Failed) and message.task == NO_TASK:
+        elif isinstance(message, TaskFailed) and message.task == NO_TASK:
             self.start_error = message
-        elif isinstance(message, (Done, Failed, Cancelled)):
+        elif isinstance(message, (TaskDone, TaskFailed, TaskCancelled)):
             self._finish(message)
         elif isinstance(message, Ready):
             self._supervisor.on_event("ready", self)
@@ -304,7 +303,7 @@ class SupervisedWorker:
             self._handle_sign(message)
 
     def _handle_sign(self, message: Message) -> None:
-        if isinstance(message, Status):
+        if isinstance(message, StatusText):
             self.status = message.text
             self._supervisor.on_event("status", self, text=message.text)
         elif isinstance(message, Progress):

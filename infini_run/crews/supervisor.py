@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from infini_run.crews.pending_task import PendingTask, WorkerDeadlines
-    from infini_run.crews.protocol import Body, Cancelled, Done, Failed, WorkerSetup
+    from infini_run.crews.protocol import Body, TaskEnd, WorkerSetup
     from infini_run.crews.spawner import ProcessGroup, Spawner, WorkerProcess
 
 PHASES = ("RUNNING", "DRAINING", "EXITED", "CLOSED")
@@ -115,7 +115,7 @@ class Supervisor:
     def serve(self, worker: SupervisedWorker) -> None:
         """Give it tasks: it has room."""
 
-    def finish_task(self, job: PendingTask, worker: SupervisedWorker, message: Done | Failed | Cancelled) -> None:
+    def finish_task(self, job: PendingTask, worker: SupervisedWorker, message: TaskEnd) -> None:
         """A task has ended."""
 
     def drop_tasks(self, jobs: Sequence[PendingTask], worker: SupervisedWorker) -> None:

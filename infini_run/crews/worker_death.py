@@ -13,7 +13,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Protocol
 
-    from infini_run.crews.protocol import Failed
+    from infini_run.crews.protocol import TaskFailed
     from infini_run.crews.spawner import WorkerProcess
 
     class FailedWorker(Protocol):
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
         rank: int
         process: WorkerProcess | None
-        start_error: Failed | None
+        start_error: TaskFailed | None
         cause: WorkerDied | None
         stopped_for: str
         failed_while: str

@@ -22,8 +22,7 @@ from infini_run.crews.capture import capture_exception
 from infini_run.crews.context import Cancelled, Context, TaskInbox, set_current
 from infini_run.crews.crew_target import Chunk, TaskHandler, make_handler, nothing
 from infini_run.crews.import_guard import load_task
-from infini_run.crews.protocol import NO_TASK, Done, TaskStarted, WorkerSetup, decode, dump, encode
-from infini_run.crews.protocol import Cancelled as Gone
+from infini_run.crews.protocol import NO_TASK, TaskCancelled, TaskDone, TaskStarted, WorkerSetup, decode, dump, encode
 from infini_run.crews.remote_exception import add_notes, from_exception
 
 TYPE_CHECKING = False
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
     from infini_run.channel import Receiver, Sender
-    from infini_run.crews.protocol import Body, Message, Task
+    from infini_run.crews.protocol import Body, Message, RunTask
 
 _kept: list[Receiver] = []  # without END the channel ends when the process does, and not while it still unwinds
 _BAD = 1  # exit code of a worker that could not start or stop; it has said why
@@ -71,7 +70,7 @@ def serve(fd: int, path_after: Callable[[Sequence[str]], list[str]] = list) -> i
     sender, receiver = connect(fd)
     _kept.append(receiver)
     try:
-        return Worker(sender, receiver, path_after).run()
+        return WorkerLife(sender, receiver, path_after).run()
     except ChannelBroken:
         return _BAD  # the supervisor is gone, and there is nobody to tell
     except SystemExit as leaving:
@@ -87,7 +86,7 @@ def _code_of(leaving: SystemExit) -> int:
     return 1
 
 
-class Worker:
+class WorkerLife:
     """One life of a worker."""
 
     def __init__(
@@ -136,22 +135,22 @@ class Worker:
             if not self._setup.target:  # a function: that was the only one, and the end need not be told first
                 return
 
-    def _do(self, part: TaskHandler, task: Task) -> None:
+    def _do(self, part: TaskHandler, task: RunTask) -> None:
         """One task, from TaskStarted to its end."""
         if task.task in self._inbox.cancelled:
-            self._send(Gone(task=task.task))
+            self._send(TaskCancelled(task=task.task))
         else:
             self._send(TaskStarted(task=task.task))
             body, error = capture_exception(self._result, part, task)
             if body is not None:
-                self._send(Done(task=task.task, body=body))
+                self._send(TaskDone(task=task.task, body=body))
             elif isinstance(error, Cancelled):
-                self._send(Gone(task=task.task))
+                self._send(TaskCancelled(task=task.task))
             else:
                 assert error is not None
                 self._send(from_exception(error, task.task))
 
-    def _result(self, part: TaskHandler, task: Task) -> Body:
+    def _result(self, part: TaskHandler, task: RunTask) -> Body:
         work = self._load(task)
         done: Any
         if isinstance(work, Chunk):
@@ -160,7 +159,7 @@ class Worker:
             done = part.task(self.context, work)
         return dump(done, "result", f" of rank {self.context.rank}", by_reference=True)
 
-    def _load(self, task: Task) -> object:
+    def _load(self, task: RunTask) -> object:
         """Return what is to be done. A note tells an error of that from one of the user's function."""
         work, error = capture_exception(load_task, task.body)
         if error is not None:

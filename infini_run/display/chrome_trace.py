@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from typing import Any, Protocol
 
     from infini_run.core.group import Event
-    from infini_run.display.rank_span import RemoteNode
+    from infini_run.display.rank_span import TracedNode
     from infini_run.plan.model import Plan
 
     class Volumes(Protocol):
@@ -47,7 +47,7 @@ class ChromeTrace:
     """
 
     def __init__(
-        self, path: str, *, gap_ns: int = COUNT_GAP_NS, max_samples: int = MAX_SAMPLES, node: RemoteNode | None = None
+        self, path: str, *, gap_ns: int = COUNT_GAP_NS, max_samples: int = MAX_SAMPLES, node: TracedNode | None = None
     ) -> None:
         self.path = path
         self._node = node

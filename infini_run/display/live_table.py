@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     Sampling = Callable[[Mapping[int, tuple[Worker, float]], float], dict[int, Usage]]
 
-    class Outcome(Protocol):
+    class RankStates(Protocol):
         """The state of the ranks so far."""
 
         def exits(self) -> tuple[Exit, ...]:
@@ -75,7 +75,7 @@ class LaunchView:
     """
 
     def __init__(
-        self, plan: Plan, group: Lines, outcome: Callable[[], Outcome], sample: Sampling, host: str = ""
+        self, plan: Plan, group: Lines, outcome: Callable[[], RankStates], sample: Sampling, host: str = ""
     ) -> None:
         self._plan = plan
         self._group = group

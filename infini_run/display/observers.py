@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from infini_run.core.group import Event, Group
     from infini_run.display.chrome_trace import ChromeTrace
-    from infini_run.display.live_table import LaunchView, LiveTable, Outcome
+    from infini_run.display.live_table import LaunchView, LiveTable, RankStates
     from infini_run.display.resource_usage import Sampler
     from infini_run.options.options import Options
     from infini_run.plan.model import Plan
@@ -39,7 +39,7 @@ class Observers:
         self._display = display
         self._sampler: Sampler | None = None
 
-    def begin(self, plan: Plan, group: Group, outcome: Callable[[], Outcome]) -> None:
+    def begin(self, plan: Plan, group: Group, outcome: Callable[[], RankStates]) -> None:
         """Begin an attempt, before its ranks start.
 
         Args:
@@ -52,7 +52,7 @@ class Observers:
         if self._display is not None:
             self._display.begin(self._launch_view(plan, group, outcome))
 
-    def _launch_view(self, plan: Plan, group: Group, outcome: Callable[[], Outcome]) -> LaunchView:
+    def _launch_view(self, plan: Plan, group: Group, outcome: Callable[[], RankStates]) -> LaunchView:
         from infini_run.display.live_table import LaunchView
         from infini_run.display.resource_usage import Sampler
 

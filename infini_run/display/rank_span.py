@@ -18,7 +18,7 @@ _BAD, _GOOD, _OTHER = "terrible", "good", "grey"  # of the format's reserved col
 
 
 @record
-class RemoteNode:
+class TracedNode:
     """The node whose ranks a trace shows, if it is not this one.
 
     Attributes:
@@ -49,7 +49,7 @@ class RankSpan:
         node: The rank's node, if it is not this one.
     """
 
-    def __init__(self, index: int, worker: Worker, started: Event, attempt: int, node: RemoteNode | None) -> None:
+    def __init__(self, index: int, worker: Worker, started: Event, attempt: int, node: TracedNode | None) -> None:
         self.index = index
         self.worker = worker
         self.name = f"rank {worker.rank}, attempt {attempt}" if attempt else f"rank {worker.rank}"

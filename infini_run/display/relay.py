@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from infini_run.core.group import Event, Group
-    from infini_run.display.live_table import Outcome
+    from infini_run.display.live_table import RankStates
     from infini_run.display.resource_usage import Sampler
     from infini_run.plan.model import Plan
 
@@ -43,7 +43,7 @@ class ObserverRelay:
         self._pending: list[Any] = []
         self._plan: Plan | None = None
         self._group: Group | None = None
-        self._outcome: Callable[[], Outcome] | None = None
+        self._outcome: Callable[[], RankStates] | None = None
         self._sampler: Sampler | None = None
         self._live: set[int] = set()  # indices of workers
         self._volumes: dict[int, tuple[int, int]] = {}  # as they were sent last
@@ -52,7 +52,7 @@ class ObserverRelay:
 
     # ---- as Observers
 
-    def begin(self, plan: Plan, group: Group, outcome: Callable[[], Outcome]) -> None:
+    def begin(self, plan: Plan, group: Group, outcome: Callable[[], RankStates]) -> None:
         """Begin an attempt, before its ranks start.
 
         Args:

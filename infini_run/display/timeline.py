@@ -173,7 +173,7 @@ def _end(rank: Mapping[str, Any]) -> object:
 
 
 @record
-class _Log:
+class _RankLog:
     """What a rank of one attempt has left. created_s: when its file was made; None: not known."""
 
     rank: int
@@ -200,7 +200,7 @@ def _from_logs(folder: str) -> Timeline:
     return Timeline(title=printable(title), bars=tuple(bars))
 
 
-def _flat_logs(folder: str) -> list[_Log]:
+def _flat_logs(folder: str) -> list[_RankLog]:
     """rank_R.log"""
     return [
         _log(rank, [path], f"{folder}/rank_{rank}.error.json", f"{folder}/hang_{rank}.txt")
@@ -209,7 +209,7 @@ def _flat_logs(folder: str) -> list[_Log]:
     ]
 
 
-def _newest_run(folder: str) -> tuple[str, list[list[_Log]]]:
+def _newest_run(folder: str) -> tuple[str, list[list[_RankLog]]]:
     """torchrun's layout: the run in this folder that wrote last, or the run that this folder is, and its attempts."""
     with os.scandir(folder) as entries:
         runs = [entry.path for entry in entries if "_" in entry.name and entry.is_dir()]
@@ -218,10 +218,10 @@ def _newest_run(folder: str) -> tuple[str, list[list[_Log]]]:
     return max(found, key=lambda run: max((log.end_s for logs in run[1] for log in logs), default=0.0))
 
 
-def _attempts(run: str, log_dir: str) -> list[list[_Log]]:
+def _attempts(run: str, log_dir: str) -> list[list[_RankLog]]:
     """RUN/attempt_N/R/stdout.log and stderr.log, attempt by attempt; of several nodes RUN/node_K/attempt_N/R/...,
     whose local ranks are counted on from node to node. log_dir: where looks at a hang are."""
-    attempts: dict[int, list[_Log]] = {}
+    attempts: dict[int, list[_RankLog]] = {}
     first = 0
     for node in [path for _, path in sorted(_numbered(run, "node_")) if os.path.isdir(path)] or [run]:
         ranks = {first - 1}
@@ -234,7 +234,7 @@ def _attempts(run: str, log_dir: str) -> list[list[_Log]]:
     return [attempts[count] for count in sorted(attempts)]
 
 
-def _attempt_logs(attempt: str, log_dir: str, first: int) -> list[_Log]:
+def _attempt_logs(attempt: str, log_dir: str, first: int) -> list[_RankLog]:
     """Of one attempt on one node. first: the rank of its local rank 0."""
     logs = []
     for local_rank, inner in _numbered(attempt):
@@ -252,9 +252,9 @@ def _numbered(folder: str, before: str = "", after: str = "") -> list[tuple[int,
     return [(n, e.path) for n, e in named if n is not None and n >= 0 and e.name == f"{before}{n}{after}"]
 
 
-def _log(rank: int, paths: Sequence[str], error_file: str, hang_file: str) -> _Log:
+def _log(rank: int, paths: Sequence[str], error_file: str, hang_file: str) -> _RankLog:
     created = [created_s for path in paths if (created_s := _created_s(path)) is not None]
-    return _Log(
+    return _RankLog(
         rank=rank,
         created_s=min(created, default=None),
         end_s=max(os.stat(path).st_mtime for path in paths),
@@ -263,7 +263,7 @@ def _log(rank: int, paths: Sequence[str], error_file: str, hang_file: str) -> _L
     )
 
 
-def _bars(logs: Sequence[_Log], until_s: float = float("inf")) -> list[Bar]:
+def _bars(logs: Sequence[_RankLog], until_s: float = float("inf")) -> list[Bar]:
     """Of one attempt, which begins when the first of its logs is made. until_s: when the next one began."""
     first_s = min(log.end_s if log.created_s is None else log.created_s for log in logs)
     bars = []
@@ -273,7 +273,7 @@ def _bars(logs: Sequence[_Log], until_s: float = float("inf")) -> list[Bar]:
     return _with_first(bars)
 
 
-def _signs(log: _Log, start_s: float, until_s: float) -> dict[str, Any]:
+def _signs(log: _RankLog, start_s: float, until_s: float) -> dict[str, Any]:
     message = read_error_file(log.error_file)
     if message:
         return {"kind": "failed", "end": printable(message.partition("\n")[0][:60])}

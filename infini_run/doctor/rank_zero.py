@@ -29,7 +29,7 @@ _LISTEN_S = 15.0  # a node may take longer to start its Python
 
 
 @record
-class Place:
+class RankZeroAddress:
     """Where ranks meet.
 
     Args:
@@ -49,7 +49,7 @@ class Place:
         return f"{self.address}:{self.port}"
 
 
-def place_of(options: Options, facts: Mapping[str, object], name: str) -> Place:
+def place_of(options: Options, facts: Mapping[str, object], name: str) -> RankZeroAddress:
     """Return where the ranks of a launch would meet.
 
     Args:
@@ -61,8 +61,8 @@ def place_of(options: Options, facts: Mapping[str, object], name: str) -> Place:
     """
     port = int(str(facts.get("port", 0)))
     if options.rdzv_explicit:
-        return Place(address=options.master_addr, port=options.master_port or port)
-    return Place(address=str(facts.get("address") or name), port=port)
+        return RankZeroAddress(address=options.master_addr, port=options.master_port or port)
+    return RankZeroAddress(address=str(facts.get("address") or name), port=port)
 
 
 def listen() -> None:

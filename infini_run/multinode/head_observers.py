@@ -209,10 +209,10 @@ class HeadObservers:
 
     def _open_trace(self, node: ObservedNode, begin_ns: int) -> ChromeTrace:
         from infini_run.display.chrome_trace import MAX_SAMPLES, ChromeTrace
-        from infini_run.display.rank_span import RemoteNode
+        from infini_run.display.rank_span import TracedNode
 
         count = len(self._nodes) + len(self._gone)
-        remote = RemoteNode(
+        remote = TracedNode(
             host=node.agent.name,
             pid=self._number(),
             order=node.agent.index - count,

@@ -50,7 +50,7 @@ class Rules:
 
 
 @record
-class Place:
+class NodePlace:
     """One node of the job.
 
     Attributes:
@@ -100,7 +100,7 @@ class Membership:
             the next world, it was not the place.
     """
 
-    places: tuple[Place, ...]
+    places: tuple[NodePlace, ...]
     phase: str = "gathering"
     world: int = -1
     size: int = 0
@@ -275,7 +275,7 @@ def begin(names: Sequence[str], *, needed: int = -1) -> Membership:
         names: of the places; "" until somebody joins there.
         needed: the place without which there is no world; -1: there is none.
     """
-    places = (Place(name=name, order=(at,), is_needed=at == needed) for at, name in enumerate(names))
+    places = (NodePlace(name=name, order=(at,), is_needed=at == needed) for at, name in enumerate(names))
     return Membership(places=tuple(places))
 
 

@@ -130,7 +130,7 @@ def parse(
     hint: says for the name of an unknown flag what to use, or "".
     Raises UsageError, one line: what was given, and where.
     """
-    scan = _Scan(table, environ)
+    scan = _FlagScan(table, environ)
     try:
         read = _read_words(scan, argv)
     except UsageError:
@@ -145,7 +145,7 @@ def parse(
     return Parsed(question=scan.question, settings=settings, program=tuple(argv[read:]))
 
 
-class _Scan:
+class _FlagScan:
     """What has been read so far."""
 
     __slots__ = ("environ", "given", "question", "table", "undefok", "unknown")
@@ -159,7 +159,7 @@ class _Scan:
         self.question = ""
 
 
-def _read_words(scan: _Scan, words: Sequence[str]) -> int:
+def _read_words(scan: _FlagScan, words: Sequence[str]) -> int:
     """Take the flags at the front of `words`; returns how many words they and their values were."""
     at, end = 0, len(words)
     while at < end and not scan.question:
@@ -192,12 +192,12 @@ def _name(spelling: str) -> str:
     return spelling[2 if spelling.startswith("--") else 1 :].replace("-", "_")
 
 
-def _needs_value(scan: _Scan, spelling: str) -> bool:
+def _needs_value(scan: _FlagScan, spelling: str) -> bool:
     entry = scan.table.get(_name(spelling))
     return entry is not None and entry[1] is None
 
 
-def _missing(scan: _Scan, spelling: str) -> str:
+def _missing(scan: _FlagScan, spelling: str) -> str:
     return f"{spelling} needs a value: {spelling}={metavar(scan.table[_name(spelling)][0])}"
 
 
@@ -211,7 +211,7 @@ def quote(text: str) -> str:
     return text if text.isprintable() else ascii(text)
 
 
-def _read_flag(scan: _Scan, spelling: str, text: str | None, where: str = "", chain: Chain = ()) -> None:
+def _read_flag(scan: _FlagScan, spelling: str, text: str | None, where: str = "", chain: Chain = ()) -> None:
     """One flag and its value, whoever gave it. A flag without value must have a meaning of its own."""
     name = _name(spelling)
     entry = scan.table.get(name)
@@ -231,7 +231,7 @@ def _read_flag(scan: _Scan, spelling: str, text: str | None, where: str = "", ch
         scan.given.append((flag, text, origin))
 
 
-def _apply_grammar_flag(scan: _Scan, flag: Flag, text: str, origin: str, chain: Chain) -> None:
+def _apply_grammar_flag(scan: _FlagScan, flag: Flag, text: str, origin: str, chain: Chain) -> None:
     if flag.name == "flagfile":
         _read_file(scan, text, origin, chain)
     elif flag.name == "undefok":
@@ -246,7 +246,7 @@ def _split(names: str) -> list[str]:
     return [name.strip().replace("-", "_") for name in names.split(",") if name.strip()]
 
 
-def _read_named(scan: _Scan, flag: Flag, names: str, origin: str, chain: Chain) -> None:
+def _read_named(scan: _FlagScan, flag: Flag, names: str, origin: str, chain: Chain) -> None:
     for name in _split(names):
         text = scan.environ.get("FLAGS_" + name)
         if name in ("fromenv", "tryfromenv"):
@@ -257,7 +257,7 @@ def _read_named(scan: _Scan, flag: Flag, names: str, origin: str, chain: Chain) 
             raise UsageError(f"{origin}: FLAGS_{quote(name)} is not set; --tryfromenv takes it if it is")
 
 
-def _read_file(scan: _Scan, text: str, origin: str, chain: Chain) -> None:
+def _read_file(scan: _FlagScan, text: str, origin: str, chain: Chain) -> None:
     from os.path import dirname, join, realpath
 
     path = join(dirname(chain[-1]), text) if chain else text
@@ -280,7 +280,7 @@ def _lines(path: str, origin: str) -> list[str]:
         raise UsageError(f"{origin}: cannot be read: {getattr(error, 'strerror', error)}") from None
 
 
-def _read_line(scan: _Scan, line: str, where: str, chain: Chain) -> None:
+def _read_line(scan: _FlagScan, line: str, where: str, chain: Chain) -> None:
     """`--name`, `--name=value` or `--name value`; the value is the rest of the line, spaces and all."""
     spelling = line.split(None, 1)[0].partition("=")[0]
     rest = line[len(spelling) :].lstrip()
@@ -296,7 +296,7 @@ def _read_line(scan: _Scan, line: str, where: str, chain: Chain) -> None:
         _read_flag(scan, spelling, rest or None, where, chain)
 
 
-def _read_prefixed(scan: _Scan, prefixes: Sequence[Prefix], settings: dict[str, Setting]) -> None:
+def _read_prefixed(scan: _FlagScan, prefixes: Sequence[Prefix], settings: dict[str, Setting]) -> None:
     """Variables set what the command line left open. A flag's own name beats its aliases."""
     starts = tuple(prefix.text for prefix in prefixes)
     keys = [key for key in scan.environ if key.startswith(starts)]
@@ -307,7 +307,7 @@ def _read_prefixed(scan: _Scan, prefixes: Sequence[Prefix], settings: dict[str, 
                 settings[flag.name] = _read_variable(scan, flag, key, prefix, precedence)
 
 
-def _read_variable(scan: _Scan, flag: Flag, key: str, prefix: Prefix, precedence: int) -> Setting:
+def _read_variable(scan: _FlagScan, flag: Flag, key: str, prefix: Prefix, precedence: int) -> Setting:
     text = scan.environ[key]
     origin = f"{key}={quote(text)}"
     if prefix.is_binary and flag.kind is boolean and text not in ("0", "1"):
@@ -315,7 +315,7 @@ def _read_variable(scan: _Scan, flag: Flag, key: str, prefix: Prefix, precedence
     return _convert(flag, text, origin, precedence)
 
 
-def _prefixed(scan: _Scan, key: str, prefix: Prefix) -> Flag | None:
+def _prefixed(scan: _FlagScan, key: str, prefix: Prefix) -> Flag | None:
     """The flag that a variable sets, or None: another prefix, no such flag, one letter, empty."""
     name = key[len(prefix.text) :].lower()
     if prefix.names and name not in prefix.names:
@@ -344,7 +344,7 @@ def _either(words: Sequence[str]) -> str:
     return " or ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
-def _refuse_unknown(scan: _Scan, hint: Callable[[str], str] | None) -> None:
+def _refuse_unknown(scan: _FlagScan, hint: Callable[[str], str] | None) -> None:
     for name, written in scan.unknown:
         if name in scan.undefok or (name.startswith("no") and name[2:] in scan.undefok):
             continue

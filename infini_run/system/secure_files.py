@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Protocol
 
-    class Worker(Protocol):
+    class FileOwner(Protocol):
         """Whose files they are."""
 
         @property
@@ -45,7 +45,7 @@ _IN_THE_WAY = {errno.ELOOP: "it is a symbolic link", errno.ENXIO: "it is a FIFO 
 
 def open_logs(
     folder: str,
-    workers: Sequence[Worker],
+    workers: Sequence[FileOwner],
     logs: dict[int, int],
     error_logs: dict[int, int],
     heading: str = "",
@@ -85,7 +85,7 @@ def open_logs(
         os.close(at)
 
 
-def _open_pair(worker: Worker, at: int, logs: dict[int, int], error_logs: dict[int, int], levels: int) -> None:
+def _open_pair(worker: FileOwner, at: int, logs: dict[int, int], error_logs: dict[int, int], levels: int) -> None:
     """In torchrun's layout: RUN/ATTEMPT/LOCAL_RANK/ or RUN/NODE/ATTEMPT/LOCAL_RANK/, below the folder of the logs."""
     inner = _open_inner(worker.log.split("/")[-1 - levels : -1], at)
     try:

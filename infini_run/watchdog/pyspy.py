@@ -62,7 +62,7 @@ class StackDumps:
         self.deadline_s = now_s + LIMIT_S
         self._program = program
         self._waiting = list(reversed(pids))
-        self._runs: dict[int, _Run] = {}
+        self._runs: dict[int, _PySpyRun] = {}
         self._ranks = ranks
         self._entry = entry
         self._environ = environ
@@ -104,14 +104,14 @@ class StackDumps:
     def _start(self, pid: int) -> None:
         run = None
         try:
-            run = _Run(self._program, pid, self._entry, self._environ)
+            run = _PySpyRun(self._program, pid, self._entry, self._environ)
             self._runs[pid] = run
             if self._entry is not None and run.pid:
                 self._ranks.spare(run.pid)
         except StartError as error:
             self.notes[pid] = f"py-spy cannot be started: {error.step}: {error}"
 
-    def _finish(self, pid: int, run: _Run) -> None:
+    def _finish(self, pid: int, run: _PySpyRun) -> None:
         text = run.text()
         if "\nThread " in text:
             self.texts[pid] = text
@@ -120,13 +120,13 @@ class StackDumps:
             self.notes.setdefault(pid, run.failure or f"py-spy: {error or 'it said nothing'}")
         self._close_run(self._runs.pop(pid))
 
-    def _close_run(self, run: _Run) -> None:
+    def _close_run(self, run: _PySpyRun) -> None:
         run.close()
         if self._entry is not None and run.pid:
             self._ranks.spare(run.pid, False)
 
 
-class _Run:
+class _PySpyRun:
     """One py-spy, which writes into a file without a name (memfd_create(2))."""
 
     def __init__(self, program: str, pid: int, entry: ProcessAtEntry | None, environ: Mapping[str, str]) -> None:

@@ -29,7 +29,7 @@ _GATHER = 0.05  # of a timeout: ranks that fall silent one after the other are c
 
 
 @record
-class Finding:
+class HangFinding:
     """The result of a missed deadline.
 
     Attributes:
@@ -191,7 +191,7 @@ class Watchdog:
 
     # ---- a missed deadline
 
-    def run_due(self) -> Finding | None:
+    def run_due(self) -> HangFinding | None:
         """Check the deadlines that have passed, or go on with snapshots. Never blocks.
 
         Returns:
@@ -246,12 +246,12 @@ class Watchdog:
         )
         return "hung", f"{why}: suspended by a signal" if why and state == "T" else why
 
-    def _find(self, snapshots: list[HangSnapshot]) -> Finding:
+    def _find(self, snapshots: list[HangSnapshot]) -> HangFinding:
         written, problem = write_snapshots(snapshots)
         missed = [snapshot for snapshot in written if snapshot.kind]
         to_stop = [] if self._stopping else [snapshot.rank for snapshot in missed if self._must_stop(snapshot)]
         events = [self._event(snapshot) for snapshot in missed]
-        return Finding(snapshots=written, ranks_to_stop=tuple(to_stop), problem=problem, events=events)
+        return HangFinding(snapshots=written, ranks_to_stop=tuple(to_stop), problem=problem, events=events)
 
     def _event(self, snapshot: HangSnapshot) -> Event:
         index = snapshot.rank - self._plan.workers[0].rank

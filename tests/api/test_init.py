@@ -75,7 +75,7 @@ def test_a_star_import_gives_every_public_name():
     assert set(infini_run.__all__) <= namespace.keys()
 
 
-PICKLED = {"Body", "Failed"}  # what a CrewEvent keeps until somebody asks for its value or error
+PICKLED = {"Body", "TaskFailed"}  # what a CrewEvent keeps until somebody asks for its value or error
 
 
 def defined_in(module):

@@ -11,7 +11,7 @@ import pytest
 
 import infini_run as ir
 from infini_run.crews.future import Ask
-from infini_run.crews.protocol import Done, dump
+from infini_run.crews.protocol import TaskDone, dump
 from infini_run.crews.task_map import MapOptions, TaskMap
 from tests.support.waiting import LIMIT_S
 
@@ -84,7 +84,7 @@ def test_a_failure_comes_though_results_keep_coming(ordered):
     def ask(task):
         ended = Ask(next(numbers))
         ended.set_answer(
-            ValueError("three") if task == 3 else (Done(task=ended.task, body=dump(task, "x")), 0, "here")
+            ValueError("three") if task == 3 else (TaskDone(task=ended.task, body=dump(task, "x")), 0, "here")
         )
         return ended
 

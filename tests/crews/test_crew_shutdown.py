@@ -224,10 +224,10 @@ def test_grandchildren_go_with_the_caller(number, bell, tmp_path):
 
 def test_a_worker_that_speaks_nonsense_about_tasks_is_not_believed():
     def serve(ctx, task):
-        from infini_run.crews.protocol import Body, Done
+        from infini_run.crews.protocol import Body, TaskDone
 
         for number in (-7, task + 1, 1 << 40):
-            ctx._sender.send_bytes(encode(Done(task=number, body=Body(parts=(b"?",)))))
+            ctx._sender.send_bytes(encode(TaskDone(task=number, body=Body(parts=(b"?",)))))
         ctx._sender.send_bytes(encode(TaskStarted(task=99)))
         return "mine"
 
