@@ -70,11 +70,11 @@ class Job:
             elif isinstance(action, m.Stop):
                 self.stop()
             elif isinstance(action, m.Check):
-                at = action.place
+                at = action.place_index
                 self.after(self.chance.uniform(0.0, CHECK_S), partial(self.check, at, self.incarnation[at]))
             elif isinstance(action, m.Dismiss):
-                self.incarnation[action.place] += 1
-                self.after(BACK_S, partial(self.join, action.place))
+                self.incarnation[action.place_index] += 1
+                self.after(BACK_S, partial(self.join, action.place_index))
             elif isinstance(action, m.End):
                 self.ended = action.reason
 
@@ -109,15 +109,15 @@ class Job:
 
     def check(self, at: int, incarnation: int) -> None:
         if incarnation == self.incarnation[at] and not self.is_cut[at]:
-            self.handle(m.Checked(place=at))
+            self.handle(m.Checked(place_index=at))
 
     def join(self, at: int) -> None:
         if self.state.places[at].state == "absent" and not self.is_cut[at]:
             if self.lives_until_s[at] > self.now_s:  # the agent waits until it finds none
                 self.after(0.05, partial(self.join, at))
                 return
-            self.handle(m.Gone(place=at, fence_s=self.now_s))
-            self.handle(m.Joined(place=at))
+            self.handle(m.Gone(place_index=at, fence_s=self.now_s))
+            self.handle(m.Joined(place_index=at))
 
     # ---- what happens
 
@@ -143,17 +143,17 @@ class Job:
             self.after(seconds, partial(self.lose, at, heard_s))
             self.after(seconds + self.chance.uniform(0.5, 20.0), partial(self.heal, at))
         elif what == "told to stop":
-            self.handle(m.Leaving(place=at, reason="told to stop"))
+            self.handle(m.Leaving(place_index=at, reason="told to stop"))
         elif what == "rank fails" and place.state == "active" and self.state.phase == "running":
             self.lives_until_s[at] = min(self.lives_until_s[at], self.now_s)
-            self.handle(m.Failed(place=at))
+            self.handle(m.Failed(place_index=at))
             self.stop()
         elif what == "check fails" and place.state == "checking":
-            self.handle(m.Checked(place=at, reason="bad"))
+            self.handle(m.Checked(place_index=at, reason="bad"))
 
     def lose(self, at: int, heard_s: float) -> None:
         self.incarnation[at] += 1
-        self.handle(m.Lost(place=at, fence_s=heard_s + TIMEOUT_S + FENCE_S, reason=f"host{at} was lost"))
+        self.handle(m.Lost(place_index=at, fence_s=heard_s + TIMEOUT_S + FENCE_S, reason=f"host{at} was lost"))
 
     def heal(self, at: int) -> None:
         self.is_cut[at] = False

@@ -11,7 +11,7 @@ from infini_run.value_types import MARKER_VARIABLE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from infini_run.core.group import ProcessAtEntry
+    from infini_run.core.group import ProcessState
     from infini_run.display.observers import Observers
     from infini_run.environments.environment import ClusterEnvironment
     from infini_run.node.launch import NodeLaunch
@@ -156,7 +156,7 @@ def _warn_of_words(request: Request, argv: list[str], options: Options, environ:
         _print_line(f"infini-run: {printable(of_late_flag(options.program, late))}")
 
 
-def _take_over_process(mask_at_entry: set[int] | None) -> ProcessAtEntry:
+def _take_over_process(mask_at_entry: set[int] | None) -> ProcessState:
     from infini_run.core.group import take_over_process
 
     blocked = _block() if mask_at_entry is None else mask_at_entry
@@ -285,7 +285,7 @@ def _end(code: int, key: int, *, whole_group: bool) -> int:
 
 
 def _start(
-    plan: Plan, options: Options, environ: dict[str, str], entry: ProcessAtEntry, observers: Observers | None
+    plan: Plan, options: Options, environ: dict[str, str], entry: ProcessState, observers: Observers | None
 ) -> NodeLaunch | RestartingLaunch:
     """What may start its ranks again stays in their directory, and keeps the descriptors that they are to have."""
     run: NodeLaunch | RestartingLaunch

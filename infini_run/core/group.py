@@ -86,7 +86,7 @@ STEPS = {
 
 
 @record
-class ProcessAtEntry:
+class ProcessState:
     """The state of the process at its start.
 
     Attributes:
@@ -206,13 +206,13 @@ class SpawnSpec:
         self.foreground = self.isolate = self.dies_with_us = False
 
 
-def take_over_process(blocked: int) -> ProcessAtEntry:
+def take_over_process(blocked: int) -> ProcessState:
     """Take the whole process over (ir_entry_take_over); the caller has blocked all signals, `blocked` were before."""
     entry = ffi.new("struct ir_entry *")
     error = lib.ir_entry_take_over(entry)
     if error < 0:
         raise StartError(f"/dev/null cannot be opened: {os.strerror(-error)}", "opening /dev/null", -error)
-    return ProcessAtEntry(
+    return ProcessState(
         blocked=blocked, ignored=entry.ignored, nofile_soft=entry.nofile_soft, nofile_hard=entry.nofile_hard
     )
 
@@ -345,7 +345,7 @@ class Group:
         message_fd: int = -1,
         stdin_fd: int = -1,
         suspend_read_fd: int = -1,
-        entry: ProcessAtEntry | None = None,
+        entry: ProcessState | None = None,
         guard: bytes | None = None,
         guard_wait_s: float = 0.0,
         folder: bytes | None = None,

@@ -104,17 +104,17 @@ class NodeLink:
         that is not so."""
         return self._ends.get(world, "")
 
-    def begin_next_world(self, world: int, place: int, due_s: float) -> None:
+    def begin_next_world(self, world: int, place_index: int, due_s: float) -> None:
         """Have a world end, because a worker failed; the next one follows.
 
         Args:
             world: its number; nothing happens if it has ended already.
-            place: the node of that worker, among all nodes.
+            place_index: the node of that worker, among all nodes.
             due_s: the next one begins not before (monotonic).
         """
         worlds = self.head.worlds
         assert worlds is not None
-        self.call(lambda: worlds.restart(world, place, due_s))
+        self.call(lambda: worlds.restart(world, place_index, due_s))
 
     def wait(self, is_there: Callable[[], bool], timeout_s: float | None = None) -> bool:
         """Until it is; False where nothing more can happen, or not within so many seconds."""

@@ -184,10 +184,10 @@ class RemoteSpawner:
         """As NodeLink.why_ended."""
         return "" if self._link is None else self._link.why_ended(world)
 
-    def begin_next_world(self, world: int, place: int, due_s: float) -> None:
+    def begin_next_world(self, world: int, place_index: int, due_s: float) -> None:
         """As NodeLink.begin_next_world."""
         if self._link is not None:
-            self._link.begin_next_world(world, place, due_s)
+            self._link.begin_next_world(world, place_index, due_s)
 
     @property
     def notices(self) -> tuple[str, ...]:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
-    from infini_run.core.group import Event, ProcessAtEntry
+    from infini_run.core.group import Event, ProcessState
     from infini_run.core.signal_pipe import SignalPipe
     from infini_run.display.relay import ObserverRelay
     from infini_run.multinode.byte_stream import AgentStream
@@ -49,7 +49,7 @@ class Agent:
     Args:
         connection: to the head.
         node: index of this node, as far as it is known here.
-        own: options of this node's own command line, if the user started it by hand: the head then only says who
+        own_options: of this node's own command line, if the user started it by hand: the head then only says who
             joins and when. None: the head's options hold.
         facts: values of variables that the engine asked for.
         environ: environment that ranks inherit; None: that of this process.
@@ -63,19 +63,19 @@ class Agent:
         self,
         connection: Connection,
         node: int,
-        own: Options | None = None,
+        own_options: Options | None = None,
         facts: Sequence[str] = (),
         environ: Mapping[str, str] | None = None,
         host: str = "",
-        entry: ProcessAtEntry | None = None,
+        entry: ProcessState | None = None,
         last_job: tuple[str, float] = ("", 0.0),
     ) -> None:
         self._poller = Poller()
         self._link = HeadLink(connection, self._poller, on_frame=self._handle_frame, on_lost=self._on_link_lost)
         self._identity: dict[str, object] = {"node": node, "host": host}
-        if own is not None:
-            self._identity |= {"run_id": own.run_id, "last_job": last_job[0], "last_timeout_s": last_job[1]}
-        self._own = own
+        if own_options is not None:
+            self._identity |= {"run_id": own_options.run_id, "last_job": last_job[0], "last_timeout_s": last_job[1]}
+        self._own_options = own_options
         self._environ = os.environ if environ is None else environ
         self._engine_facts = facts
         self._stdio: RankStdio | None = None
@@ -119,7 +119,7 @@ class Agent:
                 return 128 + self._left_by
             raise
         finally:
-            if self._own is not None and self.entry is not None:
+            if self._own_options is not None and self.entry is not None:
                 _signal.pthread_sigmask(_signal.SIG_BLOCK, _signal.valid_signals())  # none may come in between
                 self._close_signal_pipe()
                 self._restore_mask()
@@ -133,11 +133,11 @@ class Agent:
 
     def _serve(self, token: bytes | None) -> int:
         if token is not None:
-            limit_s = HANDSHAKE_S if self._own is None else self._own.join_timeout_s
+            limit_s = HANDSHAKE_S if self._own_options is None else self._own_options.join_timeout_s
             try:
                 self._link.authenticate(token, self._identity, limit_s=limit_s, print_line=print_line)
             except TurnedAway as error:  # its job may run without us: a head that comes after it has to know
-                if self._own is not None and error.launch_id:
+                if self._own_options is not None and error.launch_id:
                     self.last_job = error.launch_id, error.timeout_s
                 raise
         payload = self._link.next_frame(protocol.SPEC)[1]
@@ -158,7 +158,7 @@ class Agent:
             self._is_idle = False
             if kind == protocol.GOODBYE:
                 code: int = message_schema.read(payload, message_schema.GOODBYE)["exit_code"]
-                return code if self._own is not None else 0
+                return code if self._own_options is not None else 0
             try:
                 self._run_ranks(setup, message_schema.read(payload, message_schema.LAUNCH))
             except LinkError:
@@ -169,7 +169,7 @@ class Agent:
     # ---- joining
 
     def _prepare(self, spec: dict[str, Any]) -> NodeSetup:
-        setup = prepare(spec, self._own, self._environ)
+        setup = prepare(spec, self._own_options, self._environ)
         for line in setup.warnings:
             print_line(line)
         self._observe = tuple(spec["observe"])
@@ -178,7 +178,7 @@ class Agent:
 
             self._stream = AgentStream(self._poller, self._link.connection)
             self._link.watchers.append(self._watch_stream)  # its first bytes may come with LAUNCH
-        if self._own is not None:
+        if self._own_options is not None:
             self._take_signals()
             self._return_signals()
             self._link.watchers.append(self._leave_if_due)
@@ -189,17 +189,19 @@ class Agent:
                 StartError(os.strerror(error.errno or 0), "opening pipes", error.errno or 0)
             ) from None
         self._link.watchers.append(self._stdio.watch)
-        is_clear = False
+        nothing_old_lives = False
         if spec["lease_s"]:
             from infini_run.multinode.lease import Lease
             from infini_run.multinode.old_world import wait_until_gone
 
-            is_clear = wait_until_gone(spec["launch_id"], _OLD_RANKS_S)
+            nothing_old_lives = wait_until_gone(spec["launch_id"], _OLD_RANKS_S)
             self._setup = setup
             self._link.watchers.append(self._go_on_with_check)
             self._link.lease = Lease(spec["lease_s"])
             self._link.connection.send(self._link.lease.request())  # answered before LAUNCH can come
-        self._link.connection.send(pack_json(protocol.HELLO, hello(setup, self._engine_facts, is_clear=is_clear)))
+        self._link.connection.send(
+            pack_json(protocol.HELLO, hello(setup, self._engine_facts, nothing_old_lives=nothing_old_lives))
+        )
         import infini_run.node.launch  # noqa: F401  now, while other nodes are still joining
 
         self._link.forgive_silence()  # until HELLO the head sends nothing, and we did not listen
@@ -242,7 +244,7 @@ class Agent:
             self._link.due_s = check.due_s
 
     def _refuse(self, error: InfiniRunError) -> None:
-        if self._own is not None:  # this node's user may not see what the head says
+        if self._own_options is not None:  # this node's user may not see what the head says
             print_line(f"infini-run: {printable(str(error))}", 2 if self._stdio is None else self._stdio.own_stderr)
         self._link.send_error(error)
         self._link.drain()
@@ -337,7 +339,7 @@ class Agent:
 
         connection = self._link.connection
         self._stuck = StuckProcesses(
-            launch_id, pids, self._poller, on_end=lambda: connection.send(pack(protocol.CLEARED))
+            launch_id, pids, self._poller, on_end=lambda: connection.send(pack(protocol.NOTHING_OLD_LIVES))
         )
 
     def _take_signals(self) -> None:
@@ -352,7 +354,7 @@ class Agent:
         """While no ranks run here, a launcher that the user has started tells the head what it is told; an agent of
         a job that goes on without it ends, as any program. A silent launcher would be given up, so it acts on Ctrl-Z,
         too."""
-        if self._own is not None:
+        if self._own_options is not None:
             from infini_run.core.signal_pipe import SignalPipe
 
             self._signal_pipe = self._signal_pipe or SignalPipe(reaps=True)
@@ -518,7 +520,7 @@ def _forward_signal(run: NodeLaunch, number: int) -> None:
         run.signal(number)
 
 
-def _take_over_process() -> ProcessAtEntry:
+def _take_over_process() -> ProcessState:
     """From here on the core reads this process's signals, as it does for the command."""
     from infini_run.core.group import take_over_process
 

@@ -154,11 +154,11 @@ def _idle_flags(own: Options, heads: Options, asked: Sequence[str]) -> tuple[str
     return (f"infini-run: {', '.join(idle)}: no effect here, it is node 0's",) if idle else ()
 
 
-def hello(setup: NodeSetup, engine_facts: Sequence[str], *, is_clear: bool) -> dict[str, Any]:
+def hello(setup: NodeSetup, engine_facts: Sequence[str], *, nothing_old_lives: bool) -> dict[str, Any]:
     """Return the fields of HELLO.
 
     Args:
-        is_clear: no rank of the job's earlier attempts lives here.
+        nothing_old_lives: no rank of the job's earlier attempts lives here.
         engine_facts: values of the variables that the engine asked for.
     """
     from infini_run.multinode.old_world import machine_id
@@ -174,7 +174,7 @@ def hello(setup: NodeSetup, engine_facts: Sequence[str], *, is_clear: bool) -> d
         "port": free_port(),
         "address": own_address(),
         "machine": machine_id(),
-        "is_clear": is_clear,
+        "is_clear": nothing_old_lives,
         "facts": list(engine_facts),
     }
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from _socket import socket
     from collections.abc import Callable, Mapping
 
-    from infini_run.core.group import ProcessAtEntry
+    from infini_run.core.group import ProcessState
     from infini_run.multinode.head_observers import HeadObservers
     from infini_run.options.options import Options
 
@@ -134,7 +134,7 @@ def run_as_peer(options: Options, environ: Mapping[str, str], *, print_line: Cal
     if is_head_host:
         listening = listen_if_free(port, options.link_address)
     if options.node_rank != 0 and listening is None:
-        peer = _Peer(options, environ, os.fsencode(token), print_line, may_be_head=is_head_host)
+        peer = HandStartedLauncher(options, environ, os.fsencode(token), print_line, may_be_head=is_head_host)
         try:
             return peer.serve_until_over() if options.is_elastic else retry_unheard(peer.serve, is_head_there=False)
         except LinkError as error:
@@ -152,7 +152,7 @@ def run_as_peer(options: Options, environ: Mapping[str, str], *, print_line: Cal
     return run_on_hosts(options, node_list, {**environ, TOKEN: token}, print_line=print_line, listening=listening)
 
 
-class _Peer:
+class HandStartedLauncher:
     """The launcher of one node, which joins the head on another one.
 
     Args:
@@ -179,7 +179,7 @@ class _Peer:
         self.may_be_head = may_be_head
         self.listening: socket | None = None
         self._host = os.uname().nodename if options.node_rank == HANDED_OUT else ""
-        self._entry: ProcessAtEntry | None = None
+        self._entry: ProcessState | None = None
         self.has_ever_joined = False
         self._last_job = "", 0.0
         self._cwd = working_directory()  # once it has run ranks, a launcher is in /
@@ -212,7 +212,7 @@ class _Peer:
         agent = Agent(
             connection,
             options.node_rank,
-            own=options,
+            own_options=options,
             environ=self._environ,
             host=self._host,
             entry=self._entry,

@@ -57,7 +57,7 @@ _MOST_EARLY_SIGNALS = 64  # that are kept until the first ranks start
 _DUE_IN = {  # the states in which an agent may send a frame of that kind; others: in any state
     protocol.HELLO: ("connected", "ready", "running"),
     protocol.CHECKED: ("ready", "done"),
-    protocol.CLEARED: ("done",),
+    protocol.NOTHING_OLD_LIVES: ("done",),
     protocol.EVENT: ("ready", "running", "done", "lost"),
     **dict.fromkeys((protocol.DONE, protocol.STREAM_UP, protocol.OBSERVATIONS), ("running",)),
 }
@@ -266,7 +266,7 @@ class Head:
         state, counts = self._state, self._agents.counts
         if self._late_stop is not None and state.restarts.is_waiting:
             (number, agent), self._late_stop = self._late_stop, None
-            self.on_stop_signal(number, host=agent.name, place=agent.index)
+            self.on_stop_signal(number, host=agent.name, place_index=agent.index)
         self._join.run_due(now_s)
         are_ready = counts.count("ready") == counts.total
         if state.changes is not None and not self._end.has_begun:
@@ -333,8 +333,8 @@ class Head:
             self._agents.send(agent, agent.time.note(payload))
         elif kind == protocol.CHECKED and self._state.changes is not None:
             self._state.changes.on_checked(agent, message_schema.read(payload, message_schema.CHECKED)["reason"])
-        elif kind == protocol.CLEARED and self._state.changes is not None:
-            self._state.changes.on_cleared(agent)
+        elif kind == protocol.NOTHING_OLD_LIVES and self._state.changes is not None:
+            self._state.changes.on_nothing_old_lives(agent)
         elif kind == protocol.OBSERVATIONS and self._observers is not None:
             self._observers.on_observations(agent, unpack_json(payload))
         elif kind == protocol.STREAM_UP and self._on_stream is not None:
@@ -369,7 +369,7 @@ class Head:
             changes = self._state.changes
             number = event["signalled"]
             if self._state.stop_signal or changes is None or not changes.on_stop_signal(agent, number):
-                self.on_stop_signal(number, host=agent.name, place=agent.index)
+                self.on_stop_signal(number, host=agent.name, place_index=agent.index)
         elif "progress" in event:
             self._state.restarts.note_progress(event["progress"])
 
@@ -412,7 +412,7 @@ class Head:
         else:
             self.forward_signal(number)
 
-    def on_stop_signal(self, number: int, host: str = "", place: int = -1) -> None:
+    def on_stop_signal(self, number: int, host: str = "", place_index: int = -1) -> None:
         """We, or the agent of that place on `host`, got a signal that asks for the end: the first time ranks have
         their grace, the second time they are killed. A scheduler that ends a job signals every agent and us, and
         perhaps an agent twice: that is the first time."""
@@ -427,9 +427,9 @@ class Head:
             return
         is_echo = number == state.stop_signal and time.monotonic() - self._stop_signal_s < _ECHO_S
         is_by_user = number in (SIGINT, SIGQUIT)
-        was_signalled_there = place in self._signalled and (place < 0 or state.node_list.engine == MANUAL)
+        was_signalled_there = place_index in self._signalled and (place_index < 0 or state.node_list.engine == MANUAL)
         if host or not is_echo or is_by_user:
-            self._signalled.add(place)
+            self._signalled.add(place_index)
         if is_echo and not is_by_user:
             return
         name, where = signal_name(number), f" on {host}" if host else ""

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
         def on_stop_signal(self, agent: RemoteAgent, number: int) -> bool: ...
         def on_lost(self, agent: RemoteAgent, text: str) -> None: ...
         def on_ended(self, agent: RemoteAgent) -> None: ...
-        def on_cleared(self, agent: RemoteAgent) -> None: ...
+        def on_nothing_old_lives(self, agent: RemoteAgent) -> None: ...
         def on_refused(self, agent: RemoteAgent, text: str) -> None: ...
         def refuse(self, agent: RemoteAgent, text: str) -> None: ...
         def reach_again(self, agent: RemoteAgent) -> None: ...
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 HEARTBEATS = 3  # within --node_timeout, after which a silent node is lost
 _ABSENCE = 0.95  # of --node_timeout, since the last heartbeat; a node gives us up after all of it
 _LEASE_ABSENCE = 0.65  # of --node_timeout; a lease goes on for LEAST_LEASE of it at least
-_SPARE_S = 15.0  # beyond the graces: what a node may take to end
+_SLACK_S = 15.0  # beyond the graces: what a node may take to end
 
 
 class HeadState:
@@ -165,7 +165,7 @@ class HeadState:
         self.is_stopping = self.is_new_stop = True
         grace_s = self.options.signal_grace_s if by_signal else self.options.grace_s
         graces = 1 if by_signal else 2  # after a signal, ranks and strays share one
-        self.stop_end_s = time.monotonic() + graces * grace_s + _SPARE_S
+        self.stop_end_s = time.monotonic() + graces * grace_s + _SLACK_S
         self.agents.send_all(pack_json(protocol.STOP, {"signal": number, "by_signal": by_signal}), "running")
         if self.observers is not None:
             self.observers.stop()

@@ -14,7 +14,7 @@ from infini_run.multinode import protocol
 from infini_run.multinode.head_report import attempt_report
 from infini_run.multinode.membership_transitions import CHECK_OUT_S
 from infini_run.multinode.protocol import pack, pack_json
-from infini_run.multinode.world_changes import AT_ONCE_S, FENCE_S, GUARD_S, REDIAL_S, proves_clear
+from infini_run.multinode.world_changes import AT_ONCE_S, FENCE_S, GUARD_WAIT_S, REDIAL_S, proves_nothing_old_lives
 from infini_run.report.exit import name_processes
 from infini_run.report.text import signal_name
 
@@ -56,7 +56,7 @@ class IndependentNodes:
         self._let_others_start = let_others_start
         self._start_due_s: dict[RemoteAgent, float] = {}  # when its process starts
         self._check_due_s: dict[RemoteAgent, float] = {}  # when its node is checked again
-        self._unclear: set[RemoteAgent] = set()  # something there did not end by SIGKILL
+        self._something_old_lives: set[RemoteAgent] = set()  # something there did not end by SIGKILL
         self._redial_s = dict.fromkeys(range(len(state.agents.all)), REDIAL_S[0])
         self._started_s: dict[int, float] = {}  # when the process of a node has started last
         self._lost: dict[int, RemoteAgent] = {}  # the last one of each node
@@ -74,7 +74,7 @@ class IndependentNodes:
     def run_due(self, now_s: float) -> None:
         """Start the processes and the checks whose time has come."""
         for agent in self._state.agents.all:
-            if agent.state == "done" and agent not in self._start_due_s and agent not in self._unclear:
+            if agent.state == "done" and agent not in self._start_due_s and agent not in self._something_old_lives:
                 self._on_done(agent)
         if self._state.is_stopping:
             self._start_due_s.clear()
@@ -100,13 +100,13 @@ class IndependentNodes:
         """Its process has ended; with all that it had started, unless SIGKILL did not end something."""
         stuck = () if agent.report is None else agent.report.stuck
         if stuck:
-            self._unclear.add(agent)
+            self._something_old_lives.add(agent)
             text = f"{agent.title}: SIGKILL did not end process {name_processes(stuck)}"
             self._state.notice(f"{text}; its workers start nowhere until that has ended")
             return
-        self._on_clear(agent)
+        self._on_nothing_old_lives(agent)
 
-    def _on_clear(self, agent: RemoteAgent) -> None:
+    def _on_nothing_old_lives(self, agent: RemoteAgent) -> None:
         agent.fence_s = -_NEVER
         if not agent.is_leaving:
             self._start_due_s[agent] = time.monotonic() + self._back_off(agent.index)
@@ -136,14 +136,14 @@ class IndependentNodes:
     def _drop_plans(self, agent: RemoteAgent) -> None:
         self._start_due_s.pop(agent, None)
         self._check_due_s.pop(agent, None)
-        self._unclear.discard(agent)
+        self._something_old_lives.discard(agent)
 
     # ---- what happens to agents
 
     def on_ready(self, agent: RemoteAgent) -> None:
         """Its HELLO has come."""
         now_s, lost = time.monotonic(), self._lost.pop(agent.index, None)
-        if lost is not None and lost.fence_s > now_s and proves_clear(agent, lost, is_by_hand=False):
+        if lost is not None and lost.fence_s > now_s and proves_nothing_old_lives(agent, lost, is_by_hand=False):
             lost.fence_s = now_s
         if lost is not None or agent.index in self._refusals:
             self._state.notice(f"{agent.name} has joined")
@@ -195,16 +195,16 @@ class IndependentNodes:
     def on_ended(self, agent: RemoteAgent) -> None:
         """It is known now that the process of an agent that was lost has ended."""
         if agent is self._lost.get(agent.index):
-            agent.fence_s = min(agent.fence_s, time.monotonic() + GUARD_S)
+            agent.fence_s = min(agent.fence_s, time.monotonic() + GUARD_WAIT_S)
 
     def on_earlier_job(self, node_timeout_s: float) -> None:
         """No launcher that was started by hand joins such a job."""
 
-    def on_cleared(self, agent: RemoteAgent) -> None:
+    def on_nothing_old_lives(self, agent: RemoteAgent) -> None:
         """What SIGKILL did not end there has ended."""
-        if agent in self._unclear:
-            self._unclear.discard(agent)
-            self._on_clear(agent)
+        if agent in self._something_old_lives:
+            self._something_old_lives.discard(agent)
+            self._on_nothing_old_lives(agent)
 
     def on_refused(self, agent: RemoteAgent, text: str) -> None:
         """An agent cannot start its process: that is told, and it is asked again later."""

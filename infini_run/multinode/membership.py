@@ -140,14 +140,14 @@ class Began:
 class Joined:
     """An agent at this place is ready."""
 
-    place: int
+    place_index: int
 
 
 @record
 class Checked:
     """The check at a place has ended. reason: why it failed; empty: it has passed."""
 
-    place: int
+    place_index: int
     reason: str = ""
 
 
@@ -156,12 +156,12 @@ class Lost:
     """The agent of a place has gone, or is given up.
 
     Args:
-        place: which.
+        place_index: which.
         fence_s: until then its ranks may live.
         reason: a sentence; empty: a line has said it.
     """
 
-    place: int
+    place_index: int
     fence_s: float
     reason: str
 
@@ -170,7 +170,7 @@ class Lost:
 class Gone:
     """It is known now until when ranks may live at a place that was lost: earlier than was feared."""
 
-    place: int
+    place_index: int
     fence_s: float
 
 
@@ -178,7 +178,7 @@ class Gone:
 class Refused:
     """The agent of a place cannot run the ranks of the world that starts, and has gone; it would refuse again."""
 
-    place: int
+    place_index: int
     reason: str
 
 
@@ -186,7 +186,7 @@ class Refused:
 class Leaving:
     """The launcher of a place was told to stop by a signal there."""
 
-    place: int
+    place_index: int
     reason: str
 
 
@@ -194,7 +194,7 @@ class Leaving:
 class Failed:
     """A rank at this place was the first of the world to fail, and the others are being stopped."""
 
-    place: int
+    place_index: int
 
 
 @record
@@ -240,14 +240,14 @@ class Stop:
 class Check:
     """Check the node of a place."""
 
-    place: int
+    place_index: int
 
 
 @record
 class Dismiss:
     """Let the agent of a place go."""
 
-    place: int
+    place_index: int
     reason: str
 
 

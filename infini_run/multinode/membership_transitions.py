@@ -107,24 +107,24 @@ def _on_began(turn: _Turn, event: Began) -> None:
 
 
 def _on_joined(turn: _Turn, event: Joined) -> None:
-    if turn.m.places[event.place].state != "absent":
+    if turn.m.places[event.place_index].state != "absent":
         return
-    place = turn.m.places[event.place]
+    place = turn.m.places[event.place_index]
     if place.is_banned:
-        turn.set_place(event.place, state="out")
+        turn.set_place(event.place_index, state="out")
         why = f"its ranks were the first to fail in {attempts(place.failures)}" if place.failures else "it refused"
         turn.notice(f"{place.name} is back, and stays out: {why}")
         return
-    turn.set_place(event.place, state="joined", is_leaving=False)
+    turn.set_place(event.place_index, state="joined", is_leaving=False)
     if turn.m.phase == "running":
         turn.notice(f"{place.name} has joined as a spare")
 
 
 def _on_checked(turn: _Turn, event: Checked) -> None:
-    place = turn.m.places[event.place]
+    place = turn.m.places[event.place_index]
     if place.state != "checking":
         return
-    turn.set_place(event.place, checked_s=turn.now_s, state="out" if event.reason else "spare")
+    turn.set_place(event.place_index, checked_s=turn.now_s, state="out" if event.reason else "spare")
     if event.reason:
         turn.notice(f"{place.name} is left out: {event.reason}")
         failed = [at for at in turn.m.having("out") if not turn.m.places[at].is_banned]
@@ -134,16 +134,16 @@ def _on_checked(turn: _Turn, event: Checked) -> None:
 
 
 def _on_lost(turn: _Turn, event: Lost) -> None:
-    place = turn.m.places[event.place]
+    place = turn.m.places[event.place_index]
     was_in_world = place.state == "active"
     if place.state == "absent":
         return
     # what joined after the loss and ran nothing proves nothing about ranks of before
-    turn.set_place(event.place, state="absent", fence_s=event.fence_s if was_in_world else place.fence_s)
+    turn.set_place(event.place_index, state="absent", fence_s=event.fence_s if was_in_world else place.fence_s)
     if not was_in_world:
         turn.notice(f"{event.reason}; no rank runs there")
         return
-    turn.set(lost=(*turn.m.lost, event.place))
+    turn.set(lost=(*turn.m.lost, event.place_index))
     if turn.m.phase == "running":
         turn.set(phase="stopping", reason=event.reason)
         turn.actions.append(Stop(reason=event.reason))
@@ -155,16 +155,16 @@ def _on_lost(turn: _Turn, event: Lost) -> None:
 
 
 def _on_gone(turn: _Turn, event: Gone) -> None:
-    if turn.m.places[event.place].state == "absent":
-        turn.set_place(event.place, fence_s=min(turn.m.places[event.place].fence_s, event.fence_s))
+    if turn.m.places[event.place_index].state == "absent":
+        turn.set_place(event.place_index, fence_s=min(turn.m.places[event.place_index].fence_s, event.fence_s))
 
 
 def _on_refused(turn: _Turn, event: Refused) -> None:
-    place = turn.m.places[event.place]
+    place = turn.m.places[event.place_index]
     if place.state != "active":
         return
-    turn.set_place(event.place, state="absent", is_banned=True)
-    turn.set(lost=(*turn.m.lost, event.place), reason=turn.m.reason or event.reason)
+    turn.set_place(event.place_index, state="absent", is_banned=True)
+    turn.set(lost=(*turn.m.lost, event.place_index), reason=turn.m.reason or event.reason)
     if turn.m.phase == "running":
         turn.set(phase="stopping")
         turn.actions.append(Stop(reason=event.reason))
@@ -173,13 +173,13 @@ def _on_refused(turn: _Turn, event: Refused) -> None:
 
 
 def _on_leaving(turn: _Turn, event: Leaving) -> None:
-    if turn.m.places[event.place].state == "absent" or turn.m.places[event.place].is_leaving:
+    if turn.m.places[event.place_index].state == "absent" or turn.m.places[event.place_index].is_leaving:
         return
-    turn.set_place(event.place, is_leaving=True)
-    if turn.m.places[event.place].state != "active" or turn.m.phase != "running":
+    turn.set_place(event.place_index, is_leaving=True)
+    if turn.m.places[event.place_index].state != "active" or turn.m.phase != "running":
         turn.notice(event.reason)
-    if turn.m.places[event.place].state != "active":
-        _let_go(turn, event.place, event.reason)
+    if turn.m.places[event.place_index].state != "active":
+        _let_go(turn, event.place_index, event.reason)
     elif turn.m.phase == "running":
         turn.set(phase="stopping", reason=event.reason)
         turn.actions.append(Stop(reason=event.reason))
@@ -187,7 +187,7 @@ def _on_leaving(turn: _Turn, event: Leaving) -> None:
 
 def _on_failed(turn: _Turn, event: Failed) -> None:
     if turn.m.phase == "running":
-        turn.set(phase="stopping", failed=event.place)
+        turn.set(phase="stopping", failed=event.place_index)
 
 
 def _count_failure(turn: _Turn) -> None:
@@ -235,7 +235,7 @@ def _can_spare(turn: _Turn, at: int) -> bool:
 
 def _let_go(turn: _Turn, at: int, reason: str) -> None:
     turn.set_place(at, state="absent", is_leaving=False)
-    turn.actions.append(Dismiss(place=at, reason=reason))
+    turn.actions.append(Dismiss(place_index=at, reason=reason))
 
 
 def _on_time_passed(turn: _Turn, event: TimePassed) -> None:
@@ -264,7 +264,7 @@ def _check_due(turn: _Turn) -> None:
         return
     for at in m.having("checking"):
         if now_s >= m.places[at].check_end_s:
-            _on_checked(turn, Checked(place=at, reason=f"its check did not end within {rules.check_s:g} s"))
+            _on_checked(turn, Checked(place_index=at, reason=f"its check did not end within {rules.check_s:g} s"))
     m = turn.m
     for at, place in enumerate(m.places):
         if place.state == "joined" and m.phase != "stopping":
@@ -279,7 +279,7 @@ def _check_due(turn: _Turn) -> None:
         elif place.state != "out" or now_s < place.checked_s + CHECK_OUT_S:
             continue
         turn.set_place(at, state="checking", check_end_s=now_s + rules.check_s)
-        turn.actions.append(Check(place=at))
+        turn.actions.append(Check(place_index=at))
     if turn.m.phase == "gathering" and turn.m is not m:
         _gather(turn)
 

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from infini_run.multinode.head_state import HeadState
 
 FENCE_S = 1.0  # beyond --node_timeout: for clocks that differ in rate, and for the guard to end the ranks
-_CHECK_SPARE_S = 75.0  # beyond --node_check_timeout: for GPU memory that ranks give back, and to end the check
-GUARD_S = 1.0  # in which the guard of an agent that is known to have ended has ended its ranks
+_CHECK_SLACK_S = 75.0  # beyond --node_check_timeout: for GPU memory that ranks give back, and to end the check
+GUARD_WAIT_S = 1.0  # in which the guard of an agent that is known to have ended has ended its ranks
 REDIAL_S = (0.2, 60.0)  # between two commands for a node that was lost; doubled each time
 _KEPT_S = 3.0  # for a node that is well and was lost, as all are when the head was stopped: it asks every second
 AT_ONCE_S = 2.0  # launchers that are told to stop within this time are told for one reason
@@ -69,7 +69,7 @@ class WorldChanges:
             join_s=options.join_timeout_s,
             max_failures=options.max_node_failures,
             grows=options.on_join == "restart",
-            check_s=options.node_check_timeout_s + _CHECK_SPARE_S,
+            check_s=options.node_check_timeout_s + _CHECK_SLACK_S,
             has_check=state.has_check,
         )
         self._is_by_hand = state.node_list.engine == MANUAL
@@ -117,17 +117,17 @@ class WorldChanges:
         m = self._membership
         return (m.world, m.reason) if m.reason else self._last_end
 
-    def restart(self, world: int, place: int, due_s: float) -> None:
+    def restart(self, world: int, place_index: int, due_s: float) -> None:
         """End a world, because a worker of the program that owns this launch has failed; the next one follows.
 
         Args:
             world: its number; nothing happens if it is over.
-            place: of the node whose worker was the first to fail.
+            place_index: of the node whose worker was the first to fail.
             due_s: the next one starts not before (monotonic).
         """
         if world == self._membership.world and self.is_running and not self._state.is_unwanted:
             self._restart_due_s = due_s
-            self._handle(membership.Failed(place=place))
+            self._handle(membership.Failed(place_index=place_index))
             self._state.stop()
 
     def begin(self) -> None:
@@ -187,10 +187,10 @@ class WorldChanges:
         if (place.name, place.order) != (agent.name, order):
             self._membership = membership.rename(self._membership, at, agent.name, order)
         lost = self._fenced.get(at)
-        if lost is not None and proves_clear(agent, lost, is_by_hand=self._is_by_hand):
+        if lost is not None and proves_nothing_old_lives(agent, lost, is_by_hand=self._is_by_hand):
             del self._fenced[at]
-            self._handle(membership.Gone(place=at, fence_s=time.monotonic()))
-        self._handle(membership.Joined(place=at))
+            self._handle(membership.Gone(place_index=at, fence_s=time.monotonic()))
+        self._handle(membership.Joined(place_index=at))
 
     def on_earlier_job(self, node_timeout_s: float) -> None:
         """A launcher has met another head's job. That head had gone when we began, for we have its port; nodes
@@ -206,11 +206,11 @@ class WorldChanges:
 
     def on_checked(self, agent: RemoteAgent, reason: str) -> None:
         """The check of its node has ended; reason: why it failed, or ""."""
-        self._handle(membership.Checked(place=agent.index, reason=reason))
+        self._handle(membership.Checked(place_index=agent.index, reason=reason))
 
     def on_failed(self, agent: RemoteAgent) -> None:
         """A rank there was the first to fail."""
-        self._handle(membership.Failed(place=agent.index))
+        self._handle(membership.Failed(place_index=agent.index))
 
     def on_stop_signal(self, agent: RemoteAgent, number: int) -> bool:
         """The launcher of a node got a signal that asks for the end. Whether only that node is meant: if most get one
@@ -229,7 +229,7 @@ class WorldChanges:
             # its ranks have ended, and its launcher has; others may run on
             self._state.notice(text)
         else:
-            self._handle(membership.Leaving(place=agent.index, reason=text))
+            self._handle(membership.Leaving(place_index=agent.index, reason=text))
         return True
 
     def on_lost(self, agent: RemoteAgent, text: str) -> None:
@@ -237,21 +237,21 @@ class WorldChanges:
         fence_s = agent.last_received_s + self._state.options.node_timeout_s + FENCE_S
         if self._membership.places[agent.index].state == "active":
             self._fenced[agent.index] = agent
-        self._handle(membership.Lost(place=agent.index, fence_s=fence_s, reason=text))
+        self._handle(membership.Lost(place_index=agent.index, fence_s=fence_s, reason=text))
 
     def on_ended(self, agent: RemoteAgent) -> None:
         """It is known now that the process of an agent that was lost has ended. A newcomer's end tells nothing about
         the ranks of who was there before."""
         if self._fenced.get(agent.index) is agent:
             del self._fenced[agent.index]
-            self._handle(membership.Gone(place=agent.index, fence_s=time.monotonic() + GUARD_S))
+            self._handle(membership.Gone(place_index=agent.index, fence_s=time.monotonic() + GUARD_WAIT_S))
 
-    def on_cleared(self, agent: RemoteAgent) -> None:
+    def on_nothing_old_lives(self, agent: RemoteAgent) -> None:
         """What SIGKILL did not end there has ended; the job has ended for that reason."""
 
     def on_refused(self, agent: RemoteAgent, text: str) -> None:
         """An agent cannot start the ranks of the world that is starting."""
-        self._handle(membership.Refused(place=agent.index, reason=text))
+        self._handle(membership.Refused(place_index=agent.index, reason=text))
 
     def refuse(self, agent: RemoteAgent, text: str) -> None:
         """A node could not be reached, or refuses: say so, once for each reason."""
@@ -325,7 +325,7 @@ class WorldChanges:
         for agent in [agent for agent in state.agents.all if agent.state == "done"]:
             if agent.connection is None or agent.connection.has_ended:  # it went after its ranks had ended
                 reason = "" if agent.is_leaving else f"{agent.title} has gone"
-                self._handle(membership.Lost(place=agent.index, fence_s=-_NEVER, reason=reason))
+                self._handle(membership.Lost(place_index=agent.index, fence_s=-_NEVER, reason=reason))
                 state.agents.set_state(agent, "lost")
                 self._free_place(agent)
         self._handle(membership.Over(due_s=due_s))
@@ -373,11 +373,11 @@ class WorldChanges:
         self._state.stop()
 
     def _check(self, action: membership.Check) -> None:
-        self._state.agents.send(self._state.agents.all[action.place], pack(protocol.CHECK))
+        self._state.agents.send(self._state.agents.all[action.place_index], pack(protocol.CHECK))
 
     def _dismiss(self, action: membership.Dismiss) -> None:
-        agent = self._state.agents.all[action.place]
-        exit_code = self._exit_codes.pop(action.place, 1)
+        agent = self._state.agents.all[action.place_index]
+        exit_code = self._exit_codes.pop(action.place_index, 1)
         self._state.agents.send(agent, pack_json(protocol.GOODBYE, {"exit_code": exit_code}))
         self._state.agents.disconnect(agent)
         self._state.agents.set_state(agent, "lost")
@@ -392,7 +392,7 @@ class WorldChanges:
         self._state.fail(NodeLost(action.reason + (f"; {why}" if why else ""), "", -1))
 
 
-def proves_clear(agent: RemoteAgent, lost: RemoteAgent, *, is_by_hand: bool) -> bool:
+def proves_nothing_old_lives(agent: RemoteAgent, lost: RemoteAgent, *, is_by_hand: bool) -> bool:
     """Return whether the new agent of a place proves that no rank of the lost one lives: it sees the same processes
     and finds none, or the engine reaches that host by its name, and it has booted since."""
     boot, _, namespace = str(lost.hello["machine"]).partition(" ")

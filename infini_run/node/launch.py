@@ -34,7 +34,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from infini_run.core.group import Event, ProcessAtEntry
+    from infini_run.core.group import Event, ProcessState
     from infini_run.display.observers import Observers
     from infini_run.display.relay import ObserverRelay
     from infini_run.node.outcome import Outcome
@@ -76,7 +76,7 @@ class NodeLaunch:
         options: Options,
         *,
         environ: Mapping[str, str],
-        entry: ProcessAtEntry | None = None,
+        entry: ProcessState | None = None,
         cwd: str | None = None,
         print_line: Callable[[str], None] | None = None,
         heading: str = "",

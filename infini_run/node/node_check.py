@@ -22,7 +22,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from infini_run.core.group import Event, ProcessAtEntry
+    from infini_run.core.group import Event, ProcessState
 
 LEAST_FREE_BYTES = 100 << 20  # in the log directory: a share of a large file system would be terabytes
 _RELEASE_PART = 0.5  # of the timeout, in which the memory of ranks that were killed may be given back
@@ -57,7 +57,7 @@ class NodeCheck:
         timeout_s: float = 60.0,
         gpus: int = 0,
         log_dir: str = "",
-        entry: ProcessAtEntry | None = None,
+        entry: ProcessState | None = None,
     ) -> None:
         self._command = command
         self._environ = dict(environ)

@@ -19,10 +19,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from infini_run.core.group import Event, ProcessAtEntry
+    from infini_run.core.group import Event, ProcessState
 
 _ALL_SIGNALS = 2**64 - 1  # blocked until it reads them: as process 1 it would never see one that came before
-_SPARE_S = 15.0  # beyond the grace, which ranks and strays share: what the inner command may take for its own bounds
+_SLACK_S = 15.0  # beyond the grace, which ranks and strays share: what the inner command may take for its own bounds
 
 
 def open_suspend_pipe() -> tuple[int, int]:
@@ -45,7 +45,7 @@ def open_suspend_pipe() -> tuple[int, int]:
 def run_isolated(
     command: Sequence[str],
     environ: Mapping[str, str],
-    entry: ProcessAtEntry,
+    entry: ProcessState,
     *,
     grace_s: float,
     suspend_read_fd: int,
@@ -76,7 +76,7 @@ def run_isolated(
     group = Group(
         1,
         mark=os.fsencode(f"{MARKER_VARIABLE}={os.urandom(6).hex()}"),
-        grace_s=grace_s + _SPARE_S,
+        grace_s=grace_s + _SLACK_S,
         stop_signal=SIGTERM,
         stop_scope="leader",
         suspend_read_fd=suspend_read_fd,

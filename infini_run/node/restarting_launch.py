@@ -22,7 +22,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from infini_run.core.group import ProcessAtEntry
+    from infini_run.core.group import ProcessState
     from infini_run.display.observers import Observers
     from infini_run.node.outcome import Outcome
     from infini_run.options.options import Options
@@ -50,7 +50,7 @@ class RestartingLaunch:
         options: Options,
         *,
         environ: Mapping[str, str],
-        entry: ProcessAtEntry | None = None,
+        entry: ProcessState | None = None,
         cwd: str | None = None,
         print_line: Callable[[str], None] | None = None,
         observers: Observers | None = None,

@@ -18,7 +18,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from infini_run.core.group import ProcessAtEntry
+    from infini_run.core.group import ProcessState
 
 LIMIT_S = 10.0  # for all of them
 _MAX_CONCURRENT = 4
@@ -53,7 +53,7 @@ class StackDumps:
         pids: Sequence[int],
         *,
         ranks: Group,
-        entry: ProcessAtEntry | None,
+        entry: ProcessState | None,
         environ: Mapping[str, str],
         now_s: float,
     ) -> None:
@@ -129,7 +129,7 @@ class StackDumps:
 class _PySpyRun:
     """One py-spy, which writes into a file without a name (memfd_create(2))."""
 
-    def __init__(self, program: str, pid: int, entry: ProcessAtEntry | None, environ: Mapping[str, str]) -> None:
+    def __init__(self, program: str, pid: int, entry: ProcessState | None, environ: Mapping[str, str]) -> None:
         self.pid = 0
         self.failure = ""
         marker = f"{MARKER_VARIABLE}=pyspy-{os.urandom(6).hex()}"

@@ -18,7 +18,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from infini_run.core.group import Group, ProcessAtEntry
+    from infini_run.core.group import Group, ProcessState
     from infini_run.system.procfs import ProcessTable
 
 _MAX_RANKS = 256  # those that hang first
@@ -62,7 +62,7 @@ class SnapshotCollector:
         table: ProcessTable,
         *,
         group: Group,
-        entry: ProcessAtEntry | None,
+        entry: ProcessState | None,
         environ: Mapping[str, str],
         folder: str,
     ) -> None:

@@ -20,7 +20,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from infini_run.core.group import Group, ProcessAtEntry
+    from infini_run.core.group import Group, ProcessState
     from infini_run.options.options import Options
     from infini_run.plan.model import Plan, Worker
     from infini_run.report.hang_snapshot import HangSnapshot
@@ -77,7 +77,7 @@ class Watchdog:
         options: Options,
         group: Group,
         *,
-        entry: ProcessAtEntry | None,
+        entry: ProcessState | None,
         environ: Mapping[str, str],
     ) -> None:
         self._plan = plan

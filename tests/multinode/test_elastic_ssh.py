@@ -132,8 +132,8 @@ def test_a_spare_takes_the_place_of_a_node_whose_agent_was_killed(many, bell):
 
 
 def test_a_host_is_reached_again_at_once_for_its_answer_is_what_the_next_world_waits_for(many, bell):
-    """Without an answer it waits for GUARD_S, which is longer here than any test waits, as --node_timeout is."""
-    waits = "import runpy, sys; from infini_run.multinode import world_changes; world_changes.GUARD_S = 1000.0; "
+    """Without an answer it waits for GUARD_WAIT_S, which is longer here than any test waits, as --node_timeout is."""
+    waits = "import runpy, sys; from infini_run.multinode import world_changes; world_changes.GUARD_WAIT_S = 1000.0; "
     waits += "sys.argv[:] = sys.argv[sys.argv.index('infini_run'):]; "
     waits += "runpy.run_module('infini_run', run_name='__main__', alter_sys=True)"
     flags = ("--spares=1", "--grace=2", "--node_timeout=1000", *ring(bell))

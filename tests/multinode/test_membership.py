@@ -40,9 +40,9 @@ class Job:
                 assert before.phase == "running"
                 self.is_stopped = True
             elif isinstance(action, m.Check):
-                self.checking.add(action.place)
+                self.checking.add(action.place_index)
             elif isinstance(action, m.Dismiss):
-                self.dismissed.append(action.place)
+                self.dismissed.append(action.place_index)
             elif isinstance(action, m.Notice):
                 self.said.append(action.text)
             elif isinstance(action, m.End):
@@ -63,12 +63,12 @@ class Job:
 
     def join(self, *places):
         for at in places:
-            self.handle(m.Joined(place=at))
+            self.handle(m.Joined(place_index=at))
 
     def lose(self, at, lease_s=11.0):
         if self.state.places[at].state == "active":
             self.alive_until[at] = self.now_s + lease_s
-        self.handle(m.Lost(place=at, fence_s=self.now_s + lease_s, reason=f"host{at} was lost"))
+        self.handle(m.Lost(place_index=at, fence_s=self.now_s + lease_s, reason=f"host{at} was lost"))
 
     def stop_others(self, due_s=-NEVER):
         """The ranks that were told to end have ended."""
@@ -130,7 +130,7 @@ def test_a_lost_node_that_is_known_to_be_dead_is_not_waited_for():
     job.lose(1)
     job.stop_others()
     job.alive_until.clear()
-    job.handle(m.Gone(place=1, fence_s=job.now_s))
+    job.handle(m.Gone(place_index=1, fence_s=job.now_s))
     assert job.worlds[1] == (0, 3, 2)
 
 
@@ -144,7 +144,7 @@ def test_ranks_of_a_node_that_was_lost_are_waited_for_though_a_newcomer_there_go
     if goes == "lost":
         job.lose(1, lease_s=0)
     else:
-        job.handle(m.Leaving(place=1, reason="told to stop"))
+        job.handle(m.Leaving(place_index=1, reason="told to stop"))
     assert len(job.worlds) == 1
     job.wait(10.9)
     assert len(job.worlds) == 1
@@ -229,7 +229,7 @@ def test_a_further_loss_while_ranks_stop_is_part_of_the_same_change():
 def test_a_failed_rank_waits_for_its_delay_and_keeps_the_places():
     job = Job()
     job.join(0, 1, 2, 3)
-    job.handle(m.Failed(place=1))
+    job.handle(m.Failed(place_index=1))
     job.stop_others(due_s=job.now_s + 2)
     assert len(job.worlds) == 1
     job.wait()
@@ -242,7 +242,7 @@ def test_a_rank_that_failed_because_a_node_was_lost_is_nobodys_fault():
     job = Job()
     job.join(0, 1, 2, 3)
     for lost in (2, 1):
-        job.handle(m.Failed(place=0))
+        job.handle(m.Failed(place_index=0))
         job.lose(lost, lease_s=1)
         assert job.state.reason == f"host{lost} was lost"
         job.stop_others()
@@ -256,7 +256,7 @@ def test_a_node_that_fails_first_twice_is_left_out_if_enough_others_are_there():
     job = Job()
     job.join(0, 1, 2, 3)
     for _ in range(2):
-        job.handle(m.Failed(place=1))
+        job.handle(m.Failed(place_index=1))
         job.stop_others()
     assert job.worlds[-1] == (0, 3, 2)
     assert "host1 is left out: its ranks were the first to fail in 2 attempts" in job.said
@@ -269,7 +269,7 @@ def test_a_node_is_in_again_if_the_failure_follows_the_rank():
     job = Job()
     job.join(0, 1, 2, 3)
     for _ in range(3):
-        job.handle(m.Failed(place=job.worlds[-1][1]))
+        job.handle(m.Failed(place_index=job.worlds[-1][1]))
         job.stop_others()
     assert not job.state.places[1].is_banned
     assert job.said[-1] == "host1 may be in again: node 1 is the first to fail on host3, too"
@@ -279,7 +279,7 @@ def test_a_node_that_fails_often_stays_if_nobody_can_take_its_place():
     job = Job(places=3)
     job.join(0, 1, 2)
     for _ in range(4):
-        job.handle(m.Failed(place=1))
+        job.handle(m.Failed(place_index=1))
         job.stop_others()
     assert job.worlds[-1] == (0, 1, 2)
 
@@ -289,7 +289,7 @@ def test_the_node_of_the_head_is_not_left_out_for_its_failures():
     job = Job(needed=0)
     job.join(0, 1, 2, 3)
     for _ in range(4):
-        job.handle(m.Failed(place=0))
+        job.handle(m.Failed(place_index=0))
         job.stop_others()
     assert job.worlds[-1] == (0, 1, 2)
     assert len(job.worlds) == 5
@@ -299,7 +299,7 @@ def test_a_node_that_cannot_run_its_ranks_is_replaced_and_stays_out():
     """It would refuse again, and a lost node costs no restart."""
     job = Job()
     job.join(0, 1, 2, 3)
-    job.handle(m.Refused(place=1, reason="host1 cannot run its ranks"))
+    job.handle(m.Refused(place_index=1, reason="host1 cannot run its ranks"))
     assert job.is_stopped
     job.join(1)
     assert job.state.places[1].state == "out"
@@ -311,19 +311,19 @@ def test_a_check_that_nobody_ends_is_one_that_failed():
     job = Job(rules=Rules(least=3, most=3, has_check=True, check_s=30))
     job.join(0, 1, 2, 3)
     for at in (0, 2, 3):
-        job.handle(m.Checked(place=at))
+        job.handle(m.Checked(place_index=at))
     assert job.worlds == []
     job.wait()
     job.wait()
     assert job.worlds == [(0, 2, 3)]
-    job.handle(m.Checked(place=1))
+    job.handle(m.Checked(place_index=1))
     assert job.state.places[1].state in ("out", "checking")
 
 
 def test_a_node_that_is_told_to_stop_leaves_and_the_others_go_on():
     job = Job()
     job.join(0, 1, 2, 3)
-    job.handle(m.Leaving(place=2, reason="told SIGTERM there"))
+    job.handle(m.Leaving(place_index=2, reason="told SIGTERM there"))
     assert job.is_stopped
     job.stop_others()
     assert job.worlds[1] == (0, 1, 3)
@@ -333,7 +333,7 @@ def test_a_node_that_is_told_to_stop_leaves_and_the_others_go_on():
 def test_a_spare_that_is_told_to_stop_just_leaves():
     job = Job()
     job.join(0, 1, 2, 3)
-    job.handle(m.Leaving(place=3, reason="told SIGTERM there"))
+    job.handle(m.Leaving(place_index=3, reason="told SIGTERM there"))
     assert not job.is_stopped
     assert job.dismissed == [3]
 
@@ -358,16 +358,16 @@ def test_nodes_are_checked_when_they_join_before_each_world_and_while_they_wait(
     job.join(0, 1, 2, 3)
     assert job.worlds == []
     for at in (0, 1, 2, 3):
-        job.handle(m.Checked(place=at))
+        job.handle(m.Checked(place_index=at))
     assert job.worlds == [(0, 1, 2)]
     job.checking.clear()
     job.wait()
     assert job.now_s == 100 + t.CHECK_AGAIN_S
     assert job.checking == {3}
-    job.handle(m.Checked(place=3, reason="check ended with 3: no GPU"))
+    job.handle(m.Checked(place_index=3, reason="check ended with 3: no GPU"))
     assert job.said[-1] == "host3 is left out: check ended with 3: no GPU"
     job.checking.clear()
-    job.handle(m.Failed(place=0))
+    job.handle(m.Failed(place_index=0))
     job.stop_others()
     assert job.checking == {0, 1, 2}
 
@@ -379,8 +379,8 @@ def test_checks_that_run_are_waited_for_beyond_the_join_timeout():
     job.now_s += 70
     job.handle(m.TimePassed())
     assert not job.ended
-    job.handle(m.Checked(place=0))
-    job.handle(m.Checked(place=1, reason="no GPU"))
+    job.handle(m.Checked(place_index=0))
+    job.handle(m.Checked(place_index=1, reason="no GPU"))
     assert job.ended == "2 of at least 3 nodes are here after 60 s (--join_timeout); missing: host1, host3"
 
 
@@ -388,7 +388,7 @@ def test_a_check_that_fails_on_most_nodes_ends_the_job():
     job = Job(rules=Rules(least=3, most=3, has_check=True))
     job.join(0, 1, 2, 3)
     for at in (0, 1, 2):
-        job.handle(m.Checked(place=at, reason="no such program"))
+        job.handle(m.Checked(place_index=at, reason="no such program"))
     assert job.ended == "the check of 3 of 4 nodes failed: it may be the check; no such program"
 
 
@@ -445,7 +445,7 @@ def test_whatever_happens_no_two_worlds_live_and_every_wait_has_a_bound(
     job.join(*range(here))
     for at in sorted(job.checking):
         job.checking.discard(at)
-        job.handle(m.Checked(place=at))
+        job.handle(m.Checked(place_index=at))
     if job.state.phase == "gathering":
         job.wait()
     for kind, at, seconds in events:
@@ -464,19 +464,19 @@ def happen(job, kind, at, seconds):
     elif kind == "lose":
         job.lose(at, lease_s=seconds)
     elif kind == "fail" and place.state == "active":
-        job.handle(m.Failed(place=at))
+        job.handle(m.Failed(place_index=at))
     elif kind == "over" and job.state.phase == "stopping":
         job.stop_others(due_s=job.now_s + seconds)
     elif kind == "wait":
         job.wait(seconds)
     elif kind in ("check", "refuse") and at in job.checking:
         job.checking.discard(at)
-        job.handle(m.Checked(place=at, reason="bad" if kind == "refuse" else ""))
+        job.handle(m.Checked(place_index=at, reason="bad" if kind == "refuse" else ""))
     elif kind == "leave":
-        job.handle(m.Leaving(place=at, reason="told to stop"))
+        job.handle(m.Leaving(place_index=at, reason="told to stop"))
     elif kind == "gone":
         job.alive_until.pop(at, None)
-        job.handle(m.Gone(place=at, fence_s=job.now_s))
+        job.handle(m.Gone(place_index=at, fence_s=job.now_s))
 
 
 def settle(job):
@@ -485,7 +485,7 @@ def settle(job):
     while not job.ended and job.now_s <= end_s:
         for at in sorted(job.checking):
             job.checking.discard(at)
-            job.handle(m.Checked(place=at))
+            job.handle(m.Checked(place_index=at))
         if job.state.phase == "running":
             return
         if job.state.phase == "stopping":
