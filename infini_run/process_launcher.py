@@ -13,8 +13,8 @@ from _thread import RLock
 from warnings import warn
 
 from infini_run.errors import InfiniRunError, UsageError
-from infini_run.node.followed_launch import FollowedLaunch
 from infini_run.node.launch import NodeLaunch, plan_node
+from infini_run.node.shared_follower import SharedFollower
 from infini_run.number_arguments import read_wait
 from infini_run.options.from_python import (
     check_command,
@@ -97,7 +97,7 @@ class ProcessLauncher:
             self._environ = prepare_environment(request.cluster, self._options, self._environ)
             if request.cluster.counts:
                 self._span = spans_of(request.cluster.counts)[self._options.node_rank]
-        self._launch: FollowedLaunch | None = None
+        self._launch: SharedFollower | None = None
         # for after_fork_in_child, if another thread forks meanwhile
         self._starting: NodeLaunch | RestartingLaunch | None = None
         self._observers: Observers | None = None
@@ -137,7 +137,7 @@ class ProcessLauncher:
                     warn(notice, RuntimeWarning, stacklevel=2)
                 run = self._starting = self._make_run(plan, options, observers)
                 run.start()
-                self._launch, self._observers = FollowedLaunch(run), observers
+                self._launch, self._observers = SharedFollower(run), observers
             except BaseException:  # KeyboardInterrupt may come between any two steps
                 if run is not None:
                     run.close()
@@ -317,7 +317,7 @@ class ProcessLauncher:
             if problem:
                 self._launched().run.outcome.add_notice(problem)
 
-    def _launched(self) -> FollowedLaunch:
+    def _launched(self) -> SharedFollower:
         if self._launch is None and self._has_parents_launch:
             raise InfiniRunError(stayed_with_parent("this ProcessLauncher's launch"))
         if self._launch is None:

@@ -25,9 +25,9 @@ def make_spawner(
     if isinstance(preload, str):
         raise UsageError(f"preload={preload!r}: give a list of modules, [{preload!r}]")
     if hosts and goes_on_without_host(given):
-        from infini_run.crews.moving_spawner import MovingSpawner
+        from infini_run.crews.moving_spawner import FailoverSpawner
 
-        return MovingSpawner(hosts, nproc=count, preload=preload, **given)
+        return FailoverSpawner(hosts, nproc=count, preload=preload, **given)
     if hosts:
         from infini_run.crews.remote_spawner import RemoteSpawner
 
@@ -51,12 +51,12 @@ def make_supervisor(spawner: Spawner, hosts: Sequence[str], *given: Any, **more:
     """Return the supervisor of a crew. hosts: where its workers run; none: on this machine. given, more: the other
     arguments of a CrewSupervisor."""
     if hosts:
-        from infini_run.crews.moving_spawner import MovingSpawner
+        from infini_run.crews.moving_spawner import FailoverSpawner
 
-        if isinstance(spawner, MovingSpawner):
-            from infini_run.crews.moving_crew import MovingCrew
+        if isinstance(spawner, FailoverSpawner):
+            from infini_run.crews.moving_crew import FailoverCrewSupervisor
 
-            return MovingCrew(spawner, *given, **more)
+            return FailoverCrewSupervisor(spawner, *given, **more)
     return CrewSupervisor(spawner, *given, **more)
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-class ElasticLaunch(LaunchSupervisor):
+class FailoverLaunchSupervisor(LaunchSupervisor):
     """Arguments are those of a LaunchSupervisor, and:
 
     Args:

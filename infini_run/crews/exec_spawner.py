@@ -103,7 +103,7 @@ class ExecSpawner:
         self._span: RankRange | None = None
         self._within = ""
 
-    def join(
+    def become_node(
         self, node: int, nnodes: int, host: str, span: RankRange, rendezvous: tuple[str, int], within: str = ""
     ) -> None:
         """Be one node of several: ranks that are started from now on are a part of their world.

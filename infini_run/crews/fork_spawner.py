@@ -13,7 +13,7 @@ from warnings import warn
 from infini_run.crews.callables import path_of_workers
 from infini_run.crews.exec_spawner import ExecSpawner
 from infini_run.crews.worker_group import ExecProcess, WorkerGroup
-from infini_run.crews.zygote_client import CannotFork, ReadsRank, ZygoteLaunch, ZygoteProcess
+from infini_run.crews.zygote_client import CannotFork, ReadsRank, ZygoteProcess, ZygoteProxy
 from infini_run.errors import UsageError
 from infini_run.record import replace
 from infini_run.value_types import MARKER_VARIABLE
@@ -147,8 +147,8 @@ class _ForkGroup(WorkerGroup):
     def _make_run(
         self, plan: Plan, options: Options, environ: Mapping[str, str], cwd: str | None, stdins: Mapping[int, int]
     ) -> Run:
-        return ZygoteLaunch(self._zygote, plan, options, environ, cwd, stdins)
+        return ZygoteProxy(self._zygote, plan, options, environ, cwd, stdins)
 
     def last_output(self, rank: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        assert isinstance(self.run, ZygoteLaunch)
+        assert isinstance(self.run, ZygoteProxy)
         return self.run.last_output(rank)

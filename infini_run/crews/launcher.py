@@ -264,9 +264,9 @@ class Launcher:
             from infini_run.crews.remote_spawner import RemoteSpawner
 
             if isinstance(spawner, RemoteSpawner) and spawner.is_elastic:
-                from infini_run.crews.elastic_launch import ElasticLaunch
+                from infini_run.crews.elastic_launch import FailoverLaunchSupervisor
 
-                return ElasticLaunch(spawner, *launch, owns_worlds=self._owns_nodes, **given)
+                return FailoverLaunchSupervisor(spawner, *launch, owns_worlds=self._owns_nodes, **given)
         return LaunchSupervisor(spawner, *launch, **given)
 
     def _pack(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Body:

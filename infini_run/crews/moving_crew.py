@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 
 from infini_run.crews.crew_supervisor import CrewSupervisor, PendingRestart
-from infini_run.crews.moving_spawner import MovingSpawner
+from infini_run.crews.moving_spawner import FailoverSpawner
 from infini_run.crews.remote_process import RemoteWorkerProcess
 from infini_run.errors import InfiniRunError, NodeLost
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 _NEVER = float("inf")
 
 
-class MovingCrew(CrewSupervisor):
+class FailoverCrewSupervisor(CrewSupervisor):
     """Arguments as for a CrewSupervisor. spawner: knows the hosts."""
 
-    def __init__(self, spawner: MovingSpawner, *given: Any, **more: Any) -> None:
+    def __init__(self, spawner: FailoverSpawner, *given: Any, **more: Any) -> None:
         self._hosts = spawner
         self._losses: dict[RemoteNode, float | None] = {}  # what each has cost: how long to wait; None: too much
         self._wait_ends: dict[PendingRestart, float] = {}  # when it has waited for a host for too long
@@ -59,7 +59,7 @@ class MovingCrew(CrewSupervisor):
         waiting = [
             pending
             for pending in self._restarts
-            if super(MovingCrew, self)._can_start(pending) and self._start_due_s(pending) == _NEVER
+            if super(FailoverCrewSupervisor, self)._can_start(pending) and self._start_due_s(pending) == _NEVER
         ]
         error = self._hosts.end_error if waiting else None
         if error is not None:
@@ -81,7 +81,7 @@ class MovingCrew(CrewSupervisor):
             super()._on_start_failed(pending, error)
 
     def _due_s(self) -> float | None:
-        settled = [each for each in self._restarts if super(MovingCrew, self)._can_start(each)]
+        settled = [each for each in self._restarts if super(FailoverCrewSupervisor, self)._can_start(each)]
         dues = [max(each.due_s, self._start_due_s(each)) for each in settled]
         dues += self._wait_ends.values()
         due_s = min((due for due in dues if due != _NEVER), default=None)

@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-    from infini_run.crews.node_link import NodeLink
+    from infini_run.crews.node_link import NodesThread
     from infini_run.crews.remote_node import RemoteNode
     from infini_run.errors import InfiniRunError
 
 _NEVER = float("inf")
 
 
-class MovingSpawner(RemoteSpawner):
+class FailoverSpawner(RemoteSpawner):
     """Arguments as for a RemoteSpawner, with `spares` or a range of `nnodes`."""
 
     is_independent = True
@@ -46,7 +46,7 @@ class MovingSpawner(RemoteSpawner):
         """How long workers wait for a host, in seconds."""
         return self._options.join_timeout_s
 
-    def _wait_for_nodes(self, link: NodeLink) -> None:
+    def _wait_for_nodes(self, link: NodesThread) -> None:
         """Wait once for as many hosts as there are, for those that may be missing not longer than join_window."""
         if not self._hosts:
             try:
@@ -55,7 +55,7 @@ class MovingSpawner(RemoteSpawner):
                 self.close()
                 raise
 
-    def _choose_hosts(self, link: NodeLink) -> list[RemoteNode]:
+    def _choose_hosts(self, link: NodesThread) -> list[RemoteNode]:
         """Return the host of each block, as soon as there are enough."""
         options, total = self._options, len(self._nprocs)
         link.wait(lambda: len(_up(link)) >= options.least_nodes or _is_hopeless(link), options.join_timeout_s)
@@ -137,10 +137,10 @@ def _is_well(node: RemoteNode) -> bool:
     return bool(node.nproc) and node.problem is None and not node.peer.is_leaving
 
 
-def _up(link: NodeLink) -> list[RemoteNode]:
+def _up(link: NodesThread) -> list[RemoteNode]:
     return [node for node in link.world.nodes if _is_well(node)]
 
 
-def _is_hopeless(link: NodeLink) -> bool:
+def _is_hopeless(link: NodesThread) -> bool:
     """Whether workers will never be started."""
     return link.is_over or link.refusal is not None

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from infini_run.options.options import Options
 
 
-class NodeLink:
+class NodesThread:
     """The nodes, their head, and the thread that polls it.
 
     A job that goes on when it loses a node (Options.is_elastic) has one world after the other: each begins with a new

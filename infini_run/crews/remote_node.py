@@ -1,4 +1,4 @@
-"""A node with a spawn server, as the NodeLink knows it: its workers, their streams, and what it has said."""
+"""A node with a spawn server, as the NodesThread knows it: its workers, their streams, and what it has said."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from infini_run.system.poller import Poller
 
     class RemoteWorker(Protocol):
-        """A worker, as the NodeLink knows it. `note` is called in its thread."""
+        """A worker, as the NodesThread knows it. `note` is called in its thread."""
 
         number: int
         node: RemoteNode

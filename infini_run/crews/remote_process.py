@@ -1,7 +1,7 @@
 """A worker's process on another host, as a WorkerProcess and a ProcessGroup of its own (spawner.py).
 
 Its channel is a socket of this process, whose other end is a stream of the multiplexer to its node. The thread of the
-NodeLink notes what happens to it (`note`), and `poll` takes that in.
+NodesThread notes what happens to it (`note`), and `poll` takes that in.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
-    from infini_run.crews.node_link import NodeLink
+    from infini_run.crews.node_link import NodesThread
     from infini_run.crews.remote_node import RemoteNode
     from infini_run.errors import InfiniRunError
     from infini_run.system.poller import Poller
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 class RemoteWorkerProcess:
     """A process of a RemoteSpawner. number: its identity on both sides of the link."""
 
-    def __init__(self, link: NodeLink, node: RemoteNode, number: int, rank: int, local_rank: int) -> None:
+    def __init__(self, link: NodesThread, node: RemoteNode, number: int, rank: int, local_rank: int) -> None:
         self._link = link
         self.node = node
         self.number = number
@@ -46,7 +46,7 @@ class RemoteWorkerProcess:
         self._problem: InfiniRunError | None = None
         self.ended = False
         self.stuck = ""
-        self._has_ended_there = False  # as the NodeLink knows
+        self._has_ended_there = False  # as the NodesThread knows
         self._stuck_end: bool | None = True  # as for `on_end` of `watch_stuck`; None: it has not come
         self._on_stuck_end: Callable[[bool], None] | None = None
         self._lock = RLock()  # for these two, which both threads use

@@ -1,9 +1,9 @@
 """Workers on other hosts: a Spawner, and WorkerProcesses (spawner.py).
 
-The head reaches each host, and its agent runs one spawn server there; the NodeLink's thread holds the streams. A
+The head reaches each host, and its agent runs one spawn server there; the NodesThread's thread holds the streams. A
 channel is a socket here, as on one machine; its messages, and then its end, come from the spawn server. A node
 that is lost ends all others: a launch raises NodeLost, a crew fails with it. With `nnodes=(MIN, MAX)` or `spares=`
-another world follows (NodeLink), in which workers can be started again.
+another world follows (NodesThread), in which workers can be started again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from itertools import accumulate
 from infini_run.channel.encoder import bytes_frame, in_pieces
 from infini_run.core.group import forking
 from infini_run.crews.callables import path_of_workers
-from infini_run.crews.node_link import NodeLink
+from infini_run.crews.node_link import NodesThread
 from infini_run.crews.remote_process import RemoteWorkerProcess
 from infini_run.crews.stream_multiplexer import LARGEST
 from infini_run.crews.targets import check_elastic, plain_flag, reaches, read_counts, resolve_hosts_and_engine
@@ -96,7 +96,7 @@ class RemoteSpawner:
             "flags": self._flags,
         }
         self._lock = RLock()
-        self._link: NodeLink | None = None
+        self._link: NodesThread | None = None
         self.watchers: set[Callable[[], None]] = set()  # called when a world has come or gone
         self._numbers = 0  # given to processes, broadcasts and questions
         self._rendezvous = ("", 0)
@@ -104,7 +104,7 @@ class RemoteSpawner:
 
     # ---- the nodes
 
-    is_independent = False  # as for a NodeLink
+    is_independent = False  # as for a NodesThread
 
     @property
     def is_elastic(self) -> bool:
@@ -119,7 +119,7 @@ class RemoteSpawner:
                 raise UsageError("this was closed: no worker can be started by it any more")
             if self._link is None:
                 with forking:  # a child that is forked meanwhile lets go of it, or has nothing of it
-                    self._link = NodeLink(
+                    self._link = NodesThread(
                         self._options,
                         self._node_list,
                         self._cwd,
@@ -132,13 +132,13 @@ class RemoteSpawner:
                 self._link.start()
             self._wait_for_nodes(self._link)
 
-    def _wait_for_nodes(self, link: NodeLink) -> None:
+    def _wait_for_nodes(self, link: NodesThread) -> None:
         """Wait until workers can be started. Raises what `open` does."""
         link.wait(lambda: link.world.is_up or self._has_problem(link))
         if link.is_over or self._has_problem(link):
             raise link.refusal or link.error()
 
-    def _has_problem(self, link: NodeLink) -> bool:
+    def _has_problem(self, link: NodesThread) -> bool:
         """Whether no world will be up: none follows one that is not."""
         if self.is_elastic:
             return link.refusal is not None
@@ -181,11 +181,11 @@ class RemoteSpawner:
         return world if world.number > number and world.is_up and not link.why_ended(world.number) else None
 
     def why_ended(self, world: int) -> str:
-        """As NodeLink.why_ended."""
+        """As NodesThread.why_ended."""
         return "" if self._link is None else self._link.why_ended(world)
 
     def begin_next_world(self, world: int, place_index: int, due_s: float) -> None:
-        """As NodeLink.begin_next_world."""
+        """As NodesThread.begin_next_world."""
         if self._link is not None:
             self._link.begin_next_world(world, place_index, due_s)
 

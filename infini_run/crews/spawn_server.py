@@ -1,6 +1,6 @@
 """The spawn server of a node: it starts the workers of a launcher on another host, and passes on their messages.
 
-Its agent runs it, one on each node; its descriptor 0 is the connection to the NodeLink on the other side
+Its agent runs it, one on each node; its descriptor 0 is the connection to the NodesThread on the other side
 (stream_multiplexer.py). Workers' messages are passed on as bytes, their output goes the way of any rank's. When the
 stream ends, or the agent says so by a signal, everything here ends; when it is killed itself, its guard ends its
 workers.
@@ -65,7 +65,7 @@ class HostedWorker:
 
 
 class SpawnServer:
-    """stream: the connection to the agent, and by it to the NodeLink."""
+    """stream: the connection to the agent, and by it to the NodesThread."""
 
     def __init__(self, stream: socket.socket) -> None:
         stream.setblocking(False)
@@ -130,7 +130,7 @@ class SpawnServer:
     def _send_control(self, kind: str, /, **value: object) -> None:
         self._streams.send_control({kind: value})
 
-    # ---- control messages of the NodeLink
+    # ---- control messages of the NodesThread
 
     def _on_control(self, message: dict[str, Any]) -> None:
         kind, value = message.popitem()
@@ -187,7 +187,7 @@ class SpawnServer:
                 raise StartError("this node is being stopped", "starting", 125)
             rendezvous = str(asked["address"]), int(asked["port"])
             within = os.environ.get(MARKER_VARIABLE, "")
-            self._spawner.join(asked["node"], asked["nnodes"], asked["host"], span, rendezvous, within)
+            self._spawner.become_node(asked["node"], asked["nnodes"], asked["host"], span, rendezvous, within)
             processes = self._spawner.start(list(numbers), asked["restarts"], separate_groups=asked["apart"])
         except InfiniRunError as error:
             answer = _error_fields(error)

@@ -1,4 +1,4 @@
-"""A zygote, seen from the launcher: its process (ZygoteProcess), and one set of workers in it (ZygoteLaunch).
+"""A zygote, seen from the launcher: its process (ZygoteProcess), and one set of workers in it (ZygoteProxy).
 
 The zygote is a process like any other of the launcher's, with a guard and a launch marker. Each set of workers is a
 NodeLaunch inside it, whose events come over a socket of its own.
@@ -143,7 +143,7 @@ def _zygote_plan(environ: Mapping[str, str]) -> tuple[Plan, Options]:
     return plan, request.options
 
 
-class ZygoteLaunch:
+class ZygoteProxy:
     """A NodeLaunch inside a zygote, with the same methods."""
 
     def __init__(

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import infini_run as ir
-from infini_run.crews.moving_spawner import MovingSpawner
+from infini_run.crews.moving_spawner import FailoverSpawner
 from tests.support.command import Command
 from tests.support.hosts import Bed, agents, ssh_to
 from tests.support.processes import GUARD, OURS, marked, processes
@@ -300,7 +300,7 @@ def test_workers_of_a_host_that_was_lost_just_now_do_not_start_yet(bed, suspende
     """Their supervisor may have looked at its fence before."""
     names = ["host1", "host2", "host3"]
     reach = {"engine": "ssh", "ssh_config": str(bed.config)}
-    spawner = MovingSpawner(names, nproc=1, spares=1, node_timeout=4, grace=1, **reach)
+    spawner = FailoverSpawner(names, nproc=1, spares=1, node_timeout=4, grace=1, **reach)
     try:
         processes = spawner.start([0, 1])
         suspended(agent_on("host2"))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from infini_run.node.restarting_launch import RestartingLaunch
 
 
-class FollowedLaunch:
+class SharedFollower:
     """A launch whose events are kept until `events` returns them, whichever thread has read them.
 
     Args:
