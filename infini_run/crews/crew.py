@@ -19,13 +19,12 @@ from infini_run.crews.crew_target import pack_target
 from infini_run.crews.errors import CrewClosed
 from infini_run.crews.future import Ask
 from infini_run.crews.import_guard import check_may_launch
-from infini_run.crews.launch_restarts import read_failure_options
 from infini_run.crews.log_level import read_log_level
 from infini_run.crews.pending_task import PendingTask
 from infini_run.crews.protocol import WorkerSetup, dump
 from infini_run.crews.restart_policy import NEVER, check
 from infini_run.crews.start_errors import as_start_errors
-from infini_run.crews.targets import check_flags, check_node_flags, read_hosts, read_nproc
+from infini_run.crews.targets import check_flags, check_node_flags, read_failure_options, read_hosts, read_nproc
 from infini_run.crews.task_map import MapOptions, TaskMap
 from infini_run.crews.worker_environ import make_environ, patterns_of
 from infini_run.crews.worker_handle import WorkerHandle

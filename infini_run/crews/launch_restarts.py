@@ -7,18 +7,13 @@ except for the random number.
 from __future__ import annotations
 
 from infini_run.errors import LaunchTimeout, NodeLost
-from infini_run.options.from_python import read_flags
 from infini_run.plan.restart_policy import RestartCount, count_attempt, describe, explain_no_progress, spend
 from infini_run.record import replace
 from infini_run.report.text import duration_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from infini_run.options.options import Options
-
-_FLAGS = ("max_restarts", "restart_delay", "restart_window", "max_no_progress", "hang_timeout", "stop_signal")
 
 
 class LaunchRestarts:
@@ -97,10 +92,3 @@ class LaunchRestarts:
     def heading(self, delay_s: float, failure: str) -> str:
         """The line that announces a restart."""
         return f"{describe(self._count, self._options)} in {duration_text(delay_s)}: {failure}"
-
-
-def read_failure_options(given: Mapping[str, object]) -> Options:
-    """The command's options of restarts and hangs among a launcher's flags. Raises UsageError: one makes no sense."""
-    request = read_flags({name: given[name] for name in _FLAGS if name in given}, ("true",), {})
-    assert request.options is not None
-    return request.options

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 
 from infini_run.crews.exec_spawner import RENDEZVOUS_FLAGS, python_command
-from infini_run.crews.launch_restarts import read_failure_options
 from infini_run.environments.environment import BATCH
 from infini_run.errors import UsageError
 from infini_run.options.from_python import one_of_two, read_flags
@@ -52,6 +51,8 @@ _NO_EFFECT_ON_CREWS = {
     "on_join": "a host that joins is a spare",
     "max_node_failures": "restart=ir.Restart(...) says how many failures are too many",
 }
+# What is about restarts and hangs.
+_FAILURE = ("max_restarts", "restart_delay", "restart_window", "max_no_progress", "hang_timeout", "stop_signal")
 _SLACK_S = 5.0  # that an outpost has beyond its workers' grace
 
 
@@ -211,6 +212,13 @@ def read_worker_options(flags: Mapping[str, Any], nproc: object) -> Options:
     ).options
     assert options is not None
     return options
+
+
+def read_failure_options(given: Mapping[str, object]) -> Options:
+    """The command's options of restarts and hangs among a launcher's flags. Raises UsageError: one makes no sense."""
+    request = read_flags({name: given[name] for name in _FAILURE if name in given}, ("true",), {})
+    assert request.options is not None
+    return request.options
 
 
 def read_counts(nproc: int | str | Sequence[int] | None, node_list: NodeList) -> list[int | str]:
