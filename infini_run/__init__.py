@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from infini_run.channel.receiver import Receiver
     from infini_run.channel.sender import Sender
     from infini_run.core.group import Event
-    from infini_run.crews.context import Cancelled, Context, this_worker
     from infini_run.crews.crew import Crew
     from infini_run.crews.crew_status import CrewStatus, WorkerStatus
     from infini_run.crews.errors import CrewClosed, CrewFailed, DrainTimeout
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
     from infini_run.crews.launcher import Launcher, Pool
     from infini_run.crews.restart_policy import Restart
     from infini_run.crews.result import LaunchResult
+    from infini_run.crews.worker.context import Cancelled, Context, this_worker
     from infini_run.crews.worker_handle import WorkerHandle
     from infini_run.errors import (
         DeviceError,
@@ -162,7 +162,7 @@ _HOMES |= dict.fromkeys(
 )
 _HOMES |= dict.fromkeys(("QueryError", "SubmitError"), "jobs.errors")
 _HOMES |= {"Receiver": "channel.receiver", "Sender": "channel.sender"}
-_HOMES |= {"Cancelled": "crews.context", "Context": "crews.context", "Restart": "crews.restart_policy"}
+_HOMES |= {"Cancelled": "crews.worker.context", "Context": "crews.worker.context", "Restart": "crews.restart_policy"}
 _HOMES |= {
     "CrewEvent": "crews.event_queue",
     "Crew": "crews.crew",
@@ -170,7 +170,7 @@ _HOMES |= {
 }
 _HOMES |= dict.fromkeys(("CrewStatus", "WorkerStatus"), "crews.crew_status") | {"WorkerHandle": "crews.worker_handle"}
 _HOMES |= dict.fromkeys(("Launcher", "Pool"), "crews.launcher") | {"LaunchResult": "crews.result"}
-_HOMES |= {"LaunchHandle": "crews.handle", "this_worker": "crews.context"}
+_HOMES |= {"LaunchHandle": "crews.handle", "this_worker": "crews.worker.context"}
 _HOMES |= {"Job": "jobs.job", "find_job": "jobs.job", "find_jobs": "jobs.job", "submit": "jobs.job"}
 _HOMES |= {"Status": "jobs.status", "Submission": "jobs.records", "JobRequest": "jobs.request"}
 _HOMES |= {"Image": "jobs.container"}

@@ -15,10 +15,8 @@ from warnings import warn
 from infini_run.crews.callables import path_of_workers
 from infini_run.crews.crew_options import check_spawner_alone, make_limits, make_spawner, make_supervisor
 from infini_run.crews.crew_status import CrewStatus, crew_status
-from infini_run.crews.crew_target import pack_target
 from infini_run.crews.errors import CrewClosed
 from infini_run.crews.future import Ask
-from infini_run.crews.import_guard import check_may_launch
 from infini_run.crews.log_level import read_log_level
 from infini_run.crews.pending_task import PendingTask
 from infini_run.crews.protocol import WorkerSetup, dump
@@ -26,6 +24,8 @@ from infini_run.crews.restart_policy import NEVER, check
 from infini_run.crews.start_errors import as_start_errors
 from infini_run.crews.targets import check_flags, check_node_flags, read_failure_options, read_hosts, read_nproc
 from infini_run.crews.task_map import MapOptions, TaskMap
+from infini_run.crews.worker.crew_target import pack_target
+from infini_run.crews.worker.import_guard import check_may_launch
 from infini_run.crews.worker_environ import make_environ, patterns_of
 from infini_run.crews.worker_handle import WorkerHandle
 from infini_run.errors import UsageError
@@ -43,11 +43,11 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self, Unpack
 
-    from infini_run.crews.context import Context
     from infini_run.crews.errors import CrewFailed
     from infini_run.crews.event_queue import CrewEvent
     from infini_run.crews.restart_policy import Restart
     from infini_run.crews.spawner import Spawner
+    from infini_run.crews.worker.context import Context
     from infini_run.options.keywords import CrewOptions
 
 T = TypeVar("T")

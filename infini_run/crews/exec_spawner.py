@@ -37,14 +37,14 @@ RENDEZVOUS_FLAGS = ("standalone", "master_addr", "master_port", "rdzv_endpoint")
 _PORTS = 64  # the jobs of one spawner have at most so many at once
 
 
-def python_command(module: str = "worker_main") -> list[str]:
+def python_command(module: str = "worker.worker_main") -> list[str]:
     """Return the command that runs `main` of a module of crews/ in this Python, with its own flags (-O, -X, -W).
 
     It is given by -c: __main__ is empty, so a worker cannot import the caller's script by mistake, and this package
     is found wherever it lies.
 
     Args:
-        module: the module's name, without the package's.
+        module: the module's name within `crews`.
 
     Raises:
         UsageError: no Python is known that can be started (system/interpreter.py).

@@ -14,7 +14,6 @@ from infini_run.crews.callables import check_callable_runs, path_of_workers
 from infini_run.crews.exec_spawner import ExecSpawner
 from infini_run.crews.function_launch import LaunchLimits, LaunchSupervisor
 from infini_run.crews.handle import LaunchHandle
-from infini_run.crews.import_guard import check_may_launch
 from infini_run.crews.launch_restarts import LaunchRestarts
 from infini_run.crews.log_level import read_log_level
 from infini_run.crews.preload_detection import modules_to_preload
@@ -23,6 +22,7 @@ from infini_run.crews.protocol import WorkerSetup, dump
 from infini_run.crews.shared_spawner import SharedSpawner
 from infini_run.crews.start_errors import as_start_errors
 from infini_run.crews.targets import check_flags, check_node_flags, read_hosts, read_nproc, read_worker_options
+from infini_run.crews.worker.import_guard import check_may_launch
 from infini_run.crews.worker_environ import make_environ, patterns_of
 from infini_run.errors import UsageError
 from infini_run.number_arguments import read_seconds
@@ -277,7 +277,7 @@ class Launcher:
         check_callable_runs(function, "function")
         call: Any = (function, tuple(args), dict(kwargs))
         if self.backend is not None:
-            from infini_run.crews.torch_process_group import call_in_group
+            from infini_run.crews.worker.torch_process_group import call_in_group
 
             call = (call_in_group, (self.backend, self.worker_timeout_s, *call), {})
         try:

@@ -15,7 +15,8 @@ import socket
 from contextlib import suppress
 
 from infini_run.core.group import forking
-from infini_run.crews.borrowed_multiprocessing import (
+from infini_run.crews.capture import capture_exception
+from infini_run.crews.worker.borrowed_multiprocessing import (
     AUTHKEY,
     GRANTED,
     HANDOVER,
@@ -24,7 +25,6 @@ from infini_run.crews.borrowed_multiprocessing import (
     receive_fds,
     send_fd,
 )
-from infini_run.crews.capture import capture_exception
 from infini_run.system.fork_hooks import close_link
 
 TYPE_CHECKING = False

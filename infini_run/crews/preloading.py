@@ -16,8 +16,8 @@ import weakref
 from contextlib import suppress
 
 from infini_run.crews.capture import capture_foreign
-from infini_run.crews.import_guard import import_for_worker
-from infini_run.crews.import_watch import call_when_imported
+from infini_run.crews.worker.import_guard import import_for_worker
+from infini_run.crews.worker.import_watch import call_when_imported
 from infini_run.errors import printable
 
 TYPE_CHECKING = False

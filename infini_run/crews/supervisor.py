@@ -155,7 +155,7 @@ class Supervisor:
 
     def on_log(self, worker: SupervisedWorker, body: Body) -> None:
         """Give a logging record to the loggers of this process."""
-        from infini_run.crews.log_records import take_record
+        from infini_run.crews.worker.log_records import take_record
 
         assert worker.process is not None
         take_record(body, worker.rank, worker.process.host)

@@ -8,8 +8,8 @@ from collections import deque
 from itertools import islice
 from warnings import warn
 
-from infini_run.crews.crew_target import Chunk
 from infini_run.crews.errors import AskTimeout
+from infini_run.crews.worker.crew_target import Chunk
 from infini_run.number_arguments import read_count, read_seconds
 
 TYPE_CHECKING = False

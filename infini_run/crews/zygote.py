@@ -52,7 +52,7 @@ def main() -> None:
         return
     zygote.after_fork_in_child()
     fd = become(child_setup, zygote.mark, zygote.preload)
-    from infini_run.crews.worker_main import leave, serve
+    from infini_run.crews.worker.worker_main import leave, serve
 
     leave(serve(fd, zygote.preload.path_after))
 
@@ -85,7 +85,7 @@ class Zygote:
         (names, variables, path, argv, stays), _ = hello
         import cloudpickle  # noqa: F401  here and below: before sys.path is the user's
 
-        from infini_run.crews import log_records, worker_main  # noqa: F401
+        from infini_run.crews.worker import log_records, worker_main  # noqa: F401
 
         sys.path[:] = path or sys.path
         sys.argv[:] = argv

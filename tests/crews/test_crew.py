@@ -87,7 +87,7 @@ def test_what_a_worker_raises_is_raised_here_with_its_traceback_and_place(crew):
     (note,) = caught.value.__notes__
     assert "on rank 1" in note
     assert "in burst_and_raise" in note
-    assert "crews/worker_main.py" not in note
+    assert "crews/worker/worker_main.py" not in note
 
 
 class Unmakeable(Exception):

@@ -130,7 +130,7 @@ def test_function_that_can_take_both_gets_the_context():
 
 
 def test_workers_start_without_inspect():
-    code = "import sys, infini_run.crews.worker_main; print('inspect' in sys.modules)"
+    code = "import sys, infini_run.crews.worker.worker_main; print('inspect' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("False\n", "")
 

@@ -20,7 +20,7 @@ import pytest
 
 import infini_run as ir
 from infini_run.channel.decoder import BYTES, HEAD, PICKLE
-from infini_run.crews import worker_main
+from infini_run.crews.worker import worker_main
 from tests.support.command import CHILDREN
 from tests.support.launch_shapes import with_strace
 from tests.support.processes import GUARD, is_alive, marked, processes

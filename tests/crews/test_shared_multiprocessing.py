@@ -16,8 +16,8 @@ import textwrap
 import pytest
 
 import infini_run as ir
-from infini_run.crews.borrowed_multiprocessing import AUTHKEY, GRANTED, receive_fds, send_fd
 from infini_run.crews.lent_multiprocessing import Lender
+from infini_run.crews.worker.borrowed_multiprocessing import AUTHKEY, GRANTED, receive_fds, send_fd
 from tests.support.cluster import writes_memory
 from tests.support.waiting import LIMIT_S
 

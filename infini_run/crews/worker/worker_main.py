@@ -16,14 +16,14 @@ from contextlib import suppress
 
 from infini_run.channel import connect
 from infini_run.channel.errors import ChannelBroken
-from infini_run.crews import fault_stack
-from infini_run.crews.borrowed_multiprocessing import borrow_from_caller
 from infini_run.crews.capture import capture_exception
-from infini_run.crews.context import Cancelled, Context, TaskInbox, set_current
-from infini_run.crews.crew_target import Chunk, TaskHandler, make_handler, nothing
-from infini_run.crews.import_guard import load_task
 from infini_run.crews.protocol import NO_TASK, TaskCancelled, TaskDone, TaskStarted, WorkerSetup, decode, dump, encode
 from infini_run.crews.remote_exception import add_notes, from_exception
+from infini_run.crews.worker import fault_stack
+from infini_run.crews.worker.borrowed_multiprocessing import borrow_from_caller
+from infini_run.crews.worker.context import Cancelled, Context, TaskInbox, set_current
+from infini_run.crews.worker.crew_target import Chunk, TaskHandler, make_handler, nothing
+from infini_run.crews.worker.import_guard import load_task
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class WorkerLife:
     def run(self) -> int:
         """Start, do what comes, stop."""
         if self._setup.log_level >= 0:
-            from infini_run.crews.log_records import send_records
+            from infini_run.crews.worker.log_records import send_records
 
             send_records(self._sender, self._setup.log_level)
         part, error = capture_exception(_start, self._setup, self.context)

@@ -1,0 +1,1 @@
+"""What runs in a worker: its main program, its context, and what it has of its caller."""
