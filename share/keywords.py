@@ -34,7 +34,7 @@ TYPES = {  # by the metavar of a flag
     **dict.fromkeys(("HOST:PORT", "HOST", "ID", "NAME", "ADDR|INTERFACE", "K=V,..."), "str"),
 }
 COMMAND_ONLY = {"dry_run", "isolate", "report", "verbose", "plot", "completion", "doctor"}
-# A worker that runs Python has this Python as its program, and no input (crews/targets.py).
+# A worker that runs Python has this Python as its program, and no input (crews/spawn/placement.py).
 PROGRAMS_ONLY = {
     *("module", "no_python", "distributed_args", "stdin", "live", "trace"),
     *("token_file", "node_rank", "ready_timeout"),

@@ -42,7 +42,7 @@ static void *drop_main(void *argument) {
     return NULL;
 }
 
-/* crews/zygote.py knows the thread by its name, and may look before it has run: it is born with it. */
+/* crews/spawn/zygote.py knows the thread by its name, and may look before it has run: it is born with it. */
 static int named_thread_start(struct drop *drop) {
     char before[16];
     bool is_known = prctl(PR_GET_NAME, before, 0, 0, 0) == 0;

@@ -21,8 +21,14 @@ from infini_run.crews.log_level import read_log_level
 from infini_run.crews.pending_task import PendingTask
 from infini_run.crews.protocol import WorkerSetup, dump
 from infini_run.crews.restart_policy import NEVER, check
-from infini_run.crews.start_errors import as_start_errors
-from infini_run.crews.targets import check_flags, check_node_flags, read_failure_options, read_hosts, read_nproc
+from infini_run.crews.spawn.placement import (
+    check_flags,
+    check_node_flags,
+    read_failure_options,
+    read_hosts,
+    read_nproc,
+)
+from infini_run.crews.spawn.start_errors import as_start_errors
 from infini_run.crews.task_map import MapOptions, TaskMap
 from infini_run.crews.worker.crew_target import pack_target
 from infini_run.crews.worker.import_guard import check_may_launch
@@ -46,7 +52,7 @@ if TYPE_CHECKING:
     from infini_run.crews.errors import CrewFailed
     from infini_run.crews.event_queue import CrewEvent
     from infini_run.crews.restart_policy import Restart
-    from infini_run.crews.spawner import Spawner
+    from infini_run.crews.spawn.spawner import Spawner
     from infini_run.crews.worker.context import Context
     from infini_run.options.keywords import CrewOptions
 

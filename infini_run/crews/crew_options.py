@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from infini_run.crews.crew_supervisor import CrewSupervisor
-from infini_run.crews.exec_spawner import ExecSpawner
 from infini_run.crews.pending_task import WorkerDeadlines
-from infini_run.crews.targets import goes_on_without_host
+from infini_run.crews.spawn.exec_spawner import ExecSpawner
+from infini_run.crews.spawn.placement import goes_on_without_host
 from infini_run.errors import UsageError
 from infini_run.number_arguments import read_seconds
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
-    from infini_run.crews.spawner import Spawner
+    from infini_run.crews.spawn.spawner import Spawner
 
 
 def make_spawner(
@@ -25,17 +25,17 @@ def make_spawner(
     if isinstance(preload, str):
         raise UsageError(f"preload={preload!r}: give a list of modules, [{preload!r}]")
     if hosts and goes_on_without_host(given):
-        from infini_run.crews.moving_spawner import FailoverSpawner
+        from infini_run.crews.spawn.failover_spawner import FailoverSpawner
 
         return FailoverSpawner(hosts, nproc=count, preload=preload, **given)
     if hosts:
-        from infini_run.crews.remote_spawner import RemoteSpawner
+        from infini_run.crews.spawn.remote_spawner import RemoteSpawner
 
         return RemoteSpawner(hosts, nproc=count, preload=preload, **given)
     assert isinstance(count, (int, str))
     if not preload:
         return ExecSpawner(nproc=count, **given)
-    from infini_run.crews.fork_spawner import ForkSpawner
+    from infini_run.crews.spawn.fork_spawner import ForkSpawner
 
     return ForkSpawner(preload, nproc=count, **given)
 
@@ -51,7 +51,7 @@ def make_supervisor(spawner: Spawner, hosts: Sequence[str], *given: Any, **more:
     """Return the supervisor of a crew. hosts: where its workers run; none: on this machine. given, more: the other
     arguments of a CrewSupervisor."""
     if hosts:
-        from infini_run.crews.moving_spawner import FailoverSpawner
+        from infini_run.crews.spawn.failover_spawner import FailoverSpawner
 
         if isinstance(spawner, FailoverSpawner):
             from infini_run.crews.moving_crew import FailoverCrewSupervisor

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from infini_run.crews.pending_task import PendingTask, WorkerDeadlines
     from infini_run.crews.protocol import TaskEnd, WorkerSetup
     from infini_run.crews.restart_policy import Restart
-    from infini_run.crews.spawner import Spawner
+    from infini_run.crews.spawn.spawner import Spawner
     from infini_run.crews.supervised_worker import SupervisedWorker
 
 _AHEAD = 8  # shared tasks that a worker has at most, so that it need not wait for the next one

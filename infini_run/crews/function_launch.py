@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from infini_run.crews.launch_restarts import LaunchRestarts
     from infini_run.crews.progress import ProgressDisplay
     from infini_run.crews.protocol import TaskEnd, WorkerSetup
-    from infini_run.crews.spawner import Spawner
+    from infini_run.crews.spawn.spawner import Spawner
     from infini_run.crews.supervised_worker import SupervisedWorker
 
 _TASK = 0

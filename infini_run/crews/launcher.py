@@ -11,7 +11,6 @@ from warnings import warn
 from weakref import WeakSet
 
 from infini_run.crews.callables import check_callable_runs, path_of_workers
-from infini_run.crews.exec_spawner import ExecSpawner
 from infini_run.crews.function_launch import LaunchLimits, LaunchSupervisor
 from infini_run.crews.handle import LaunchHandle
 from infini_run.crews.launch_restarts import LaunchRestarts
@@ -19,9 +18,16 @@ from infini_run.crews.log_level import read_log_level
 from infini_run.crews.preload_detection import modules_to_preload
 from infini_run.crews.progress import open_show
 from infini_run.crews.protocol import WorkerSetup, dump
-from infini_run.crews.shared_spawner import SharedSpawner
-from infini_run.crews.start_errors import as_start_errors
-from infini_run.crews.targets import check_flags, check_node_flags, read_hosts, read_nproc, read_worker_options
+from infini_run.crews.spawn.exec_spawner import ExecSpawner
+from infini_run.crews.spawn.placement import (
+    check_flags,
+    check_node_flags,
+    read_hosts,
+    read_nproc,
+    read_worker_options,
+)
+from infini_run.crews.spawn.shared_spawner import SharedSpawner
+from infini_run.crews.spawn.start_errors import as_start_errors
 from infini_run.crews.worker.import_guard import check_may_launch
 from infini_run.crews.worker_environ import make_environ, patterns_of
 from infini_run.errors import UsageError
@@ -41,10 +47,10 @@ if TYPE_CHECKING:
     from typing_extensions import ParamSpec, Self, Unpack
 
     from infini_run.crews.protocol import Body
-    from infini_run.crews.remote_spawner import RemoteSpawner
     from infini_run.crews.result import LaunchResult
-    from infini_run.crews.shared_spawner import SpawnerHold
-    from infini_run.crews.spawner import Spawner
+    from infini_run.crews.spawn.remote_spawner import RemoteSpawner
+    from infini_run.crews.spawn.shared_spawner import SpawnerHold
+    from infini_run.crews.spawn.spawner import Spawner
     from infini_run.options.keywords import FunctionOptions
 
     P = ParamSpec("P")
@@ -261,7 +267,7 @@ class Launcher:
         self, spawner: Spawner, launch: tuple[WorkerSetup, Body, LaunchLimits], given: Mapping[str, Any]
     ) -> LaunchSupervisor:
         if self.hosts:
-            from infini_run.crews.remote_spawner import RemoteSpawner
+            from infini_run.crews.spawn.remote_spawner import RemoteSpawner
 
             if isinstance(spawner, RemoteSpawner) and spawner.is_elastic:
                 from infini_run.crews.elastic_launch import FailoverLaunchSupervisor
@@ -304,14 +310,14 @@ class Launcher:
                 preload = ()
         if not preload:
             return ExecSpawner(nproc=nproc, **given)
-        from infini_run.crews.fork_spawner import ForkSpawner
+        from infini_run.crews.spawn.fork_spawner import ForkSpawner
 
         is_silent = self.preload is None
         timeout_s = self.agent_timeout_s
         return ForkSpawner(preload, is_silent=is_silent, stays=stays, start_timeout_s=timeout_s, nproc=nproc, **given)
 
     def _make_node_spawner(self, function: Callable[..., Any] | None, given: dict[str, Any]) -> RemoteSpawner:
-        from infini_run.crews.remote_spawner import RemoteSpawner
+        from infini_run.crews.spawn.remote_spawner import RemoteSpawner
 
         preload = self.preload or ()
         if self.preload is None and function is not None:

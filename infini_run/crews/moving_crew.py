@@ -1,20 +1,20 @@
 """The supervisor of a crew that goes on when it loses a host: the policy decides whether its workers start again, and
-the spawner where and when (moving_spawner.py)."""
+the spawner where and when (failover_spawner.py)."""
 
 from __future__ import annotations
 
 import time
 
 from infini_run.crews.crew_supervisor import CrewSupervisor, PendingRestart
-from infini_run.crews.moving_spawner import FailoverSpawner
-from infini_run.crews.remote_process import RemoteWorkerProcess
+from infini_run.crews.spawn.failover_spawner import FailoverSpawner
+from infini_run.crews.spawn.remote_process import RemoteWorkerProcess
 from infini_run.errors import InfiniRunError, NodeLost
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from infini_run.crews.remote_node import RemoteNode
+    from infini_run.crews.spawn.remote_node import RemoteNode
     from infini_run.crews.supervised_worker import SupervisedWorker
 
 _NEVER = float("inf")

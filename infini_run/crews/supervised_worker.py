@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from infini_run.crews.pending_task import PendingTask, WorkerDeadlines
     from infini_run.crews.protocol import Body, Message, TaskEnd
-    from infini_run.crews.spawner import WorkerProcess
+    from infini_run.crews.spawn.spawner import WorkerProcess
     from infini_run.system.poller import Poller
 
     class Owner(Protocol):

@@ -15,7 +15,7 @@ from threading import current_thread
 
 from infini_run.crews.capture import capture_exception, capture_foreign
 from infini_run.crews.joinable_thread import JoinableThread
-from infini_run.crews.process_watch import ProcessWatch
+from infini_run.crews.spawn.process_watch import ProcessWatch
 from infini_run.crews.supervised_worker import SupervisedWorker
 from infini_run.record import replace
 from infini_run.system.call_loop import CallLoop
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from infini_run.crews.pending_task import PendingTask, WorkerDeadlines
     from infini_run.crews.protocol import Body, TaskEnd, WorkerSetup
-    from infini_run.crews.spawner import ProcessGroup, Spawner, WorkerProcess
+    from infini_run.crews.spawn.spawner import ProcessGroup, Spawner, WorkerProcess
 
 PHASES = ("RUNNING", "DRAINING", "EXITED", "CLOSED")
 _LATE_S = 1.0  # a wait that took so much longer than asked for: this process itself was stopped

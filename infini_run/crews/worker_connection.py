@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from infini_run.crews.protocol import Message
-    from infini_run.crews.spawner import WorkerProcess
+    from infini_run.crews.spawn.spawner import WorkerProcess
     from infini_run.system.poller import Poller
 
 _TURN = 64  # messages of one worker before it is the next one's turn

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     from infini_run.crews.protocol import TaskFailed
-    from infini_run.crews.spawner import WorkerProcess
+    from infini_run.crews.spawn.spawner import WorkerProcess
 
     class FailedWorker(Protocol):
         """What an error says of a SupervisedWorker."""

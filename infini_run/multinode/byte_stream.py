@@ -2,7 +2,7 @@
 
 At the node's end it is a socket, descriptor 0 of that process; between head and agent it is STREAM_DOWN and STREAM_UP
 frames. Bytes for the process are kept until it reads them: their sender has a limit of its own
-(crews/stream_multiplexer.py). Bytes from the process are read as the Link has room.
+(crews/spawn/stream_multiplexer.py). Bytes from the process are read as the Link has room.
 """
 
 from __future__ import annotations

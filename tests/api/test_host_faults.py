@@ -767,7 +767,7 @@ WRITERS = {
         wire.close()
     """,
     "zygote": """
-        from infini_run.crews.zygote_protocol import MessageSocket, send_with_fds
+        from infini_run.crews.spawn.zygote_protocol import MessageSocket, send_with_fds
         ours, theirs = socket.socketpair()
         theirs.close()
         for fds in ((), (0,)):

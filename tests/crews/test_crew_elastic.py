@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import infini_run as ir
-from infini_run.crews.moving_spawner import FailoverSpawner
+from infini_run.crews.spawn.failover_spawner import FailoverSpawner
 from tests.support.command import Command
 from tests.support.hosts import Bed, agents, ssh_to
 from tests.support.processes import GUARD, OURS, marked, processes
@@ -73,7 +73,7 @@ def spawn_server_on(host):
             continue
         reached = [entry.split()[2] for entry in environ if entry.startswith("SSH_CONNECTION=")]
         is_there = bool(reached) and f"host{reached[0].rpartition('.')[2]}" == host
-        if state not in "ZX" and b"crews.spawn_server" in words and is_there and "=".join(OURS) in environ:
+        if state not in "ZX" and b"crews.spawn.spawn_server" in words and is_there and "=".join(OURS) in environ:
             return pid, parent
     raise AssertionError(f"no spawn server on {host}")
 

@@ -51,7 +51,7 @@ def agent_of(node):
         except OSError:
             continue
         wanted = {f"SLURMD_NODENAME={node}", "=".join(OURS)}
-        if state not in "ZX" and b"crews.spawn_server" in words and wanted <= set(environ):
+        if state not in "ZX" and b"crews.spawn.spawn_server" in words and wanted <= set(environ):
             return parent
     raise AssertionError(f"no spawn server on {node}")
 

@@ -252,7 +252,7 @@ def test_a_spawn_server_that_is_killed_costs_a_restart(hosts, tmp_path):
     launcher = ir.Launcher(**hosts(2, spares=1, max_restarts=1, restart_delay=0))
     with launcher.start(tell, tmp_path) as handle:
         world(tmp_path, 0, 1)
-        server = next(pid for pid, words in words_of_all() if "crews.spawn_server" in words)
+        server = next(pid for pid, words in words_of_all() if "crews.spawn.spawn_server" in words)
         os.kill(server, signal.SIGKILL)
         assert [value[:2] for value in handle.result(LIMIT_S)] == [(1, 1)]
 

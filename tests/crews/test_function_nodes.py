@@ -48,7 +48,7 @@ def launcher(bed):
 
 
 def outposts():
-    return [pid for pid, words in _words() if "crews.spawn_server" in words]
+    return [pid for pid, words in _words() if "crews.spawn.spawn_server" in words]
 
 
 def _words():

@@ -16,7 +16,7 @@ import textwrap
 import pytest
 
 import infini_run as ir
-from infini_run.crews.lent_multiprocessing import Lender
+from infini_run.crews.spawn.lent_multiprocessing import Lender
 from infini_run.crews.worker.borrowed_multiprocessing import AUTHKEY, GRANTED, receive_fds, send_fd
 from tests.support.cluster import writes_memory
 from tests.support.waiting import LIMIT_S

@@ -10,8 +10,8 @@ import struct
 
 import pytest
 
-from infini_run.crews.mux_stream import WINDOW
-from infini_run.crews.stream_multiplexer import LARGEST, Multiplexer
+from infini_run.crews.spawn.mux_stream import WINDOW
+from infini_run.crews.spawn.stream_multiplexer import LARGEST, Multiplexer
 from infini_run.errors import LinkError
 from infini_run.system.poller import Poller
 

@@ -19,8 +19,8 @@ import pytest
 
 import infini_run as ir
 from infini_run.crews.capture import capture_exception
-from infini_run.crews.fork_spawner import ForkSpawner
-from infini_run.crews.zygote_protocol import MessageSocket, receive_with_fds, send_with_fds
+from infini_run.crews.spawn.fork_spawner import ForkSpawner
+from infini_run.crews.spawn.zygote_protocol import MessageSocket, receive_with_fds, send_with_fds
 from infini_run.errors import StartError, UsageError
 from tests.support.processes import is_alive, marked, processes, state_of
 from tests.support.waiting import until

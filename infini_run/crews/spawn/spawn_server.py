@@ -16,10 +16,10 @@ from contextlib import suppress
 
 from infini_run.core.signal_pipe import STOP_SIGNALS, SignalPipe
 from infini_run.core.write_buffer import write_pending
-from infini_run.crews.exec_spawner import ExecSpawner
-from infini_run.crews.process_watch import ProcessWatch
-from infini_run.crews.spawner import PING_INTERVAL_S
-from infini_run.crews.stream_multiplexer import Multiplexer
+from infini_run.crews.spawn.exec_spawner import ExecSpawner
+from infini_run.crews.spawn.process_watch import ProcessWatch
+from infini_run.crews.spawn.spawner import PING_INTERVAL_S
+from infini_run.crews.spawn.stream_multiplexer import Multiplexer
 from infini_run.errors import InfiniRunError, StartError, UsageError
 from infini_run.lean_os import drop_coerced_locale
 from infini_run.multinode.record_codec import to_jsonable
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from infini_run.crews.worker_group import ExecProcess, WorkerGroup
+    from infini_run.crews.spawn.worker_group import ExecProcess, WorkerGroup
 
 
 def main() -> None:
@@ -155,7 +155,7 @@ class SpawnServer:
         try:
             spawner = ExecSpawner(**given)
             if asked["preload"] and (spawner.world_size > 1 or not asked["is_silent"]):
-                from infini_run.crews.fork_spawner import ForkSpawner
+                from infini_run.crews.spawn.fork_spawner import ForkSpawner
 
                 timeout_s, is_silent = asked["start_timeout_s"], asked["is_silent"]
                 spawner = fork = ForkSpawner(

@@ -11,9 +11,9 @@ from _thread import RLock
 from warnings import warn
 
 from infini_run.crews.callables import path_of_workers
-from infini_run.crews.exec_spawner import ExecSpawner
-from infini_run.crews.worker_group import ExecProcess, WorkerGroup
-from infini_run.crews.zygote_client import CannotFork, ReadsRank, ZygoteProcess, ZygoteProxy
+from infini_run.crews.spawn.exec_spawner import ExecSpawner
+from infini_run.crews.spawn.worker_group import ExecProcess, WorkerGroup
+from infini_run.crews.spawn.zygote_client import CannotFork, ReadsRank, ZygoteProcess, ZygoteProxy
 from infini_run.errors import UsageError
 from infini_run.record import replace
 from infini_run.value_types import MARKER_VARIABLE
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
-    from infini_run.crews.spawner import Run
+    from infini_run.crews.spawn.spawner import Run
     from infini_run.options.options import Options
     from infini_run.plan.model import Plan
 

@@ -15,7 +15,7 @@ from _weakref import ref
 
 from infini_run.channel import connect
 from infini_run.core.group import forking
-from infini_run.crews.spawner import KILL_ANSWER_S
+from infini_run.crews.spawn.spawner import KILL_ANSWER_S
 from infini_run.report.exit import Exit
 from infini_run.system.fork_hooks import call_in_forked_children, close_link
 from infini_run.system.wakeup import Wakeup
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
-    from infini_run.crews.node_link import NodesThread
-    from infini_run.crews.remote_node import RemoteNode
+    from infini_run.crews.spawn.nodes_thread import NodesThread
+    from infini_run.crews.spawn.remote_node import RemoteNode
     from infini_run.errors import InfiniRunError
     from infini_run.system.poller import Poller
 

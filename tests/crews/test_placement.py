@@ -14,8 +14,8 @@ from typing import Generic, NamedTuple, TypeVar
 import pytest
 
 import infini_run as ir
-from infini_run.crews import targets
-from infini_run.crews.exec_spawner import ExecSpawner
+from infini_run.crews.spawn import placement
+from infini_run.crews.spawn.exec_spawner import ExecSpawner
 from infini_run.options.keywords import CrewOptions, FunctionOptions
 
 
@@ -273,8 +273,8 @@ def test_arguments_of_a_launcher_that_would_have_no_effect_are_refused():
 
 
 def test_typed_keywords_are_those_that_are_not_refused():
-    assert CrewOptions.__annotations__.keys().isdisjoint({**targets._NO_EFFECT, **targets._NO_EFFECT_ON_CREWS})
-    assert FunctionOptions.__annotations__.keys().isdisjoint(targets._NO_EFFECT)
+    assert CrewOptions.__annotations__.keys().isdisjoint({**placement._NO_EFFECT, **placement._NO_EFFECT_ON_CREWS})
+    assert FunctionOptions.__annotations__.keys().isdisjoint(placement._NO_EFFECT)
 
 
 def test_a_file_names_the_hosts(tmp_path, monkeypatch):

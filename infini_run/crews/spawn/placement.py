@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from infini_run.crews.exec_spawner import RENDEZVOUS_FLAGS, python_command
+from infini_run.crews.spawn.exec_spawner import RENDEZVOUS_FLAGS, python_command
 from infini_run.environments.environment import BATCH
 from infini_run.errors import UsageError
 from infini_run.options.from_python import one_of_two, read_flags
@@ -165,9 +165,9 @@ def resolve_hosts_and_engine(
     workers = read_worker_options(flags, nproc)
     remote_python = str(reach.get("remote_python") or "")
     words = (
-        own_python("infini_run.crews.spawn_server.main", remote_python)
+        own_python("infini_run.crews.spawn.spawn_server.main", remote_python)
         if remote_python
-        else python_command("spawn_server")
+        else python_command("spawn.spawn_server")
     )
     reach = {**reach, "engine": _engine(reach), "nproc_per_node": count}
     if "grace" in flags:

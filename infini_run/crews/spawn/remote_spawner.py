@@ -17,10 +17,10 @@ from itertools import accumulate
 from infini_run.channel.encoder import bytes_frame, in_pieces
 from infini_run.core.group import forking
 from infini_run.crews.callables import path_of_workers
-from infini_run.crews.node_link import NodesThread
-from infini_run.crews.remote_process import RemoteWorkerProcess
-from infini_run.crews.stream_multiplexer import LARGEST
-from infini_run.crews.targets import check_elastic, plain_flag, reaches, read_counts, resolve_hosts_and_engine
+from infini_run.crews.spawn.nodes_thread import NodesThread
+from infini_run.crews.spawn.placement import check_elastic, plain_flag, reaches, read_counts, resolve_hosts_and_engine
+from infini_run.crews.spawn.remote_process import RemoteWorkerProcess
+from infini_run.crews.spawn.stream_multiplexer import LARGEST
 from infini_run.errors import InfiniRunError, NodeLost, UsageError
 from infini_run.multinode.agent_options import WorkerNeeds
 from infini_run.multinode.rendezvous import rendezvous_address
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from infini_run.channel.serializer import Buffer
-    from infini_run.crews.remote_node import RemoteNode, World
-    from infini_run.crews.spawner import WorkerProcess
+    from infini_run.crews.spawn.remote_node import RemoteNode, World
+    from infini_run.crews.spawn.spawner import WorkerProcess
 
 
 @record

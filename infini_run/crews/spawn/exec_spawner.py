@@ -9,7 +9,7 @@ from collections import deque
 from contextlib import suppress
 
 from infini_run.channel.errors import ChannelError
-from infini_run.crews.worker_group import WorkerGroup
+from infini_run.crews.spawn.worker_group import WorkerGroup
 from infini_run.errors import UsageError
 from infini_run.options.from_python import check_path, read_flags
 from infini_run.plan.model import make_plan
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from infini_run.channel.serializer import Buffer
-    from infini_run.crews.spawner import WorkerProcess
-    from infini_run.crews.worker_group import ExecProcess
+    from infini_run.crews.spawn.spawner import WorkerProcess
+    from infini_run.crews.spawn.worker_group import ExecProcess
     from infini_run.plan.model import Plan, RankRange
 
 RENDEZVOUS_FLAGS = ("standalone", "master_addr", "master_port", "rdzv_endpoint")

@@ -12,7 +12,7 @@ from threading import Condition
 
 from infini_run.crews.capture import capture_exception
 from infini_run.crews.joinable_thread import JoinableThread
-from infini_run.crews.remote_node import RemoteNode, World
+from infini_run.crews.spawn.remote_node import RemoteNode, World
 from infini_run.errors import InfiniRunError, LinkError, NodeLost
 from infini_run.multinode.head import Head
 from infini_run.node.host_stderr import has_own_stderr, print_line
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from infini_run.channel.serializer import Buffer
-    from infini_run.crews.remote_node import RemoteWorker
+    from infini_run.crews.spawn.remote_node import RemoteWorker
     from infini_run.multinode.agent_options import WorkerNeeds
     from infini_run.multinode.agent_state import RemoteAgent
     from infini_run.multinode.world_changes import WorldChanges

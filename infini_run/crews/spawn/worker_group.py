@@ -6,7 +6,7 @@ from _functools import partial
 
 from infini_run.channel import connect
 from infini_run.core.group import forking
-from infini_run.crews.lent_multiprocessing import Lender
+from infini_run.crews.spawn.lent_multiprocessing import Lender
 from infini_run.node.last_output import last_output
 from infini_run.node.launch import NodeLaunch
 from infini_run.record import replace
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Mapping, Sequence
 
-    from infini_run.crews.spawner import Run
+    from infini_run.crews.spawn.spawner import Run
     from infini_run.errors import InfiniRunError
     from infini_run.options.options import Options
     from infini_run.plan.model import Plan

@@ -6,7 +6,7 @@ from _thread import RLock
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from infini_run.crews.spawner import Spawner
+    from infini_run.crews.spawn.spawner import Spawner
 
 
 class SharedSpawner:

@@ -14,9 +14,9 @@ import time
 from _thread import RLock
 
 from infini_run.core.group import Event, forking
-from infini_run.crews.exec_spawner import python_command
-from infini_run.crews.spawner import KILL_ANSWER_S
-from infini_run.crews.zygote_protocol import MessageSocket, receive_with_fds, send_with_fds
+from infini_run.crews.spawn.exec_spawner import python_command
+from infini_run.crews.spawn.spawner import KILL_ANSWER_S
+from infini_run.crews.spawn.zygote_protocol import MessageSocket, receive_with_fds, send_with_fds
 from infini_run.errors import InfiniRunError, StartError, UsageError
 from infini_run.node.launch import NodeLaunch
 from infini_run.node.outcome import Outcome
@@ -128,7 +128,7 @@ class ZygoteProcess:
 
 
 def _zygote_plan(environ: Mapping[str, str]) -> tuple[Plan, Options]:
-    words = tuple(python_command("zygote"))
+    words = tuple(python_command("spawn.zygote"))
     request = read_flags({"nproc_per_node": 1, "console": "inherit", "stdin": "none"}, words, {})
     assert request.options is not None
     plan = make_plan(

@@ -15,12 +15,12 @@ import sys
 import time
 from errno import EMFILE
 
-from infini_run.crews.fork_launch import ChildSetup, ForkLaunch, InForkedChild
-from infini_run.crews.preloading import Preload
-from infini_run.crews.process_watch import ProcessWatch
-from infini_run.crews.spawner import PING_INTERVAL_S
-from infini_run.crews.start_errors import start_error
-from infini_run.crews.zygote_protocol import MessageSocket, receive_with_fds, send_with_fds
+from infini_run.crews.spawn.fork_launch import ChildSetup, ForkLaunch, InForkedChild
+from infini_run.crews.spawn.preloading import Preload
+from infini_run.crews.spawn.process_watch import ProcessWatch
+from infini_run.crews.spawn.spawner import PING_INTERVAL_S
+from infini_run.crews.spawn.start_errors import start_error
+from infini_run.crews.spawn.zygote_protocol import MessageSocket, receive_with_fds, send_with_fds
 from infini_run.errors import InfiniRunError
 from infini_run.node.last_output import last_output
 from infini_run.system.poller import READ, WRITE, Poller

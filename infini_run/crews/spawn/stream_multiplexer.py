@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from struct import Struct
 
-from infini_run.crews.mux_stream import COUNT, CREDIT, DATA, WINDOW, MuxStream, minus_credit, nonsense
+from infini_run.crews.spawn.mux_stream import COUNT, CREDIT, DATA, WINDOW, MuxStream, minus_credit, nonsense
 from infini_run.system.io_sizes import LARGE_CHUNK
 from infini_run.system.json_codec import decode, encode
 

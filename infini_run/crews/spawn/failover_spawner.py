@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 
-from infini_run.crews.remote_spawner import RankBlock, RemoteSpawner
+from infini_run.crews.spawn.remote_spawner import RankBlock, RemoteSpawner
 from infini_run.errors import NodeLost, UsageError
 from infini_run.record import replace
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-    from infini_run.crews.node_link import NodesThread
-    from infini_run.crews.remote_node import RemoteNode
+    from infini_run.crews.spawn.nodes_thread import NodesThread
+    from infini_run.crews.spawn.remote_node import RemoteNode
     from infini_run.errors import InfiniRunError
 
 _NEVER = float("inf")

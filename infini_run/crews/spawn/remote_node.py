@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from _functools import partial
 
-from infini_run.crews.stream_multiplexer import Multiplexer
+from infini_run.crews.spawn.stream_multiplexer import Multiplexer
 from infini_run.errors import InfiniRunError, StartError, UsageError
 from infini_run.multinode.record_codec import decode_record
 from infini_run.report.exit import Exit
