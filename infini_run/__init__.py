@@ -34,12 +34,12 @@ if TYPE_CHECKING:
     from infini_run.crews.crew import Crew
     from infini_run.crews.crew_status import CrewStatus, WorkerStatus
     from infini_run.crews.errors import CrewClosed, CrewFailed, DrainTimeout
-    from infini_run.crews.event_queue import CrewEvent
-    from infini_run.crews.future import Ask
     from infini_run.crews.handle import LaunchHandle
     from infini_run.crews.launcher import Launcher, Pool
-    from infini_run.crews.restart_policy import Restart
     from infini_run.crews.result import LaunchResult
+    from infini_run.crews.supervision.event_queue import CrewEvent
+    from infini_run.crews.supervision.future import Ask
+    from infini_run.crews.supervision.restart_policy import Restart
     from infini_run.crews.worker.context import Cancelled, Context, this_worker
     from infini_run.crews.worker_handle import WorkerHandle
     from infini_run.errors import (
@@ -162,11 +162,15 @@ _HOMES |= dict.fromkeys(
 )
 _HOMES |= dict.fromkeys(("QueryError", "SubmitError"), "jobs.errors")
 _HOMES |= {"Receiver": "channel.receiver", "Sender": "channel.sender"}
-_HOMES |= {"Cancelled": "crews.worker.context", "Context": "crews.worker.context", "Restart": "crews.restart_policy"}
 _HOMES |= {
-    "CrewEvent": "crews.event_queue",
+    "Cancelled": "crews.worker.context",
+    "Context": "crews.worker.context",
+    "Restart": "crews.supervision.restart_policy",
+}
+_HOMES |= {
+    "CrewEvent": "crews.supervision.event_queue",
     "Crew": "crews.crew",
-    "Ask": "crews.future",
+    "Ask": "crews.supervision.future",
 }
 _HOMES |= dict.fromkeys(("CrewStatus", "WorkerStatus"), "crews.crew_status") | {"WorkerHandle": "crews.worker_handle"}
 _HOMES |= dict.fromkeys(("Launcher", "Pool"), "crews.launcher") | {"LaunchResult": "crews.result"}

@@ -16,11 +16,8 @@ from infini_run.crews.callables import path_of_workers
 from infini_run.crews.crew_options import check_spawner_alone, make_limits, make_spawner, make_supervisor
 from infini_run.crews.crew_status import CrewStatus, crew_status
 from infini_run.crews.errors import CrewClosed
-from infini_run.crews.future import Ask
 from infini_run.crews.log_level import read_log_level
-from infini_run.crews.pending_task import PendingTask
 from infini_run.crews.protocol import WorkerSetup, dump
-from infini_run.crews.restart_policy import NEVER, check
 from infini_run.crews.spawn.placement import (
     check_flags,
     check_node_flags,
@@ -29,6 +26,9 @@ from infini_run.crews.spawn.placement import (
     read_nproc,
 )
 from infini_run.crews.spawn.start_errors import as_start_errors
+from infini_run.crews.supervision.future import Ask
+from infini_run.crews.supervision.pending_task import PendingTask
+from infini_run.crews.supervision.restart_policy import NEVER, check
 from infini_run.crews.task_map import MapOptions, TaskMap
 from infini_run.crews.worker.crew_target import pack_target
 from infini_run.crews.worker.import_guard import check_may_launch
@@ -50,9 +50,9 @@ if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
     from infini_run.crews.errors import CrewFailed
-    from infini_run.crews.event_queue import CrewEvent
-    from infini_run.crews.restart_policy import Restart
     from infini_run.crews.spawn.spawner import Spawner
+    from infini_run.crews.supervision.event_queue import CrewEvent
+    from infini_run.crews.supervision.restart_policy import Restart
     from infini_run.crews.worker.context import Context
     from infini_run.options.keywords import CrewOptions
 

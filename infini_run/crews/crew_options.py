@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from infini_run.crews.crew_supervisor import CrewSupervisor
-from infini_run.crews.pending_task import WorkerDeadlines
 from infini_run.crews.spawn.exec_spawner import ExecSpawner
 from infini_run.crews.spawn.placement import goes_on_without_host
+from infini_run.crews.supervision.crew_supervisor import CrewSupervisor
+from infini_run.crews.supervision.pending_task import WorkerDeadlines
 from infini_run.errors import UsageError
 from infini_run.number_arguments import read_seconds
 
@@ -54,7 +54,7 @@ def make_supervisor(spawner: Spawner, hosts: Sequence[str], *given: Any, **more:
         from infini_run.crews.spawn.failover_spawner import FailoverSpawner
 
         if isinstance(spawner, FailoverSpawner):
-            from infini_run.crews.moving_crew import FailoverCrewSupervisor
+            from infini_run.crews.supervision.failover_crew_supervisor import FailoverCrewSupervisor
 
             return FailoverCrewSupervisor(spawner, *given, **more)
     return CrewSupervisor(spawner, *given, **more)

@@ -6,9 +6,9 @@ from infini_run.record import record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from infini_run.crews.crew_supervisor import CrewSupervisor
     from infini_run.crews.errors import CrewFailed
-    from infini_run.crews.supervised_worker import SupervisedWorker
+    from infini_run.crews.supervision.crew_supervisor import CrewSupervisor
+    from infini_run.crews.supervision.supervised_worker import SupervisedWorker
 
 
 @record

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from infini_run.crews.function_launch import Failure, LaunchSupervisor
-    from infini_run.crews.future import Ask
-    from infini_run.crews.launch_restarts import LaunchRestarts
+    from infini_run.crews.supervision.future import Ask
+    from infini_run.crews.supervision.launch_restarts import LaunchRestarts
+    from infini_run.crews.supervision.launch_supervisor import Failure, LaunchSupervisor
     from infini_run.report.exit import Exit
 
 R = TypeVar("R")

@@ -11,12 +11,9 @@ from warnings import warn
 from weakref import WeakSet
 
 from infini_run.crews.callables import check_callable_runs, path_of_workers
-from infini_run.crews.function_launch import LaunchLimits, LaunchSupervisor
 from infini_run.crews.handle import LaunchHandle
-from infini_run.crews.launch_restarts import LaunchRestarts
 from infini_run.crews.log_level import read_log_level
 from infini_run.crews.preload_detection import modules_to_preload
-from infini_run.crews.progress import open_show
 from infini_run.crews.protocol import WorkerSetup, dump
 from infini_run.crews.spawn.exec_spawner import ExecSpawner
 from infini_run.crews.spawn.placement import (
@@ -28,6 +25,9 @@ from infini_run.crews.spawn.placement import (
 )
 from infini_run.crews.spawn.shared_spawner import SharedSpawner
 from infini_run.crews.spawn.start_errors import as_start_errors
+from infini_run.crews.supervision.launch_restarts import LaunchRestarts
+from infini_run.crews.supervision.launch_supervisor import LaunchLimits, LaunchSupervisor
+from infini_run.crews.supervision.progress import open_show
 from infini_run.crews.worker.import_guard import check_may_launch
 from infini_run.crews.worker_environ import make_environ, patterns_of
 from infini_run.errors import UsageError
@@ -270,7 +270,7 @@ class Launcher:
             from infini_run.crews.spawn.remote_spawner import RemoteSpawner
 
             if isinstance(spawner, RemoteSpawner) and spawner.is_elastic:
-                from infini_run.crews.elastic_launch import FailoverLaunchSupervisor
+                from infini_run.crews.supervision.failover_launch_supervisor import FailoverLaunchSupervisor
 
                 return FailoverLaunchSupervisor(spawner, *launch, owns_worlds=self._owns_nodes, **given)
         return LaunchSupervisor(spawner, *launch, **given)

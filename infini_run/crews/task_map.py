@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from typing import Any
 
-    from infini_run.crews.future import Ask
+    from infini_run.crews.supervision.future import Ask
 
 _AHEAD = 64  # tasks of a map that are submitted at a time, for each worker
 

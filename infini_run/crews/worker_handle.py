@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     from infini_run.crews.crew_status import CrewStatus, WorkerStatus
-    from infini_run.crews.future import Ask
+    from infini_run.crews.supervision.future import Ask
 
     T_contra = TypeVar("T_contra", contravariant=True)
 

@@ -10,8 +10,8 @@ import time
 import pytest
 
 import infini_run as ir
-from infini_run.crews.future import Ask
 from infini_run.crews.protocol import TaskDone, dump
+from infini_run.crews.supervision.future import Ask
 from infini_run.crews.task_map import MapOptions, TaskMap
 from tests.support.waiting import LIMIT_S
 

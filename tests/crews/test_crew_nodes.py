@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 import infini_run as ir
-from infini_run.crews.worker_death import death_error
+from infini_run.crews.supervision.worker_death import death_error
 from tests.support.hosts import Bed, agents
 from tests.support.processes import marked
 from tests.support.waiting import LIMIT_S, until

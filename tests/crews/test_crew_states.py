@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from infini_run.crews import worker_states
-from infini_run.crews.supervised_worker import SupervisedWorker
-from infini_run.crews.worker_states import EVENTS, IMPOSSIBLE, STATES, TABLE
+from infini_run.crews.supervision import worker_states
+from infini_run.crews.supervision.supervised_worker import SupervisedWorker
+from infini_run.crews.supervision.worker_states import EVENTS, IMPOSSIBLE, STATES, TABLE
 from tests.support.paths import ROOT
 
 DOC = ROOT / "docs/crews.md"

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import infini_run as ir
-from infini_run.crews.restart_policy import STRATEGIES, Budget, ranks_to_restart
+from infini_run.crews.supervision.restart_policy import STRATEGIES, Budget, ranks_to_restart
 from tests.support.command import CHILDREN
 from tests.support.processes import is_alive
 

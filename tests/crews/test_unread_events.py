@@ -9,7 +9,7 @@ import threading
 import pytest
 
 import infini_run as ir
-from infini_run.crews.event_queue import CrewEvent, EventQueue
+from infini_run.crews.supervision.event_queue import CrewEvent, EventQueue
 from tests.support.command import CHILDREN
 from tests.support.waiting import LIMIT_S, until
 

@@ -12,13 +12,13 @@ from _thread import RLock
 from collections import deque
 from threading import Condition
 
-from infini_run.crews.future import Ask
 from infini_run.crews.joinable_thread import JoinableThread
-from infini_run.crews.loop_waiters import LoopWaiters
-from infini_run.crews.pending_task import PendingTask, WorkerDeadlines
 from infini_run.crews.protocol import Body, RunTask, TaskCancelled, TaskFailed, encode
-from infini_run.crews.supervisor import Supervisor
-from infini_run.crews.worker_death import ended_without_result, wrote_into_channel
+from infini_run.crews.supervision.future import Ask
+from infini_run.crews.supervision.loop_waiters import LoopWaiters
+from infini_run.crews.supervision.pending_task import PendingTask, WorkerDeadlines
+from infini_run.crews.supervision.supervisor import Supervisor
+from infini_run.crews.supervision.worker_death import ended_without_result, wrote_into_channel
 from infini_run.errors import InfiniRunError, LaunchTimeout, RemoteError
 from infini_run.node.host_stderr import print_line
 from infini_run.plan.restart_policy import NOT_ENDED
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
-    from infini_run.crews.launch_restarts import LaunchRestarts
-    from infini_run.crews.progress import ProgressDisplay
     from infini_run.crews.protocol import TaskEnd, WorkerSetup
     from infini_run.crews.spawn.spawner import Spawner
-    from infini_run.crews.supervised_worker import SupervisedWorker
+    from infini_run.crews.supervision.launch_restarts import LaunchRestarts
+    from infini_run.crews.supervision.progress import ProgressDisplay
+    from infini_run.crews.supervision.supervised_worker import SupervisedWorker
 
 _TASK = 0
 _SMALL = 1 << 16  # bytes that a channel takes before its worker reads

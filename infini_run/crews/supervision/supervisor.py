@@ -16,7 +16,7 @@ from threading import current_thread
 from infini_run.crews.capture import capture_exception, capture_foreign
 from infini_run.crews.joinable_thread import JoinableThread
 from infini_run.crews.spawn.process_watch import ProcessWatch
-from infini_run.crews.supervised_worker import SupervisedWorker
+from infini_run.crews.supervision.supervised_worker import SupervisedWorker
 from infini_run.record import replace
 from infini_run.system.call_loop import CallLoop
 
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
-    from infini_run.crews.pending_task import PendingTask, WorkerDeadlines
     from infini_run.crews.protocol import Body, TaskEnd, WorkerSetup
     from infini_run.crews.spawn.spawner import ProcessGroup, Spawner, WorkerProcess
+    from infini_run.crews.supervision.pending_task import PendingTask, WorkerDeadlines
 
 PHASES = ("RUNNING", "DRAINING", "EXITED", "CLOSED")
 _LATE_S = 1.0  # a wait that took so much longer than asked for: this process itself was stopped

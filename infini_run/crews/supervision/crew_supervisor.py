@@ -7,11 +7,11 @@ from collections import Counter, deque
 from threading import Event
 
 from infini_run.crews.errors import CrewClosed, CrewFailed, DrainTimeout, crew_failed, drain_timeout
-from infini_run.crews.event_queue import CrewEvent, EventQueue
 from infini_run.crews.protocol import TaskCancelled, TaskDone, TaskFailed, kind_of
-from infini_run.crews.restart_policy import Budget, ranks_to_restart
-from infini_run.crews.supervisor import Supervisor
-from infini_run.crews.worker_death import death_error
+from infini_run.crews.supervision.event_queue import CrewEvent, EventQueue
+from infini_run.crews.supervision.restart_policy import Budget, ranks_to_restart
+from infini_run.crews.supervision.supervisor import Supervisor
+from infini_run.crews.supervision.worker_death import death_error
 from infini_run.errors import InfiniRunError
 from infini_run.node.host_stderr import print_line
 from infini_run.number_arguments import LONGEST_S
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
-    from infini_run.crews.pending_task import PendingTask, WorkerDeadlines
     from infini_run.crews.protocol import TaskEnd, WorkerSetup
-    from infini_run.crews.restart_policy import Restart
     from infini_run.crews.spawn.spawner import Spawner
-    from infini_run.crews.supervised_worker import SupervisedWorker
+    from infini_run.crews.supervision.pending_task import PendingTask, WorkerDeadlines
+    from infini_run.crews.supervision.restart_policy import Restart
+    from infini_run.crews.supervision.supervised_worker import SupervisedWorker
 
 _AHEAD = 8  # shared tasks that a worker has at most, so that it need not wait for the next one
 _OWN_AHEAD = 64  # tasks that only it may do

@@ -14,10 +14,10 @@ import time
 from collections import OrderedDict, defaultdict, deque
 from itertools import count
 
-from infini_run.crews.event_readers import EventReaders
-from infini_run.crews.loop_waiters import LoopWaiters
 from infini_run.crews.protocol import NO_TASK, Body, TaskFailed
 from infini_run.crews.remote_exception import to_exception
+from infini_run.crews.supervision.event_readers import EventReaders
+from infini_run.crews.supervision.loop_waiters import LoopWaiters
 from infini_run.record import record, replace
 
 TYPE_CHECKING = False

@@ -8,8 +8,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from infini_run.crews.future import Ask
     from infini_run.crews.protocol import Body
+    from infini_run.crews.supervision.future import Ask
 
 
 @record

@@ -10,7 +10,6 @@ import time
 from collections import deque
 from functools import partial
 
-from infini_run.crews import worker_states
 from infini_run.crews.protocol import (
     NO_TASK,
     Cancel,
@@ -27,8 +26,9 @@ from infini_run.crews.protocol import (
     TaskFailed,
     TaskStarted,
 )
-from infini_run.crews.worker_connection import ENDED, TORN, WorkerConnection
-from infini_run.crews.worker_death import cause_of_death, exit_of
+from infini_run.crews.supervision import worker_states
+from infini_run.crews.supervision.worker_connection import ENDED, TORN, WorkerConnection
+from infini_run.crews.supervision.worker_death import cause_of_death, exit_of
 from infini_run.report.failures import WorkerDied
 from infini_run.report.text import describe_end
 
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any, Protocol
 
-    from infini_run.crews.pending_task import PendingTask, WorkerDeadlines
     from infini_run.crews.protocol import Body, Message, TaskEnd
     from infini_run.crews.spawn.spawner import WorkerProcess
+    from infini_run.crews.supervision.pending_task import PendingTask, WorkerDeadlines
     from infini_run.system.poller import Poller
 
     class Owner(Protocol):

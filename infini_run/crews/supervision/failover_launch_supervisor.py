@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import time
 
-from infini_run.crews.function_launch import LaunchSupervisor
 from infini_run.crews.spawn.remote_process import RemoteWorkerProcess
 from infini_run.crews.spawn.remote_spawner import RemoteSpawner
-from infini_run.crews.supervised_worker import SupervisedWorker
+from infini_run.crews.supervision.launch_supervisor import LaunchSupervisor
+from infini_run.crews.supervision.supervised_worker import SupervisedWorker
 from infini_run.errors import InfiniRunError, NodeLost
 
 TYPE_CHECKING = False

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import time
 
-from infini_run.crews.crew_supervisor import CrewSupervisor, PendingRestart
 from infini_run.crews.spawn.failover_spawner import FailoverSpawner
 from infini_run.crews.spawn.remote_process import RemoteWorkerProcess
+from infini_run.crews.supervision.crew_supervisor import CrewSupervisor, PendingRestart
 from infini_run.errors import InfiniRunError, NodeLost
 
 TYPE_CHECKING = False
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from infini_run.crews.spawn.remote_node import RemoteNode
-    from infini_run.crews.supervised_worker import SupervisedWorker
+    from infini_run.crews.supervision.supervised_worker import SupervisedWorker
 
 _NEVER = float("inf")
 

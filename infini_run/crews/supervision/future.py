@@ -18,9 +18,9 @@ from threading import current_thread, main_thread
 
 from infini_run.crews.capture import capture_foreign
 from infini_run.crews.errors import AskTimeout
-from infini_run.crews.loop_waiters import resolve
 from infini_run.crews.protocol import TaskDone, TaskFailed
 from infini_run.crews.remote_exception import to_exception
+from infini_run.crews.supervision.loop_waiters import resolve
 from infini_run.errors import RemoteError
 from infini_run.number_arguments import read_wait
 

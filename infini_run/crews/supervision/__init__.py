@@ -1,0 +1,1 @@
+"""The thread that owns workers: their states, tasks and events, and what their failure means."""
