@@ -31,17 +31,17 @@ if TYPE_CHECKING:
     from infini_run.channel.receiver import Receiver
     from infini_run.channel.sender import Sender
     from infini_run.core.group import Event
-    from infini_run.crews.crew import Crew
-    from infini_run.crews.crew_status import CrewStatus, WorkerStatus
+    from infini_run.crews.api.crew import Crew
+    from infini_run.crews.api.crew_status import CrewStatus, WorkerStatus
+    from infini_run.crews.api.handle import LaunchHandle
+    from infini_run.crews.api.launcher import Launcher, Pool
+    from infini_run.crews.api.result import LaunchResult
+    from infini_run.crews.api.worker_handle import WorkerHandle
     from infini_run.crews.errors import CrewClosed, CrewFailed, DrainTimeout
-    from infini_run.crews.handle import LaunchHandle
-    from infini_run.crews.launcher import Launcher, Pool
-    from infini_run.crews.result import LaunchResult
     from infini_run.crews.supervision.event_queue import CrewEvent
     from infini_run.crews.supervision.future import Ask
     from infini_run.crews.supervision.restart_policy import Restart
     from infini_run.crews.worker.context import Cancelled, Context, this_worker
-    from infini_run.crews.worker_handle import WorkerHandle
     from infini_run.errors import (
         DeviceError,
         InfiniRunError,
@@ -162,19 +162,13 @@ _HOMES |= dict.fromkeys(
 )
 _HOMES |= dict.fromkeys(("QueryError", "SubmitError"), "jobs.errors")
 _HOMES |= {"Receiver": "channel.receiver", "Sender": "channel.sender"}
-_HOMES |= {
-    "Cancelled": "crews.worker.context",
-    "Context": "crews.worker.context",
-    "Restart": "crews.supervision.restart_policy",
-}
-_HOMES |= {
-    "CrewEvent": "crews.supervision.event_queue",
-    "Crew": "crews.crew",
-    "Ask": "crews.supervision.future",
-}
-_HOMES |= dict.fromkeys(("CrewStatus", "WorkerStatus"), "crews.crew_status") | {"WorkerHandle": "crews.worker_handle"}
-_HOMES |= dict.fromkeys(("Launcher", "Pool"), "crews.launcher") | {"LaunchResult": "crews.result"}
-_HOMES |= {"LaunchHandle": "crews.handle", "this_worker": "crews.worker.context"}
+_HOMES |= dict.fromkeys(("Cancelled", "Context", "this_worker"), "crews.worker.context")
+_HOMES |= {"Ask": "crews.supervision.future", "CrewEvent": "crews.supervision.event_queue"}
+_HOMES |= {"Restart": "crews.supervision.restart_policy"}
+_HOMES |= {"Crew": "crews.api.crew", "WorkerHandle": "crews.api.worker_handle"}
+_HOMES |= dict.fromkeys(("CrewStatus", "WorkerStatus"), "crews.api.crew_status")
+_HOMES |= dict.fromkeys(("Launcher", "Pool"), "crews.api.launcher")
+_HOMES |= {"LaunchHandle": "crews.api.handle", "LaunchResult": "crews.api.result"}
 _HOMES |= {"Job": "jobs.job", "find_job": "jobs.job", "find_jobs": "jobs.job", "submit": "jobs.job"}
 _HOMES |= {"Status": "jobs.status", "Submission": "jobs.records", "JobRequest": "jobs.request"}
 _HOMES |= {"Image": "jobs.container"}

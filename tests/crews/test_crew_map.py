@@ -10,9 +10,9 @@ import time
 import pytest
 
 import infini_run as ir
+from infini_run.crews.api.task_map import MapOptions, TaskMap
 from infini_run.crews.protocol import TaskDone, dump
 from infini_run.crews.supervision.future import Ask
-from infini_run.crews.task_map import MapOptions, TaskMap
 from tests.support.waiting import LIMIT_S
 
 

@@ -10,10 +10,11 @@ import sys
 from warnings import warn
 from weakref import WeakSet
 
+from infini_run.crews.api.handle import LaunchHandle
+from infini_run.crews.api.log_level import read_log_level
+from infini_run.crews.api.preload_detection import modules_to_preload
+from infini_run.crews.api.worker_environ import make_environ, patterns_of
 from infini_run.crews.callables import check_callable_runs, path_of_workers
-from infini_run.crews.handle import LaunchHandle
-from infini_run.crews.log_level import read_log_level
-from infini_run.crews.preload_detection import modules_to_preload
 from infini_run.crews.protocol import WorkerSetup, dump
 from infini_run.crews.spawn.exec_spawner import ExecSpawner
 from infini_run.crews.spawn.placement import (
@@ -29,7 +30,6 @@ from infini_run.crews.supervision.launch_restarts import LaunchRestarts
 from infini_run.crews.supervision.launch_supervisor import LaunchLimits, LaunchSupervisor
 from infini_run.crews.supervision.progress import open_show
 from infini_run.crews.worker.import_guard import check_may_launch
-from infini_run.crews.worker_environ import make_environ, patterns_of
 from infini_run.errors import UsageError
 from infini_run.number_arguments import read_seconds
 from infini_run.options.from_python import check_environment, check_names, check_path
@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 
     from typing_extensions import ParamSpec, Self, Unpack
 
+    from infini_run.crews.api.result import LaunchResult
     from infini_run.crews.protocol import Body
-    from infini_run.crews.result import LaunchResult
     from infini_run.crews.spawn.remote_spawner import RemoteSpawner
     from infini_run.crews.spawn.shared_spawner import SpawnerHold
     from infini_run.crews.spawn.spawner import Spawner

@@ -11,7 +11,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Protocol
 
-    from infini_run.crews.crew_status import CrewStatus, WorkerStatus
+    from infini_run.crews.api.crew_status import CrewStatus, WorkerStatus
     from infini_run.crews.supervision.future import Ask
 
     T_contra = TypeVar("T_contra", contravariant=True)

@@ -12,11 +12,14 @@ from itertools import count
 from typing import Generic, TypeVar
 from warnings import warn
 
+from infini_run.crews.api.crew_factory import check_spawner_alone, make_limits, make_spawner, make_supervisor
+from infini_run.crews.api.crew_status import CrewStatus, crew_status
+from infini_run.crews.api.log_level import read_log_level
+from infini_run.crews.api.task_map import MapOptions, TaskMap
+from infini_run.crews.api.worker_environ import make_environ, patterns_of
+from infini_run.crews.api.worker_handle import WorkerHandle
 from infini_run.crews.callables import path_of_workers
-from infini_run.crews.crew_options import check_spawner_alone, make_limits, make_spawner, make_supervisor
-from infini_run.crews.crew_status import CrewStatus, crew_status
 from infini_run.crews.errors import CrewClosed
-from infini_run.crews.log_level import read_log_level
 from infini_run.crews.protocol import WorkerSetup, dump
 from infini_run.crews.spawn.placement import (
     check_flags,
@@ -29,11 +32,8 @@ from infini_run.crews.spawn.start_errors import as_start_errors
 from infini_run.crews.supervision.future import Ask
 from infini_run.crews.supervision.pending_task import PendingTask
 from infini_run.crews.supervision.restart_policy import NEVER, check
-from infini_run.crews.task_map import MapOptions, TaskMap
 from infini_run.crews.worker.crew_target import pack_target
 from infini_run.crews.worker.import_guard import check_may_launch
-from infini_run.crews.worker_environ import make_environ, patterns_of
-from infini_run.crews.worker_handle import WorkerHandle
 from infini_run.errors import UsageError
 from infini_run.node.host_stderr import print_line
 from infini_run.number_arguments import read_count, read_wait

@@ -6,10 +6,10 @@ import time
 from typing import Generic, TypeVar
 from warnings import warn
 
+from infini_run.crews.api.result import LaunchResult
 from infini_run.crews.capture import capture_exception
 from infini_run.crews.protocol import TaskFailed
 from infini_run.crews.remote_exception import add_notes, to_exception
-from infini_run.crews.result import LaunchResult
 from infini_run.errors import InfiniRunError, UsageError
 from infini_run.number_arguments import read_wait
 from infini_run.system.fork_hooks import stayed_with_parent

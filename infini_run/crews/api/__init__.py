@@ -1,0 +1,1 @@
+"""What a program calls: crews, launchers, and what they return."""
