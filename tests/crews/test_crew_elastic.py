@@ -205,7 +205,7 @@ def test_what_lost_hosts_have_cost_is_forgotten_once_their_workers_have_moved(cr
             (host,) = places(ask_all(group))
             os.kill(spawn_server_on(host)[0], signal.SIGKILL)
             until(lambda: group.status().workers[0].restarts == count)  # noqa: B023
-        assert len(group._supervisor._losses) == 1
+        assert len(group._supervisor._placement._losses) == 1
 
 
 def test_workers_for_which_no_host_comes_fail_the_crew(bed, crew):

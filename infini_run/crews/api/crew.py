@@ -12,7 +12,7 @@ from itertools import count
 from typing import Generic, TypeVar
 from warnings import warn
 
-from infini_run.crews.api.crew_factory import check_spawner_alone, make_limits, make_spawner, make_supervisor
+from infini_run.crews.api.crew_factory import check_spawner_alone, make_limits, make_placement, make_spawner
 from infini_run.crews.api.crew_status import CrewStatus, crew_status
 from infini_run.crews.api.log_level import read_log_level
 from infini_run.crews.api.task_map import MapOptions, TaskMap
@@ -29,6 +29,7 @@ from infini_run.crews.spawn.placement import (
     read_nproc,
 )
 from infini_run.crews.spawn.start_errors import as_start_errors
+from infini_run.crews.supervision.crew_supervisor import CrewSupervisor
 from infini_run.crews.supervision.future import Ask
 from infini_run.crews.supervision.pending_task import PendingTask
 from infini_run.crews.supervision.restart_policy import NEVER, check
@@ -187,8 +188,9 @@ class Crew(Generic[T, R]):
                 given = {"env": environ, "on_hang": "stop", **given}  # one that says so itself: WATCHDOG=trigger
                 spawner = make_spawner(names, preload, read_nproc(nproc_per_node, nproc, names), given)
             self.nproc = spawner.world_size
-            self._supervisor = make_supervisor(
-                spawner, names, setup, policy, limits, max_events=max_events, max_tasks=max_tasks
+            placement = make_placement(spawner, names)
+            self._supervisor = CrewSupervisor(
+                spawner, setup, policy, limits, max_events=max_events, max_tasks=max_tasks, placement=placement
             )
             try:
                 self._supervisor.start()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from infini_run.crews.spawn.exec_spawner import ExecSpawner
 from infini_run.crews.spawn.placement import goes_on_without_host
-from infini_run.crews.supervision.crew_supervisor import CrewSupervisor
+from infini_run.crews.supervision.crew_placement import CrewPlacement
 from infini_run.crews.supervision.pending_task import WorkerDeadlines
 from infini_run.errors import UsageError
 from infini_run.number_arguments import read_seconds
@@ -47,17 +47,16 @@ def check_spawner_alone(given: Mapping[str, object]) -> None:
         raise UsageError(f"{', '.join(found)}: no effect beside spawner=, which starts the workers: give them to it")
 
 
-def make_supervisor(spawner: Spawner, hosts: Sequence[str], *given: Any, **more: Any) -> CrewSupervisor:
-    """Return the supervisor of a crew. hosts: where its workers run; none: on this machine. given, more: the other
-    arguments of a CrewSupervisor."""
+def make_placement(spawner: Spawner, hosts: Sequence[str]) -> CrewPlacement:
+    """Return the placement of a crew's workers. hosts: where they run; none: on this machine."""
     if hosts:
         from infini_run.crews.spawn.failover_spawner import FailoverSpawner
 
         if isinstance(spawner, FailoverSpawner):
-            from infini_run.crews.supervision.failover_crew_supervisor import FailoverCrewSupervisor
+            from infini_run.crews.supervision.failover_crew_placement import FailoverCrewPlacement
 
-            return FailoverCrewSupervisor(spawner, *given, **more)
-    return CrewSupervisor(spawner, *given, **more)
+            return FailoverCrewPlacement(spawner)
+    return CrewPlacement()
 
 
 def make_limits(ready_timeout_s: float, watchdog_s: float, drain_s: float | None) -> WorkerDeadlines:

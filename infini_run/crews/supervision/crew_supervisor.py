@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
+from functools import partial
 from threading import Event
 
 from infini_run.crews.errors import CrewClosed, CrewFailed, DrainTimeout, crew_failed, drain_timeout
 from infini_run.crews.protocol import TaskCancelled, TaskDone, TaskFailed, kind_of
+from infini_run.crews.supervision.crew_placement import NEVER, PendingRestart
 from infini_run.crews.supervision.event_queue import CrewEvent, EventQueue
 from infini_run.crews.supervision.restart_policy import Budget, ranks_to_restart
 from infini_run.crews.supervision.supervisor import Supervisor
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
     from infini_run.crews.protocol import TaskEnd, WorkerSetup
     from infini_run.crews.spawn.spawner import Spawner
+    from infini_run.crews.supervision.crew_placement import CrewPlacement
     from infini_run.crews.supervision.pending_task import PendingTask, WorkerDeadlines
     from infini_run.crews.supervision.restart_policy import Restart
     from infini_run.crews.supervision.supervised_worker import SupervisedWorker
@@ -33,14 +36,6 @@ if TYPE_CHECKING:
 _AHEAD = 8  # shared tasks that a worker has at most, so that it need not wait for the next one
 _OWN_AHEAD = 64  # tasks that only it may do
 _CAUSES = 100  # of failures are kept, the last ones
-
-
-class PendingRestart:
-    """Ranks that are to be started again together, at a time, once all of them are settled."""
-
-    def __init__(self, ranks: set[int], due_s: float) -> None:
-        self.ranks = ranks
-        self.due_s = due_s
 
 
 class CrewSupervisor(Supervisor):
@@ -52,6 +47,7 @@ class CrewSupervisor(Supervisor):
         restart: the policy.
         max_events: how many events that count are kept before workers are made to wait.
         max_tasks: a worker's process is replaced after so many tasks; 0: never.
+        placement: knows where workers can be started again.
     """
 
     def __init__(
@@ -63,11 +59,13 @@ class CrewSupervisor(Supervisor):
         *,
         max_events: int,
         max_tasks: int = 0,
+        placement: CrewPlacement,
     ) -> None:
         super().__init__(spawner, setup, limits, spawner.close)
         self._restart = restart
         self._budget = Budget(restart)
         self._max_tasks = max_tasks
+        self._placement = placement
         self.events = EventQueue(max_events, self.wake)
         self.failure: CrewFailed | None = None
         self._causes: list[BaseException] = []
@@ -86,6 +84,7 @@ class CrewSupervisor(Supervisor):
         """As Supervisor.start."""
         call_in_forked_children(self)
         self._exit_number = close_at_exit(self)
+        self._placement.add_watcher(self.wake)
         super().start()
 
     # ---- tasks
@@ -262,7 +261,9 @@ class CrewSupervisor(Supervisor):
             self.problems.append(str(worker.cause))
             return
         now_s = time.monotonic()
-        delay_s = self._spend(worker, now_s)
+        assert worker.process is not None
+        processes = (each.process for each in self.workers)
+        delay_s = self._placement.spend(worker.process, processes, partial(self._budget.spend, now_s))
         if delay_s is None:
             self._fail(self._causes)
             return
@@ -272,10 +273,6 @@ class CrewSupervisor(Supervisor):
         self._plan_restart(ranks, now_s + delay_s)
         self.on_event("restarting", worker, delay_s=delay_s)
 
-    def _spend(self, worker: SupervisedWorker, now_s: float) -> float | None:
-        """Take a restart from the budget; return how long to wait before it. None: it would be one too many."""
-        return self._budget.spend(now_s)
-
     def _plan_restart(self, ranks: set[int], due_s: float) -> None:
         """Merged with restarts that were planned before and have ranks in common with this one."""
         for other in [pending for pending in self._restarts if pending.ranks & ranks]:
@@ -283,21 +280,39 @@ class CrewSupervisor(Supervisor):
             self._restarts.remove(other)
         self._restarts.append(PendingRestart(ranks, due_s))
 
-    def _can_start(self, pending: PendingRestart) -> bool:
-        return all(self.workers[rank].is_settled and rank not in self._stuck for rank in pending.ranks)
+    def _settled_restarts(self) -> list[PendingRestart]:
+        """Those of whose workers nothing is left."""
+        return [
+            pending
+            for pending in self._restarts
+            if all(self.workers[rank].is_settled and rank not in self._stuck for rank in pending.ranks)
+        ]
+
+    def _start_due_s(self, pending: PendingRestart) -> float:
+        """When its workers can be started (monotonic); infinite: they wait for a host."""
+        return max(pending.due_s, self._placement.start_due_s(sorted(pending.ranks)))
 
     def _restart_due(self) -> None:
-        now_s = time.monotonic()
-        for pending in list(self._restarts):
-            if pending.due_s <= now_s and self._can_start(pending):
-                self._restarts.remove(pending)
-                try:
-                    self._start_workers(sorted(pending.ranks))
-                except InfiniRunError as error:
-                    self._on_start_failed(pending, error)
+        for pending in self._settled_restarts():
+            if self._start_due_s(pending) <= time.monotonic() and not self._restart_workers(pending):
+                return
+        waiting = [pending for pending in self._settled_restarts() if self._start_due_s(pending) == NEVER]
+        error = self._placement.check_waits(waiting)
+        if error is not None:
+            self._fail([*self._causes, error])
 
-    def _on_start_failed(self, pending: PendingRestart, error: InfiniRunError) -> None:
-        self._fail([*self._causes, error])
+    def _restart_workers(self, pending: PendingRestart) -> bool:
+        """Return False if that has failed the crew."""
+        ranks = sorted(pending.ranks)
+        self._restarts.remove(pending)
+        try:
+            self._start_workers(ranks)
+        except InfiniRunError as error:
+            if not self._placement.may_retry(ranks, error):
+                self._fail([*self._causes, error])
+                return False
+            self._plan_restart(pending.ranks, pending.due_s)
+        return True
 
     def _fail(self, causes: Sequence[BaseException]) -> None:
         """Fail the crew: all workers are stopped, and every task that waits fails."""
@@ -402,10 +417,10 @@ class CrewSupervisor(Supervisor):
         self.call((lambda: self.drain(self.limits.drain_s)) if drain else self.halt)
 
     def _due_s(self) -> float | None:
-        dues = [super()._due_s(), *(pending.due_s for pending in self._restarts if self._can_start(pending))]
+        dues = [super()._due_s(), self._placement.wait_end_s, *map(self._start_due_s, self._settled_restarts())]
         if self.phase == "DRAINING" and (self._restarts or any(worker.is_live for worker in self.workers)):
             dues.append(self._drain_end_s)
-        return min((due for due in dues if due is not None), default=None)
+        return min((due for due in dues if due not in (None, NEVER)), default=None)
 
     def _advance(self) -> None:
         self._restart_due()
@@ -437,6 +452,7 @@ class CrewSupervisor(Supervisor):
                 worker.handle("drain")
 
     def _on_workers_ended(self) -> None:
+        self._placement.remove_watcher(self.wake)
         for text, unwatch in self._stuck.values():
             unwatch()
             self.problems.append(text)
