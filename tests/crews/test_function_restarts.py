@@ -111,6 +111,21 @@ def test_the_limit_of_the_whole_launch_ends_a_delay_too(tmp_path):
     assert time.monotonic() - begin_s < 60
 
 
+def fail_or_hang(folder):
+    worker = ir.this_worker()
+    (folder / f"{worker.restarts}.{worker.rank}").touch()
+    if worker.rank:
+        signal.pause()
+    raise ValueError("the first failure")
+
+
+def test_a_launch_whose_time_is_over_is_not_started_again_to_be_stopped_at_once(tmp_path):
+    flags = {"max_restarts": 1, "restart_delay": 0, "keep_going": True}
+    with pytest.raises(ValueError, match="the first failure"):
+        ir.Launcher(nproc_per_node=2, preload=(), timeout_s=5, **flags).run(fail_or_hang, tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"0.0", "0.1"}
+
+
 def test_an_interrupt_during_a_delay_ends_the_launch(tmp_path):
     launcher = ir.Launcher(nproc_per_node=2, preload=(), max_restarts=1, restart_delay=3600)
 

@@ -26,6 +26,7 @@ from infini_run.crews.spawn.placement import (
 )
 from infini_run.crews.spawn.shared_spawner import SharedSpawner
 from infini_run.crews.spawn.start_errors import as_start_errors
+from infini_run.crews.supervision.launch_placement import LaunchPlacement
 from infini_run.crews.supervision.launch_restarts import LaunchRestarts
 from infini_run.crews.supervision.launch_supervisor import LaunchLimits, LaunchSupervisor
 from infini_run.crews.supervision.progress import open_show
@@ -251,9 +252,10 @@ class Launcher:
             "keep_going": bool(self._given.get("keep_going")),
             "release": release,
             "restarts": LaunchRestarts(options),
+            "placement": self._make_placement(spawner),
             "display": open_show(self.progress, getattr(function, "__name__", "function"), spawner.world_size),
         }
-        launch = self._make_supervisor(spawner, (setup, body, limits), given)
+        launch = LaunchSupervisor(spawner, setup, body, limits, **given)
         self._launches.add(launch)
         try:
             launch.start()
@@ -263,17 +265,15 @@ class Launcher:
             raise
         return launch
 
-    def _make_supervisor(
-        self, spawner: Spawner, launch: tuple[WorkerSetup, Body, LaunchLimits], given: Mapping[str, Any]
-    ) -> LaunchSupervisor:
+    def _make_placement(self, spawner: Spawner) -> LaunchPlacement:
         if self.hosts:
             from infini_run.crews.spawn.remote_spawner import RemoteSpawner
 
             if isinstance(spawner, RemoteSpawner) and spawner.is_elastic:
-                from infini_run.crews.supervision.failover_launch_supervisor import FailoverLaunchSupervisor
+                from infini_run.crews.supervision.failover_launch_placement import FailoverLaunchPlacement
 
-                return FailoverLaunchSupervisor(spawner, *launch, owns_worlds=self._owns_nodes, **given)
-        return LaunchSupervisor(spawner, *launch, **given)
+                return FailoverLaunchPlacement(spawner, owns_worlds=self._owns_nodes)
+        return LaunchPlacement()
 
     def _pack(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Body:
         """Raises UsageError, UnpicklableError: nothing was started."""

@@ -2,7 +2,8 @@
 
 The first failure in time is raised, and the other ranks are stopped; with keep_going they are not. The ranks of a
 node are one group of processes, which is only stopped as a whole. With restarts, an attempt that has failed is ended
-completely, and after a delay every rank is started again in a fresh process, with the same call.
+completely, and after a delay every rank is started again in a fresh process, with the same call. One that has ended
+because a node came or went costs no restart. Results are those of the last attempt.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from infini_run.crews.protocol import Body, RunTask, TaskCancelled, TaskFailed, 
 from infini_run.crews.supervision.future import Ask
 from infini_run.crews.supervision.loop_waiters import LoopWaiters
 from infini_run.crews.supervision.pending_task import PendingTask, WorkerDeadlines
+from infini_run.crews.supervision.supervised_worker import SupervisedWorker
 from infini_run.crews.supervision.supervisor import Supervisor
 from infini_run.crews.supervision.worker_death import ended_without_result, wrote_into_channel
-from infini_run.errors import InfiniRunError, LaunchTimeout, RemoteError
+from infini_run.errors import InfiniRunError, LaunchTimeout, NodeLost, RemoteError
 from infini_run.node.host_stderr import print_line
 from infini_run.plan.restart_policy import NOT_ENDED
 from infini_run.record import record
@@ -33,9 +35,9 @@ if TYPE_CHECKING:
 
     from infini_run.crews.protocol import TaskEnd, WorkerSetup
     from infini_run.crews.spawn.spawner import Spawner
+    from infini_run.crews.supervision.launch_placement import LaunchPlacement
     from infini_run.crews.supervision.launch_restarts import LaunchRestarts
     from infini_run.crews.supervision.progress import ProgressDisplay
-    from infini_run.crews.supervision.supervised_worker import SupervisedWorker
 
 _TASK = 0
 _SMALL = 1 << 16  # bytes that a channel takes before its worker reads
@@ -81,6 +83,7 @@ class LaunchSupervisor(Supervisor):
         keep_going: a failure does not stop the other ranks.
         display: shows the progress.
         restarts: how often all ranks are started again after a failure.
+        placement: knows where they can be started.
     """
 
     separate_groups = False
@@ -96,6 +99,7 @@ class LaunchSupervisor(Supervisor):
         release: Callable[[], None],
         display: ProgressDisplay,
         restarts: LaunchRestarts,
+        placement: LaunchPlacement,
     ) -> None:
         super().__init__(spawner, setup, WorkerDeadlines(exit_s=0.0), release)
         self._body = body
@@ -103,7 +107,9 @@ class LaunchSupervisor(Supervisor):
         self._keep_going = keep_going
         self._display = display
         self.restarts = restarts
+        self._placement = placement
         self._restart_s = _NEVER  # (monotonic) when all ranks are started again
+        self._awaits_placement = False  # they start as soon as it is known where
         self._is_unwanted = False  # the caller has stopped it: nothing is started again
         self._stuck: set[str] = set()  # what SIGKILL did not end, on each node
         self._set_ranks()
@@ -132,13 +138,36 @@ class LaunchSupervisor(Supervisor):
         self._due_at_s = _NEVER if limits.timeout_s is None else time.monotonic() + limits.timeout_s
         call_in_forked_children(self)
         self._exit_number = close_at_exit(self)
+        self._placement.add_watcher(self.wake)
         super().start()
 
     def _start_workers(self, ranks: Sequence[int]) -> None:
+        """Start all ranks, as many as there are now, or wait until that is known."""
+        size = self._placement.find_size(len(self.workers))
+        self._awaits_placement = size is None
+        if size is None:
+            return
+        if len(self.workers) != size:
+            self.workers = [SupervisedWorker(rank, self) for rank in range(size)]
+            self._set_ranks()
+            self._display.begin(size)
+        for worker in self.workers:
+            worker.starts = self.restarts.total
+        try:
+            self._start_attempt(range(size))
+        except InfiniRunError:
+            if not self._placement.is_superseded():
+                raise
+            self._awaits_placement = True
+
+    def _start_attempt(self, ranks: Sequence[int]) -> None:
         limit_s = self._launch_limits.start_timeout_s
         self._start_due_s = _NEVER if limit_s is None else time.monotonic() + limit_s
         self._begin_s = time.time()
         super()._start_workers(ranks)
+        process = self.workers[0].process
+        assert process is not None
+        self._placement.begin(process)
         self.restarts.begin()
         for rank in ranks:
             self.workers[rank].preassign(PendingTask(_TASK, Body(), self.asks[rank], shared=False))
@@ -315,35 +344,68 @@ class LaunchSupervisor(Supervisor):
     @property
     def _may_start_again(self) -> bool:
         """There may be another attempt."""
-        return self.restarts.is_possible
+        return self._placement.may_move or self.restarts.is_possible
 
     @property
     def _is_waiting(self) -> bool:
         """All ranks have ended, and will be started again."""
-        return self._restart_s != _NEVER
+        return self._awaits_placement or self._restart_s != _NEVER
 
     def _plan_restart(self) -> bool:
-        """Every rank has ended: begin the delay before a restart, if there is one."""
+        """Every rank has ended: begin to wait for the next attempt, if there is one."""
         first = self._first_failure()
-        if first is None or self._is_unwanted:
+        if self._is_unwanted or any(failure.rank < 0 for failure in self.failures):
             return False
-        delay_s = self.restarts.next_delay_s(first.rank, first.error, first.time_s - self._begin_s)
+        why = self._placement.why_ended()
+        if why:
+            return self._follow_nodes(why)
+        if first is None:
+            return False
+        moves = self._placement.moves_after(first.error)
+        delay_s = self.restarts.next_delay_s(first.rank, first.error, first.time_s - self._begin_s, may_move=moves)
         if delay_s is None:
             return False
-        self._announce(first, delay_s)
-        self._restart_s = time.monotonic() + delay_s
-        self.failures, self.stopped_s = [], None
+        print_line(self.restarts.heading(delay_s, _describe(first)))
+        due_s = time.monotonic() + delay_s
+        if moves:
+            self._placement.request_next(self.workers[first.rank].process, due_s)
+            self._await_placement()
+        else:
+            self._restart_s = due_s
+            self.failures, self.stopped_s = [], None
         return True
+
+    def _follow_nodes(self, why: str) -> bool:
+        """The attempt has ended because a node came or went. If every rank had returned by then, nothing is lost."""
+        if all(rank.has_result for rank in self._ranks):
+            self.failures = [failure for failure in self.failures if not isinstance(failure.error, NodeLost)]
+            if not self.failures:
+                return False
+        if not self.restarts.go_on():
+            if not self.failures:
+                self.fail(NodeLost(why, "", -1), -1)
+            return False
+        self._await_placement()
+        return True
+
+    def _await_placement(self) -> None:
+        self._placement.leave()
+        self._awaits_placement = True
+        self.failures, self.stopped_s = [], None
 
     def _first_failure(self) -> Failure | None:
         return min(self.failures, key=lambda failure: failure.time_s, default=None)
 
-    def _announce(self, first: Failure, delay_s: float) -> None:
-        """Print the line of a restart."""
-        print_line(self.restarts.heading(delay_s, _describe(first)))
-
     def _restart_if_due(self) -> None:
-        if time.monotonic() >= self._restart_s:
+        try:
+            is_due = time.monotonic() >= self._restart_s or (
+                self._awaits_placement and self._placement.find_size(len(self.workers)) is not None
+            )
+        except InfiniRunError as error:
+            self._awaits_placement = False
+            self.fail(error, -1)
+            return
+        if is_due:
             self._restart()
 
     def _restart(self) -> None:
@@ -362,6 +424,7 @@ class LaunchSupervisor(Supervisor):
     # ---- the end
 
     def _on_workers_ended(self) -> None:
+        self._placement.remove_watcher(self.wake)
         if self._sender is not None:
             self.try_step("ending the thread that sends the arguments", self._sender.join)
         self.try_step("closing the display", self._display.close)
