@@ -93,7 +93,7 @@ class IndependentNodes:
         self._started_s[agent.index] = time.monotonic()
         self._refusals.pop(agent.index, None)
         # each start has a number, and so an id, of its own: a guard may still look for what has the last one
-        self._state.restarts.go_on(attempt_report(self._state), f"{agent.name} runs workers")
+        self._state.restarts.go_on(attempt_report(self._state).first_failure, f"{agent.name} runs workers")
         self._start_ranks([agent])
 
     def _on_done(self, agent: RemoteAgent) -> None:

@@ -304,7 +304,7 @@ class WorldChanges:
             if report.stuck:
                 state.restarts.give_up(NOT_ENDED)
                 return False
-            if not state.restarts.go_on(report, m.reason or "a worker has failed"):
+            if not state.restarts.go_on(report.first_failure, m.reason or "a worker has failed"):
                 state.error = NodeLost(m.reason, "", -1)
                 return False
             due_s = -_NEVER if m.reason or asked_s is None else asked_s

@@ -64,9 +64,12 @@ class Decision:
 
 
 class RestartState:
-    """The restarts of one launch: how many there were, when the next one begins, and what failed before.
+    """The restarts of one launch, which is told of each failure: how many there were, when the next one begins, and
+    what failed before.
 
     Attributes:
+        begun: Restarts so far; one that was decided may never begin.
+        not_restarted: Why no attempt followed the last one. Empty: that is plain, or one did.
         due_s: When the next attempt begins, by the monotonic clock; infinite: none is waited for.
         heading: The line that the logs of the next attempt begin with.
     """
@@ -74,12 +77,12 @@ class RestartState:
     def __init__(self, options: Options) -> None:
         self._options = options
         self._count = RestartCount()
-        self._begun = 0  # restarts; one that was decided may never begin
+        self.begun = 0
         self._progress = -1  # of the attempt that runs
         self._earlier: tuple[Exit, ...] = ()
         self._before_decision: tuple[RestartCount, tuple[Exit, ...]] = (self._count, self._earlier)
-        self._not_restarted = ""
-        self._is_cancelled = False
+        self.not_restarted = ""
+        self._is_cancelled = self._is_given_up = False
         self._received_signal = 0
         self.due_s = _NEVER
         self.heading = ""
@@ -88,6 +91,11 @@ class RestartState:
     def total(self) -> int:
         """Restarts so far, with one that was decided and has not begun."""
         return self._count.total
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether a failure may be followed by another attempt."""
+        return self._options.max_restarts > 0
 
     @property
     def is_waiting(self) -> bool:
@@ -108,25 +116,40 @@ class RestartState:
         failure = "; ".join(filter(None, (report.headline(), report.left_behind())))
         return self._apply(decision, report.first_failure, failure)
 
-    def go_on(self, report: Report, reason: str) -> bool:
+    def fail(self, failure: str, healthy_s: float) -> str:
+        """Decide what follows an attempt that has failed, and of which there is no report.
+
+        Args:
+            failure: What failed first, in a sentence.
+            healthy_s: How long all ranks were well before, in seconds.
+
+        Returns:
+            As `decide`.
+        """
+        if self._is_given_up:
+            return ""
+        decision = spend(self._options, self._count_attempt(), healthy_s, _random_fraction())
+        return self._apply(decision, None, failure)
+
+    def go_on(self, first: Exit | None, reason: str) -> bool:
         """Count an attempt that follows because a node came or went: it costs nothing of the budget.
 
         Args:
-            report: How the last attempt ended.
+            first: What failed first in the last attempt. None: nothing, or what is no process.
             reason: Why there is another one, in a sentence.
 
         Returns:
             False if there is none: too many attempts in a row made no progress.
         """
+        if self._is_given_up:
+            return False
         count = self._count_attempt()
-        self._not_restarted = explain_no_progress(self._options, count)
-        if self._not_restarted:
+        self.not_restarted = explain_no_progress(self._options, count)
+        if self.not_restarted:
             return False
         self._before_decision = self._count, self._earlier
         self._count = replace(count, total=count.total + 1)
-        self._earlier = (*self._earlier, *([] if report.first_failure is None else [report.first_failure]))[
-            -_MOST_EARLIER:
-        ]
+        self._note_failure(first)
         self.heading = f"attempt {self._count.total + 1}: {reason}"
         return True
 
@@ -139,11 +162,10 @@ class RestartState:
         Returns:
             As `decide`.
         """
-        decision = spend(self._options, self._count_attempt(), 0.0, _random_fraction())
-        if not decision.again:
-            self._not_restarted = "; ".join(filter(None, (reason, decision.why)))
-            return ""
-        return self._apply(decision, None, reason)
+        line = self.fail(reason, 0.0)
+        if not line:
+            self.not_restarted = "; ".join(filter(None, (reason, self.not_restarted)))
+        return line
 
     def _count_attempt(self) -> RestartCount:
         """The count when the attempt has failed, which its progress may have renewed."""
@@ -152,19 +174,23 @@ class RestartState:
 
     def _apply(self, decision: Decision, first: Exit | None, failure: str) -> str:
         if not decision.again:
-            self._not_restarted = decision.why
+            self.not_restarted = decision.why
             return ""
         self._before_decision = self._count, self._earlier
         self._count = decision.count
-        self._earlier = (*self._earlier, *([] if first is None else [first]))[-_MOST_EARLIER:]
+        self._note_failure(first)
         self.due_s = time.monotonic() + decision.delay_s
         count = describe(self._count, self._options)
         self.heading = f"{count}: {failure}"
         return f"{count} in {duration_text(decision.delay_s)}: {failure}"
 
+    def _note_failure(self, first: Exit | None) -> None:
+        if first is not None:
+            self._earlier = (*self._earlier, first)[-_MOST_EARLIER:]
+
     def begin(self) -> None:
         """The attempt that was decided begins."""
-        self._begun = self._count.total
+        self.begun = self._count.total
         self.end_wait()
 
     def end_wait(self) -> None:
@@ -186,21 +212,22 @@ class RestartState:
         self.give_up(reason)
 
     def give_up(self, reason: str) -> None:
-        """End the launch, though a restart was decided: it makes no sense any more, for this reason."""
-        self._not_restarted = reason
+        """There is no attempt after the one that runs, though a restart may be decided: it makes no sense any more,
+        for this reason."""
+        self.not_restarted, self._is_given_up = reason, True
         self.end_wait()
 
     def add_to(self, report: Report) -> Report:
         """Return the report of the last attempt with what became of those before it. If no other one has begun after
         it, its failure is not an earlier one, unless the launch was stopped meanwhile."""
-        is_last = self._begun < self.total and not self._is_cancelled
+        is_last = self.begun < self.total and not self._is_cancelled
         return replace(
             report,
             first_failure=None if self._is_cancelled else report.first_failure,
             received_signal=self._received_signal or report.received_signal,
-            restarts=self._begun,
+            restarts=self.begun,
             earlier_failures=self._before_decision[1] if is_last else self._earlier,
-            not_restarted=self._not_restarted,
+            not_restarted=self.not_restarted,
         )
 
 

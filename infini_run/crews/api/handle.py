@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from infini_run.crews.supervision.future import Ask
-    from infini_run.crews.supervision.launch_restarts import LaunchRestarts
     from infini_run.crews.supervision.launch_supervisor import Failure, LaunchSupervisor
+    from infini_run.plan.restart_policy import RestartState
     from infini_run.report.exit import Exit
 
 R = TypeVar("R")
@@ -261,7 +261,7 @@ def _error_of(failure: Failure) -> BaseException:
     return to_exception(error, failure.rank, failure.host) if isinstance(error, TaskFailed) else error
 
 
-def _with_notes(failures: Sequence[Failure], restarts: LaunchRestarts) -> BaseException:
+def _with_notes(failures: Sequence[Failure], restarts: RestartState) -> BaseException:
     """The first failure's error, with a note for each later one, and notes about restarts before it."""
     error, total = _error_of(failures[0]), restarts.begun
     notes = [f"after {total} restart{'s' * (total > 1)} of all ranks"] if total else []

@@ -27,7 +27,6 @@ from infini_run.crews.spawn.placement import (
 from infini_run.crews.spawn.shared_spawner import SharedSpawner
 from infini_run.crews.spawn.start_errors import as_start_errors
 from infini_run.crews.supervision.launch_placement import LaunchPlacement
-from infini_run.crews.supervision.launch_restarts import LaunchRestarts
 from infini_run.crews.supervision.launch_supervisor import LaunchLimits, LaunchSupervisor
 from infini_run.crews.supervision.progress import open_show
 from infini_run.crews.worker.import_guard import check_may_launch
@@ -35,6 +34,7 @@ from infini_run.errors import UsageError
 from infini_run.number_arguments import read_seconds
 from infini_run.options.from_python import check_environment, check_names, check_path
 from infini_run.options.table import TABLE
+from infini_run.plan.restart_policy import RestartState
 from infini_run.system.exit_hooks import close_at_exit, closed
 from infini_run.system.fork_hooks import call_in_forked_children, stayed_with_parent
 
@@ -251,7 +251,7 @@ class Launcher:
         given: dict[str, Any] = {
             "keep_going": bool(self._given.get("keep_going")),
             "release": release,
-            "restarts": LaunchRestarts(options),
+            "restarts": RestartState(options),
             "placement": self._make_placement(spawner),
             "display": open_show(self.progress, getattr(function, "__name__", "function"), spawner.world_size),
         }

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from infini_run.crews.protocol import TaskEnd, WorkerSetup
     from infini_run.crews.spawn.spawner import Spawner
     from infini_run.crews.supervision.launch_placement import LaunchPlacement
-    from infini_run.crews.supervision.launch_restarts import LaunchRestarts
     from infini_run.crews.supervision.progress import ProgressDisplay
+    from infini_run.plan.restart_policy import RestartState
 
 _TASK = 0
 _SMALL = 1 << 16  # bytes that a channel takes before its worker reads
@@ -98,7 +98,7 @@ class LaunchSupervisor(Supervisor):
         keep_going: bool,
         release: Callable[[], None],
         display: ProgressDisplay,
-        restarts: LaunchRestarts,
+        restarts: RestartState,
         placement: LaunchPlacement,
     ) -> None:
         super().__init__(spawner, setup, WorkerDeadlines(exit_s=0.0), release)
@@ -108,7 +108,6 @@ class LaunchSupervisor(Supervisor):
         self._display = display
         self.restarts = restarts
         self._placement = placement
-        self._restart_s = _NEVER  # (monotonic) when all ranks are started again
         self._awaits_placement = False  # they start as soon as it is known where
         self._is_unwanted = False  # the caller has stopped it: nothing is started again
         self._stuck: set[str] = set()  # what SIGKILL did not end, on each node
@@ -255,7 +254,8 @@ class LaunchSupervisor(Supervisor):
         if text not in self._stuck:
             self._stuck.add(text)
             print_line(text)
-            self.restarts.give_up(NOT_ENDED)
+            if self._may_start_again:
+                self.restarts.give_up(NOT_ENDED)
 
     def on_crash(self, error: BaseException) -> None:
         if not isinstance(error, Exception):  # raised as it is, it would end the caller's program
@@ -306,7 +306,7 @@ class LaunchSupervisor(Supervisor):
 
     def _due_s(self) -> float | None:
         due_s = super()._due_s()
-        own_s = min(self._next_due_s(), self._restart_s)
+        own_s = min(self._next_due_s(), self.restarts.due_s)
         return own_s if due_s is None else min(due_s, own_s)
 
     def _check_time(self) -> None:
@@ -349,7 +349,7 @@ class LaunchSupervisor(Supervisor):
     @property
     def _is_waiting(self) -> bool:
         """All ranks have ended, and will be started again."""
-        return self._awaits_placement or self._restart_s != _NEVER
+        return self._awaits_placement or self.restarts.is_waiting
 
     def _plan_restart(self) -> bool:
         """Every rank has ended: begin to wait for the next attempt, if there is one."""
@@ -359,20 +359,17 @@ class LaunchSupervisor(Supervisor):
         why = self._placement.why_ended()
         if why:
             return self._follow_nodes(why)
-        if first is None:
+        moves = first is not None and self._placement.moves_after(first.error)
+        if first is None or (isinstance(first.error, NodeLost) and not moves):
             return False
-        moves = self._placement.moves_after(first.error)
-        delay_s = self.restarts.next_delay_s(first.rank, first.error, first.time_s - self._begin_s, may_move=moves)
-        if delay_s is None:
+        line = self.restarts.fail(_describe(first), first.time_s - self._begin_s)
+        if not line:
             return False
-        print_line(self.restarts.heading(delay_s, _describe(first)))
-        due_s = time.monotonic() + delay_s
+        print_line(line)
         if moves:
-            self._placement.request_next(self.workers[first.rank].process, due_s)
+            self._placement.request_next(self.workers[first.rank].process, self.restarts.due_s)
             self._await_placement()
-        else:
-            self._restart_s = due_s
-            self.failures, self.stopped_s = [], None
+        self.failures, self.stopped_s = [], None
         return True
 
     def _follow_nodes(self, why: str) -> bool:
@@ -381,24 +378,25 @@ class LaunchSupervisor(Supervisor):
             self.failures = [failure for failure in self.failures if not isinstance(failure.error, NodeLost)]
             if not self.failures:
                 return False
-        if not self.restarts.go_on():
+        if not self.restarts.go_on(None, why):
             if not self.failures:
                 self.fail(NodeLost(why, "", -1), -1)
             return False
         self._await_placement()
+        self.failures, self.stopped_s = [], None
         return True
 
     def _await_placement(self) -> None:
         self._placement.leave()
         self._awaits_placement = True
-        self.failures, self.stopped_s = [], None
+        self.restarts.end_wait()
 
     def _first_failure(self) -> Failure | None:
         return min(self.failures, key=lambda failure: failure.time_s, default=None)
 
     def _restart_if_due(self) -> None:
         try:
-            is_due = time.monotonic() >= self._restart_s or (
+            is_due = time.monotonic() >= self.restarts.due_s or (
                 self._awaits_placement and self._placement.find_size(len(self.workers)) is not None
             )
         except InfiniRunError as error:
@@ -410,7 +408,7 @@ class LaunchSupervisor(Supervisor):
 
     def _restart(self) -> None:
         """Start every rank again, with the same call."""
-        self._restart_s = _NEVER
+        self.restarts.end_wait()
         if self._sender is not None:
             self._sender.join()  # its channels are closed
         self._set_ranks()

@@ -180,7 +180,7 @@ def test_a_restart_counts_when_it_begins():
     assert (state.add_to(first).restarts, state.add_to(first).earlier_failures) == (0, ())
     state.begin()
     assert (state.add_to(last).restarts, state.add_to(last).earlier_failures) == (1, (first.first_failure,))
-    assert state.go_on(last, "a node was lost")
+    assert state.go_on(last.first_failure, "a node was lost")
     assert (state.add_to(last).restarts, state.add_to(last).earlier_failures) == (1, (first.first_failure,))
     state.begin()
     assert (state.add_to(last).restarts, len(state.add_to(last).earlier_failures)) == (2, 2)
