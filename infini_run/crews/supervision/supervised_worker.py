@@ -69,10 +69,11 @@ _LAST = 1 << 16  # messages of one whose process has ended: more than its socket
 class SupervisedWorker:
     """A worker.
 
-    state: one of worker_states.STATES. process: its latest one. connection: to that, until nothing is left of it.
+    state: one of worker_states.STATES. process: its latest one. process_state: of that: running, exited, or settled
+    (see `is_settled`). connection: to it, until it is settled.
     queued: its tasks that it has not been sent. assigned: those it has, by number. cause: why it failed last.
     stopped_for: why it was stopped, if not for a failure of its own. start_error: why it could not start, or not
-    stop. is_settled: nothing is left of its latest process, unless SIGKILL did not end it.
+    stop.
     """
 
     def __init__(self, rank: int, supervisor: Owner) -> None:
@@ -83,7 +84,7 @@ class SupervisedWorker:
         self.queued: deque[PendingTask] = deque()
         self.assigned: dict[int, PendingTask] = {}
         self.starts = 0
-        self.is_settled = True
+        self.process_state = "settled"
         self._supervisor = supervisor
         self._reset()
 
@@ -100,12 +101,16 @@ class SupervisedWorker:
         self.deadline_s: float | None = None  # of what it is expected to do (monotonic)
         self.assigned_total = 0  # tasks that this process was sent
         self._extended_s = 0.0
-        self._has_failed = self._has_ended_in_order = self._has_exited = False
 
     @property
     def is_live(self) -> bool:
         """It works, or will."""
         return self.state in ("starting", "ready", "busy")
+
+    @property
+    def is_settled(self) -> bool:
+        """Nothing is left of its latest process, unless SIGKILL did not end it; or it has had none."""
+        return self.process_state == "settled"
 
     @property
     def has_pending_messages(self) -> bool:
@@ -119,7 +124,7 @@ class SupervisedWorker:
         self.process = process
         self.starts += 1
         self._reset()
-        self.is_settled = False
+        self.process_state = "running"
         supervisor = self._supervisor
         self.connection = WorkerConnection(
             process,
@@ -171,8 +176,7 @@ class SupervisedWorker:
     def _fail(self) -> None:
         """Once for each process."""
         self.deadline_s = None
-        if not self._has_failed:
-            self._has_failed = True
+        if self.cause is None:
             self.cause = cause_of_death(self)
             self._drop_tasks()
             self._supervisor.on_event("died", self, problem=self.cause)
@@ -182,18 +186,19 @@ class SupervisedWorker:
     def _release(self) -> None:
         self.deadline_s = None
         self._drop_tasks()
-        self._close_connection()
         assert self.process is not None
         if self.state == "stopped":
             self._note_end()
             self._supervisor.on_event("stopped", self, pid=self.process.pid)
+        self._close_connection()
         self._supervisor.release_process(self)
-        self.is_settled = True
+        self.process_state = "settled"
 
     def _note_end(self) -> None:
         assert self.process is not None
+        assert self.connection is not None
         exit_ = exit_of(self)
-        if self.stopped_for or self.process.stuck or (exit_.ended_well and self._has_ended_in_order):
+        if self.stopped_for or self.process.stuck or (exit_.ended_well and self.connection.has_ended_in_order):
             return
         if exit_.status_lost and self.process.problem is not None:
             how = str(self.process.problem)
@@ -205,7 +210,7 @@ class SupervisedWorker:
 
     def abandon(self) -> None:
         """End what is left of it now, in any state."""
-        self.is_settled = True
+        self.process_state = "settled"
         self.stopped_for = self.stopped_for or "the crew has ended"
         self._drop_tasks()
         self._close_connection()
@@ -280,7 +285,6 @@ class SupervisedWorker:
     def _end_channel(self, how: str) -> None:
         if how == TORN:
             self._supervisor.on_torn(self)
-        self._has_ended_in_order = how == ENDED
         self.handle("channel_end" if how == ENDED else "channel_broken")
 
     def _handle_message(self, message: Message) -> None:
@@ -321,8 +325,8 @@ class SupervisedWorker:
         process = self.process
         if process is None or self.is_settled:
             return
-        if process.exit is not None and not self._has_exited:
-            self._has_exited = True
+        if process.exit is not None and self.process_state == "running":
+            self.process_state = "exited"
             assert self.connection is not None
             self.connection.read(_LAST)  # not to its end: a child of it may still hold the channel open
             self.connection.end()

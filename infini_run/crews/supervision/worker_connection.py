@@ -23,6 +23,7 @@ ENDED, BROKEN, TORN = "ended", "broken", "torn"  # with END; without it; with wh
 
 class WorkerConnection:
     """A channel to a worker's process. end_s: when the worker's direction ended, since the epoch; None: it has not.
+    has_ended_in_order: it ended with END.
 
     Args:
         process: whose channel it is.
@@ -49,6 +50,7 @@ class WorkerConnection:
         self._has_posted = False  # something waits for room
         self._watched = (-1, 0)
         self.end_s: float | None = None
+        self.has_ended_in_order = False
 
     # ---- down
 
@@ -107,7 +109,7 @@ class WorkerConnection:
             self._on_message(message)
 
     def _end(self, how: str) -> None:
-        self.end_s = time.time()
+        self.end_s, self.has_ended_in_order = time.time(), how == ENDED
         self._on_end(how)
 
     def end(self) -> None:
