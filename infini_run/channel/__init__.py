@@ -25,7 +25,7 @@ __all__ = ["LIMIT", "LINGER_S", "Receiver", "Sender", "connect", "pair"]
 def pair(limit: int = LIMIT) -> tuple[tuple[Sender, Receiver], tuple[Sender, Receiver]]:
     """Two connected sides, each a Sender and a Receiver. `limit`: bytes of one message.
 
-    Hand one side's `fileno()` to another process (`pass_fds`, stdin), then `close_copy()` that side here."""
+    Hand one side's `fileno()` to another process (pass_fds=, stdin), then `close_copy()` that side here."""
     check_waits("a channel")
     limit = read_count("limit", limit)
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)

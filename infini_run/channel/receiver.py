@@ -40,9 +40,9 @@ class Receiver(Endpoint):
         """The next message.
 
         Raises:
-            End: the other side closed, and all has been received.
-            Broken: it died; what it had sent whole has been received.
-            Closed: we have closed.
+            ChannelEnd: the other side closed, and all has been received.
+            ChannelBroken: it died; what it had sent whole has been received.
+            ChannelClosed: we have closed.
             TimeoutError: no whole message came within `timeout_s` seconds (0: none is here); what came of it is kept.
             CannotUnpickle, MessageTooLong: this message is lost; the channel goes on.
         """

@@ -59,7 +59,7 @@ class Sender(Endpoint):
 
         Raises:
             TimeoutError: no room for it within `timeout_s` seconds (0: at once). It will not be delivered.
-            Closed, Broken, UnpicklableError, MessageTooLong: it will not be delivered.
+            ChannelClosed, ChannelBroken, UnpicklableError, MessageTooLong: it will not be delivered.
         """
         if type(thing) is bytes:
             self._locked(timeout_s, self._start, bytes_frame(thing, self._limit))
@@ -72,7 +72,7 @@ class Sender(Endpoint):
 
     def post_bytes(self, data: Buffer | list[Buffer]) -> bool:
         """For a caller with a loop of its own: send, or keep what finds no room now, for `flush`. Order is kept.
-        Whether all has gone. Raises Closed, Broken, MessageTooLong."""
+        Whether all has gone. Raises ChannelClosed, ChannelBroken, MessageTooLong."""
         return self._post(bytes_frame(data, self._limit))
 
     def post_end(self) -> bool:
@@ -83,7 +83,8 @@ class Sender(Endpoint):
         return is_sent and self.flush()
 
     def flush(self) -> bool:
-        """Send on what was posted, as far as there is room: whether all of it has gone. Raises Closed, Broken."""
+        """Send on what was posted, as far as there is room: whether all of it has gone. Raises
+        ChannelClosed, ChannelBroken."""
         try:
             self._locked(0.0, self._flush, None)
         except TimeoutError:

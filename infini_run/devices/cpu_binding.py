@@ -1,4 +1,4 @@
-"""Which CPUs and whose memory each rank gets: --bind. Pure, but for `find_places`.
+"""Which CPUs and whose memory each rank gets: --bind. Pure, but for `plan_bindings`.
 
 The rules: a rank is beside its GPU where that is known; `numa` and `socket` bind to all of a domain, which ranks may
 share; `cores` gives whole cores and gives none twice. Nothing outside of what we may use ourselves is given.

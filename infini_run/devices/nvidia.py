@@ -1,7 +1,7 @@
 """NVIDIA's GPUs: which there are, and which of them CUDA_VISIBLE_DEVICES shows.
 
 The rule: the caller's own choice is law. An inherited list is read as CUDA reads it, and each rank gets some of its
-entries, spelled as the caller spelled them. NVML is asked, never CUDA: counting makes no context. `survey` and
+entries, spelled as the caller spelled them. NVML is asked, never CUDA: counting makes no context. `list_cards` and
 `find_holders` look, and who has NVML started does with `cards_of` and `processes_on`; all else here only decides.
 """
 

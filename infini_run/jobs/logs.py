@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from infini_run.jobs.status import Status
     from infini_run.jobs.task import Task
 
-# of plan.py: one node's, or one of many; stderr has its own word. Bounded: what a rank writes is no label of ours
+# of plan/model.py, of one node or of many; stderr has its own word. Bounded: what a rank writes is no label of ours
 _LABEL = re.compile(rb"\[(?:rank (\d{1,9})|([^\]\s]{0,255}):(\d{1,9}))(?: ERROR)?\] ")
 
 

@@ -74,7 +74,7 @@ class ForkLaunch(NodeLaunch):
         self._ends: list[int] = []  # of their pipes, until the core has copies
 
     def start(self) -> None:
-        """As a NodeLaunch's. Raises Forked in each child."""
+        """As a NodeLaunch's. Raises InForkedChild in each child."""
         assert is_main_thread(), "a fork's parent-death signal is that of the thread that forks"
         try:
             super().start()

@@ -53,7 +53,7 @@ _NO_EFFECT_ON_CREWS = {
 }
 # What is about restarts and hangs.
 _FAILURE = ("max_restarts", "restart_delay", "restart_window", "max_no_progress", "hang_timeout", "stop_signal")
-_SLACK_S = 5.0  # that an outpost has beyond its workers' grace
+_SLACK_S = 5.0  # that a spawn server has beyond its workers' grace
 
 
 def check_flags(flags: Mapping[str, object], *, is_crew: bool) -> None:

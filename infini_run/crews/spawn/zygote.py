@@ -78,7 +78,7 @@ class Zygote:
         self._reserve_fd = -1
 
     def run(self) -> None:
-        """Until the launcher is gone. Raises Forked in a worker."""
+        """Until the launcher is gone. Raises InForkedChild in a worker."""
         hello: Any = receive_with_fds(self._control)
         if hello is None:
             return
