@@ -15,10 +15,13 @@ from infini_run.value_types import MAX_INT, number
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from typing import Any
 
+    Fact = tuple[Any, str]  # a value, and the variable or the file that says it; "": nothing does
     Reader = Callable[[str], str]
 
 STEP, BATCH = "step", "batch"
+UNKNOWN: Fact = ((), "")
 
 # Linux gives ports 32768 to 60999 to outgoing connections (ip(7), ip_local_port_range): one of these may be taken.
 _FIRST_PORT, _PORTS = 29500, 3200
@@ -174,17 +177,38 @@ class Variables:
         except (OSError, ValueError):  # ValueError: a NUL in the path
             return ""
 
-    def sources(self, derived: tuple[str, ...] = (), **names: str) -> tuple[tuple[str, str], ...]:
-        """Return pairs of a fact's name and the variable that it comes from.
+    def fact(self, name: str, low: int = 0, unset: int = 0) -> Fact:
+        """Return the value of a variable as `number` does, and the variable's name."""
+        return self.number(name, low, unset), name
+
+    def cluster(
+        self, engine: str, *, form: str = STEP, hosts: Fact = UNKNOWN, job: str = "", step: str = "", **facts: Fact
+    ) -> ClusterEnvironment:
+        """Return the facts, with the variable behind each.
 
         Args:
-            derived: variables from which the port is computed.
-            names: name of a fact = name of its variable; "" if the fact is not known.
+            hosts: of all nodes. They say how many nodes there are, and where rank 0 is, unless `facts` knows better.
+            job, step: variables that number the job, and the step in it; the port where ranks meet follows from them.
+            facts: name of a field = its value, and the variable or the file that says it.
         """
-        found = [(value, self.setting(name)) for value, name in names.items() if name and self.has(name)]
-        if any(self.has(name) for name in derived):
-            found.append(("master_port", "derived from " + ", ".join(self.setting(name) for name in derived)))
-        return tuple(found)
+        known = facts
+        if hosts[1]:
+            known = {"hosts": hosts, "nnodes": (len(hosts[0]), hosts[1])}
+            known["master_addr"] = hosts[0][0].name if hosts[0] else "", hosts[1]
+            known |= {name: fact for name, fact in facts.items() if name not in known or self._source(fact[1])}
+        values = {name: fact[0] for name, fact in known.items()}
+        sources = [(name, source) for name, fact in known.items() if (source := self._source(fact[1]))]
+        if job and self.has(job):
+            number = self.text(job)
+            values["job_id"] = f"{number}.{self.number(step)}" if step else number
+            values["master_port"] = derived_port(number, self.number(step) if step else 0)
+            derived = ", ".join(self.setting(name) for name in (job, step) if name)
+            sources += [("job_id", self.setting(job)), ("master_port", f"derived from {derived}")]
+        return ClusterEnvironment(engine=engine, form=form, sources=tuple(sources), **values)
+
+    def _source(self, name: str) -> str:
+        """What messages show of a variable that is set, or of a file."""
+        return self.setting(name) if name and self.has(name) else name if name.startswith("/") else ""
 
 
 def derived_port(job: str, step: int = 0) -> int:

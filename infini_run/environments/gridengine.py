@@ -2,40 +2,21 @@
 
 from __future__ import annotations
 
-from infini_run.environments.environment import BATCH, ClusterEnvironment, Variables, derived_port
+from infini_run.environments.environment import BATCH, ClusterEnvironment, Variables
 from infini_run.environments.hostlist import Host, quoted
 from infini_run.errors import UsageError
 from infini_run.value_types import MAX_INT, number
 
 
 def detect(around: Variables) -> ClusterEnvironment | None:
-    """Return the facts of a parallel job of Grid Engine (sge_pe(5), PE_HOSTFILE); None: this process is none.
-
-    Args:
-        around: the environment, and the files that it names.
-
-    Raises:
-        UsageError: a variable makes no sense; the message shows it.
-    """
+    """Return the facts of a parallel job of Grid Engine (sge_pe(5), PE_HOSTFILE); None: this process is none."""
     if not around.has("PE_HOSTFILE", "JOB_ID"):
         return None
     hosts = _hosts(around)
     if not hosts:
         raise UsageError(f"{around.setting('PE_HOSTFILE')}: there is no host in it, or it cannot be read")
-    file, job = "PE_HOSTFILE", around.text("JOB_ID")
-    return ClusterEnvironment(
-        engine="gridengine",
-        form=BATCH,
-        nnodes=len(hosts),
-        node_rank=0,
-        hosts=hosts,
-        master_addr=hosts[0].name,
-        master_port=derived_port(job),
-        job_id=job,
-        sources=around.sources(
-            derived=("JOB_ID",), nnodes=file, node_rank=file, hosts=file, master_addr=file, job_id="JOB_ID"
-        ),
-    )
+    file = "PE_HOSTFILE"
+    return around.cluster("gridengine", form=BATCH, hosts=(hosts, file), job="JOB_ID", node_rank=(0, file))
 
 
 def _hosts(around: Variables) -> tuple[Host, ...]:

@@ -16,14 +16,7 @@ _ALL = (
 
 
 def detect(around: Variables) -> ClusterEnvironment | None:
-    """Return the facts of a process of MPICH's or Intel MPI's mpiexec (Hydra); None: this process is none.
-
-    Args:
-        around: the environment, and the files that it names.
-
-    Raises:
-        UsageError: a variable makes no sense; the message shows it.
-    """
+    """Return the facts of a process of MPICH's or Intel MPI's mpiexec (Hydra); None: this process is none."""
     for words in _ALL:
         if around.has(words.rank, words.size, words.local_rank, words.local_size):
             return site_of("hydra", around, words)

@@ -14,14 +14,7 @@ _INDEX = "JOB_COMPLETION_INDEX"
 
 
 def detect(around: Variables) -> ClusterEnvironment | None:
-    """Return the facts of a pod of a Kubernetes indexed job; None: this process is none.
-
-    Args:
-        around: the environment, and the files that it names.
-
-    Raises:
-        UsageError: a variable makes no sense; the message shows it.
-    """
+    """Return the facts of a pod of a Kubernetes indexed job; None: this process is none."""
     if not around.has(_INDEX):
         return None
     index = around.number(_INDEX)
@@ -30,16 +23,11 @@ def detect(around: Variables) -> ClusterEnvironment | None:
     job = host[: len(host) - len(str(index)) - 1]
     is_whole = _is_first_job(job, domain)
     first = f"{job}-0.{domain}" if domain and is_whole else ""
-    return ClusterEnvironment(
-        engine="kubernetes",
-        node_rank=index if is_whole else -1,
-        master_addr=first,
-        job_id=job if domain else "",
-        sources=around.sources(
-            node_rank=_INDEX if is_whole else "",
-            master_addr="HOSTNAME" if first else "",
-            job_id="HOSTNAME" if domain else "",
-        ),
+    return around.cluster(
+        "kubernetes",
+        node_rank=(index, _INDEX) if is_whole else (-1, ""),
+        master_addr=(first, "HOSTNAME" if first else ""),
+        job_id=(job, "HOSTNAME") if domain else ("", ""),
     )
 
 

@@ -6,65 +6,31 @@ nothing on the first of them, the launch node.
 
 from __future__ import annotations
 
-from infini_run.environments.environment import BATCH, ClusterEnvironment, Variables, derived_port
+from infini_run.environments.environment import BATCH, ClusterEnvironment, Variables
 from infini_run.environments.hostlist import Host
 from infini_run.environments.mpi import Words, site_of
 from infini_run.errors import UsageError
-from infini_run.record import replace
 from infini_run.value_types import MAX_INT, number
 
 _HOSTS = "LSB_MCPU_HOSTS"
 _JSM = "JSM_NAMESPACE_"
+_WORDS = Words(
+    rank=_JSM + "RANK",
+    size=_JSM + "SIZE",
+    local_rank=_JSM + "LOCAL_RANK",
+    local_size=_JSM + "LOCAL_SIZE",
+    job="LSB_JOBID",
+)
 
 
 def detect(around: Variables) -> ClusterEnvironment | None:
-    """Return the facts of a job of LSF, or a task of jsrun; None: this process is none.
-
-    Args:
-        around: the environment, and the files that it names.
-
-    Raises:
-        UsageError: a variable makes no sense; the message shows it.
-    """
+    """Return the facts of a job of LSF, or a task of jsrun; None: this process is none."""
     if not around.has("LSB_JOBID", _HOSTS):
         return None
-    job, hosts = around.text("LSB_JOBID"), _hosts(around)
-    if around.has(_JSM + "RANK", _JSM + "SIZE"):
-        return _task(around, job, hosts[1:])
-    return ClusterEnvironment(
-        engine="lsf",
-        form=BATCH,
-        nnodes=len(hosts),
-        node_rank=0,
-        hosts=hosts,
-        master_addr=hosts[0].name,
-        master_port=derived_port(job),
-        job_id=job,
-        sources=around.sources(
-            derived=("LSB_JOBID",),
-            nnodes=_HOSTS,
-            node_rank=_HOSTS,
-            hosts=_HOSTS,
-            master_addr=_HOSTS,
-            job_id="LSB_JOBID",
-        ),
-    )
-
-
-def _task(around: Variables, job: str, hosts: tuple[Host, ...]) -> ClusterEnvironment:
-    """A resource set of jsrun may be less than all hosts: only if their number fits are they ours."""
-    words = Words(
-        rank=_JSM + "RANK",
-        size=_JSM + "SIZE",
-        local_rank=_JSM + "LOCAL_RANK",
-        local_size=_JSM + "LOCAL_SIZE",
-        job="LSB_JOBID",
-    )
-    cluster = site_of("lsf", around, words)
-    if len(hosts) != cluster.nnodes:
-        return cluster
-    sources = cluster.sources + around.sources(hosts=_HOSTS, master_addr=_HOSTS)
-    return replace(cluster, hosts=hosts, master_addr=hosts[0].name, sources=sources)
+    hosts = _hosts(around)
+    if around.has(_WORDS.rank, _WORDS.size):
+        return site_of("lsf", around, _WORDS, (hosts[1:], _HOSTS))
+    return around.cluster("lsf", form=BATCH, hosts=(hosts, _HOSTS), job="LSB_JOBID", node_rank=(0, _HOSTS))
 
 
 def _hosts(around: Variables) -> tuple[Host, ...]:

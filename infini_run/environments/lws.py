@@ -9,22 +9,12 @@ from infini_run.environments.environment import ClusterEnvironment, Variables
 
 
 def detect(around: Variables) -> ClusterEnvironment | None:
-    """Return the facts of a pod of a LeaderWorkerSet; None: this process is none.
-
-    Args:
-        around: the environment, and the files that it names.
-
-    Raises:
-        UsageError: a variable makes no sense; the message shows it.
-    """
+    """Return the facts of a pod of a LeaderWorkerSet; None: this process is none."""
     if not around.has("LWS_LEADER_ADDRESS"):
         return None
-    return ClusterEnvironment(
-        engine="lws",
-        nnodes=around.number("LWS_GROUP_SIZE", 1),
-        node_rank=around.number("LWS_WORKER_INDEX", unset=-1),
-        master_addr=around.text("LWS_LEADER_ADDRESS"),
-        sources=around.sources(
-            nnodes="LWS_GROUP_SIZE", node_rank="LWS_WORKER_INDEX", master_addr="LWS_LEADER_ADDRESS"
-        ),
+    return around.cluster(
+        "lws",
+        nnodes=around.fact("LWS_GROUP_SIZE", 1),
+        node_rank=around.fact("LWS_WORKER_INDEX", unset=-1),
+        master_addr=(around.text("LWS_LEADER_ADDRESS"), "LWS_LEADER_ADDRESS"),
     )

@@ -8,9 +8,13 @@ most; without that word by one whose rank is where no even world has it.
 
 from __future__ import annotations
 
-from infini_run.environments.environment import ClusterEnvironment, Variables, derived_port
+from infini_run.environments.environment import UNKNOWN, ClusterEnvironment, Variables
 from infini_run.errors import UsageError
 from infini_run.record import record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from infini_run.environments.environment import Fact
 
 
 @record
@@ -32,13 +36,14 @@ class Words:
     most_nodes: str = ""
 
 
-def site_of(engine: str, around: Variables, words: Words) -> ClusterEnvironment:
+def site_of(engine: str, around: Variables, words: Words, hosts: Fact = UNKNOWN) -> ClusterEnvironment:
     """Return the facts of a process that an MPI launcher has started.
 
     Args:
         engine: the name of the launcher.
         around: the environment, and the files that it names.
         words: the names of the launcher's variables.
+        hosts: those that may be the nodes. They are, if they are as many: a task may have less than all hosts.
 
     Raises:
         UsageError: the numbers contradict each other, or nodes have different numbers of processes.
@@ -54,28 +59,17 @@ def site_of(engine: str, around: Variables, words: Words) -> ClusterEnvironment:
             "start the same number on all, or one for each node, or give "
             "infini-run --engine=mpi --hosts=a:4,b:8"
         )
-    job = around.text(words.job) if words.job else ""
     node_rank = (rank - local_rank) // local_size if rank >= local_rank else rank
-    return ClusterEnvironment(
-        engine=engine,
-        nnodes=nnodes,
-        node_rank=node_rank,
-        master_port=derived_port(job) if job else 0,
-        job_id=job,
-        tasks_per_node=local_size,
-        local_rank=local_rank,
-        rank=rank,
-        world_size=size,
-        sources=around.sources(
-            derived=(words.job,) if words.job else (),
-            nnodes=words.size,
-            node_rank=words.rank,
-            job_id=words.job,
-            tasks_per_node=words.local_size,
-            local_rank=words.local_rank,
-            rank=words.rank,
-            world_size=words.size,
-        ),
+    return around.cluster(
+        engine,
+        hosts=hosts if len(hosts[0]) == nnodes else UNKNOWN,
+        job=words.job,
+        nnodes=(nnodes, words.size),
+        node_rank=(node_rank, words.rank),
+        tasks_per_node=(local_size, words.local_size),
+        local_rank=(local_rank, words.local_rank),
+        rank=(rank, words.rank),
+        world_size=(size, words.size),
     )
 
 

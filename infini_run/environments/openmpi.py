@@ -11,14 +11,7 @@ from infini_run.environments.mpi import Words, site_of
 
 
 def detect(around: Variables) -> ClusterEnvironment | None:
-    """Return the facts of a process of Open MPI's mpirun; None: this process is none.
-
-    Args:
-        around: the environment, and the files that it names.
-
-    Raises:
-        UsageError: a variable makes no sense; the message shows it.
-    """
+    """Return the facts of a process of Open MPI's mpirun; None: this process is none."""
     if not around.has("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"):
         return None
     world = "OMPI_COMM_WORLD_"

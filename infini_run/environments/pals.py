@@ -11,14 +11,7 @@ _WORDS = Words(
 
 
 def detect(around: Variables) -> ClusterEnvironment | None:
-    """Return the facts of a process of HPE's PALS (mpiexec, aprun); None: this process is none.
-
-    Args:
-        around: the environment, and the files that it names.
-
-    Raises:
-        UsageError: a variable makes no sense; the message shows it.
-    """
+    """Return the facts of a process of HPE's PALS (mpiexec, aprun); None: this process is none."""
     if not around.has("PALS_RANKID", _WORDS.rank, _WORDS.size, _WORDS.local_rank, _WORDS.local_size):
         return None
     return site_of("pals", around, _WORDS)

@@ -6,7 +6,7 @@ The job script is task 1 of the job. What pbsdsh and pbs_tmrsh start has an envi
 
 from __future__ import annotations
 
-from infini_run.environments.environment import BATCH, STEP, ClusterEnvironment, Variables, derived_port
+from infini_run.environments.environment import BATCH, STEP, ClusterEnvironment, Variables
 from infini_run.environments.hostlist import Host, machines, quoted
 from infini_run.errors import UsageError
 
@@ -14,43 +14,25 @@ _AUX = "/var/spool/pbs/aux/"
 
 
 def detect(around: Variables) -> ClusterEnvironment | None:
-    """Return the facts of a job script of PBS or Torque, or a task of pbsdsh; None: this process is none.
-
-    Args:
-        around: the environment, and the files that it names.
-
-    Raises:
-        UsageError: a variable makes no sense; the message shows it.
-    """
+    """Return the facts of a job script of PBS or Torque, or a task of pbsdsh; None: this process is none."""
     if not around.has("PBS_JOBID") or not around.first("PBS_NODEFILE", "PBS_ENVIRONMENT", "PBS_NODENUM"):
         return None
-    job, path = around.text("PBS_JOBID"), around.text("PBS_NODEFILE")
-    hosts = _hosts(around, path or _AUX + job)
+    path = around.text("PBS_NODEFILE")
+    hosts = _hosts(around, path or _AUX + around.text("PBS_JOBID"))
     is_script = _task(around) == 1
     counts = [host.slots for host in hosts]
     is_even = len(set(counts)) == 1
     node_rank = 0 if is_script else around.number("PBS_NODENUM", unset=-1)
     file = "PBS_NODEFILE" if path else "PBS_JOBID"
-    return ClusterEnvironment(
-        engine="pbs",
+    nproc = counts[0 if is_even else node_rank] if counts and (is_even or 0 <= node_rank < len(counts)) else 0
+    return around.cluster(
+        "pbs",
         form=BATCH if is_script else STEP,
-        nnodes=len(hosts),
-        node_rank=node_rank,
-        nproc=counts[0 if is_even else node_rank] if counts and (is_even or 0 <= node_rank < len(counts)) else 0,
-        counts=() if is_even else tuple(counts),
-        hosts=hosts,
-        master_addr=hosts[0].name if hosts else "",
-        master_port=derived_port(job),
-        job_id=job,
-        sources=around.sources(
-            derived=("PBS_JOBID",),
-            nnodes=file,
-            node_rank="PBS_TASKNUM" if is_script else "PBS_NODENUM",
-            nproc=file,
-            hosts=file,
-            master_addr=file,
-            job_id="PBS_JOBID",
-        ),
+        hosts=(hosts, file),
+        job="PBS_JOBID",
+        node_rank=(node_rank, "PBS_TASKNUM" if is_script else "PBS_NODENUM"),
+        nproc=(nproc, file),
+        counts=(() if is_even else tuple(counts), ""),
     )
 
 

@@ -7,20 +7,14 @@ LOCAL_RANK they are taken to count pods. That is a guess, so it is always printe
 from __future__ import annotations
 
 from infini_run.environments.environment import ClusterEnvironment, Variables
+from infini_run.record import replace
 
 _NODES = ("NNODES", "NUM_NODES", "AZUREML_NODE_COUNT")
 
 
 def detect(around: Variables) -> ClusterEnvironment | None:
     """Return the facts of a pod with MASTER_ADDR and its node's index in variables (Kubeflow, Azure ML); None: this
-    process is none.
-
-    Args:
-        around: the environment, and the files that it names.
-
-    Raises:
-        UsageError: a variable makes no sense; the message shows it.
-    """
+    process is none."""
     if not around.has("MASTER_ADDR") or around.first("LOCAL_RANK", "LOCAL_WORLD_SIZE"):
         return None
     if around.has("NODE_RANK"):
@@ -32,15 +26,12 @@ def detect(around: Variables) -> ClusterEnvironment | None:
 
 def _site(around: Variables, size: str, rank: str) -> ClusterEnvironment:
     counted = f"{around.setting(size)} and {around.setting(rank)}" if size else around.setting(rank)
-    return ClusterEnvironment(
-        engine="pod_variables",
-        nnodes=around.number(size, 1) if size else 0,
-        node_rank=around.number(rank, unset=-1),
-        nproc=around.number("NPROC_PER_NODE", 1),
-        master_addr=around.text("MASTER_ADDR"),
-        master_port=around.number("MASTER_PORT", 1),
-        sources=around.sources(
-            nnodes=size, node_rank=rank, nproc="NPROC_PER_NODE", master_addr="MASTER_ADDR", master_port="MASTER_PORT"
-        ),
-        warning=f"{counted} are taken to count nodes, not ranks (there is no LOCAL_RANK)",
+    cluster = around.cluster(
+        "pod_variables",
+        nnodes=around.fact(size, 1) if size else (0, ""),
+        node_rank=around.fact(rank, unset=-1),
+        nproc=around.fact("NPROC_PER_NODE", 1),
+        master_addr=(around.text("MASTER_ADDR"), "MASTER_ADDR"),
+        master_port=around.fact("MASTER_PORT", 1),
     )
+    return replace(cluster, warning=f"{counted} are taken to count nodes, not ranks (there is no LOCAL_RANK)")

@@ -13,14 +13,7 @@ FILE = "/opt/ml/input/config/resourceconfig.json"
 
 
 def detect(around: Variables) -> ClusterEnvironment | None:
-    """Return the facts of a host of a SageMaker training job; None: this process is none.
-
-    Args:
-        around: the environment, and the files that it names.
-
-    Raises:
-        UsageError: a variable makes no sense; the message shows it.
-    """
+    """Return the facts of a host of a SageMaker training job; None: this process is none."""
     if around.has("SM_HOSTS", "SM_CURRENT_HOST"):
         return _site(around, _loaded(around.text("SM_HOSTS"), "SM_HOSTS"), around.text("SM_CURRENT_HOST"), "SM_HOSTS")
     text = around.file(FILE)
@@ -37,20 +30,9 @@ def _site(around: Variables, names: object, current: object, origin: str) -> Clu
         raise UsageError(f"{origin}: a list of hosts, and which of them is this one, are expected")
     if current not in names or len(set(names)) != len(names):
         raise UsageError(f"{origin}: {quoted(str(current))} is expected in this list, and every host once")
-    hosts = sorted(names)
-    source = around.setting(origin) if around.has(origin) else origin
-    return ClusterEnvironment(
-        engine="sagemaker",
-        nnodes=len(hosts),
-        node_rank=hosts.index(current),
-        gpus=around.number("SM_NUM_GPUS"),
-        hosts=tuple(Host(name=name) for name in hosts),
-        master_addr=hosts[0],
-        sources=(
-            *((name, source) for name in ("nnodes", "node_rank", "hosts", "master_addr")),
-            *around.sources(gpus="SM_NUM_GPUS"),
-        ),
-    )
+    hosts = tuple(Host(name=name) for name in sorted(names))
+    node_rank = (sorted(names).index(current), origin)
+    return around.cluster("sagemaker", hosts=(hosts, origin), node_rank=node_rank, gpus=around.fact("SM_NUM_GPUS"))
 
 
 def _loaded(text: str, origin: str) -> object:
