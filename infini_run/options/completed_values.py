@@ -1,12 +1,60 @@
-"""What a shell can complete of our flags: their names, and what their values can be. The scripts of all shells are
-made from it."""
+"""What a shell can complete of a command: its verbs, the names of their flags, and what follows. The scripts of all
+shells are made from it."""
 
 from __future__ import annotations
 
 from infini_run.options.grammar import GRAMMAR, Flag, metavar
 from infini_run.options.table import FLAGS
+from infini_run.record import record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 _KINDS = {"FILE": "file", "FILE.png": "file", "DIR": "folder", "NAME,...": "variables", "SIGNAL": "signal"}
+_KINDS |= {"IMAGE": "file", "PATH": "file"}
+
+
+@record
+class CompletedCommand:
+    """What is completed.
+
+    Attributes:
+        name: of the command.
+        flags: of each verb.
+        verbs: each verb and its text; none: nobody types the one verb that there is.
+        words: the verbs whose flags are followed by a program, and by names of jobs.
+    """
+
+    name: str
+    flags: Mapping[str, tuple[Flag, ...]]
+    verbs: Mapping[str, str]
+    words: Mapping[str, tuple[str, ...]]
+
+    def fill(self, text: str, *, verb: str, verbs: str, jobs: str, **filled: str) -> str:
+        """A template with each text in the place of its @NAME@.
+
+        Args:
+            verb: where a shell has the verb that was typed.
+            verbs: what completes the verb.
+            jobs: what finds the names of jobs.
+        """
+        filled = {"IF_VERBS": verbs if self.verbs else "", "IF_JOBS": jobs if "jobs" in self.words else ""} | filled
+        filled["VERB"] = verb if self.verbs else next(iter(self.flags))
+        filled["FIRST"] = "2" if self.verbs else "1"
+        filled["PROGRAM"] = " ".join(self.words["program"])
+        filled["VALUED"] = " ".join(names_with_value(self))
+        filled |= {"COMMAND": self.name, "OWN": "_" + self.name.replace("-", "_")}
+        for name, content in filled.items():
+            text = text.replace(f"@{name}@", content)
+        return text
+
+    def all_flags(self) -> list[Flag]:
+        """Those that do something, each once."""
+        return list({flag.name: flag for verb in self.flags for flag in completed_flags(self, verb)}.values())
+
+
+RUN = CompletedCommand(name="infini-run", flags={"run": FLAGS}, verbs={}, words={"program": ("run",)})
 
 
 def values(flag: Flag) -> tuple[str, ...]:
@@ -22,9 +70,10 @@ def kind(flag: Flag) -> str:
     return _KINDS.get(metavar(flag), "")
 
 
-def completed_flags() -> list[Flag]:
+def completed_flags(command: CompletedCommand, verb: str) -> list[Flag]:
     """Those that do something."""
-    return [flag for flag in (*FLAGS, *GRAMMAR) if not flag.help.startswith(("ignored:", "refused:"))]
+    flags = (*command.flags[verb], *GRAMMAR)
+    return [flag for flag in flags if not flag.help.startswith(("ignored:", "refused:"))]
 
 
 def spellings(flag: Flag) -> list[str]:
@@ -32,6 +81,7 @@ def spellings(flag: Flag) -> list[str]:
     return [name for name in (flag.name, *flag.aliases) if len(name) > 1]
 
 
-def names_with_value() -> list[str]:
+def names_with_value(command: CompletedCommand) -> list[str]:
     """Every name of a flag after which the next word is its value."""
-    return [name for flag in (*FLAGS, *GRAMMAR) if flag.bare is None for name in (flag.name, *flag.aliases)]
+    flags = [flag for table in (*command.flags.values(), GRAMMAR) for flag in table if flag.bare is None]
+    return list(dict.fromkeys(name for flag in flags for name in (flag.name, *flag.aliases)))

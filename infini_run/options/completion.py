@@ -1,4 +1,4 @@
-"""What makes bash, zsh and fish complete our flags, out of the table of flags; the scripts stand alone.
+"""What makes bash, zsh and fish complete our commands, out of the tables of flags; the scripts stand alone.
 
 Names in both spellings, values where only some are allowed, files, folders, variables and signals where those are
 asked for; from the program on, whatever the shell would complete without us.
@@ -6,24 +6,24 @@ asked for; from the program on, whatever the shell would complete without us.
 
 from __future__ import annotations
 
-from infini_run.options.completed_values import completed_flags, kind, names_with_value, spellings, values
+from infini_run.options.completed_values import RUN, CompletedCommand, completed_flags, kind, spellings, values
 from infini_run.options.fish_completion import fish_script
 from infini_run.options.grammar import Flag, metavar
 
 SHELLS = ("bash", "zsh", "fish")
 
 
-def script(shell: str) -> str:
+def script(shell: str, command: CompletedCommand = RUN) -> str:
     """The text of `--completion=SHELL`."""
-    return {"bash": _bash, "zsh": _zsh, "fish": fish_script}[shell]()
+    return {"bash": _bash, "zsh": _zsh, "fish": fish_script}[shell](command)
 
 
 # ---- bash
 
-_BASH = r"""# bash completion for infini-run. Made from the table of flags by share/generate.py.
+_BASH = r"""# bash completion for @COMMAND@. Made from the table of flags by share/generate.py.
 # Needs nothing but bash 4.0; where bash-completion is, the program's own completion is used from the program on.
 
-_infini_run_values() { # the words that a flag's value can be; and in `kind` what else
+@OWN@_values() { # the words that a flag's value can be; and in `kind` what else
     kind=
     case $1 in
 @CASES@
@@ -31,9 +31,9 @@ _infini_run_values() { # the words that a flag's value can be; and in `kind` wha
     esac
 }
 
-_infini_run_offer() { # what a value can be, of which `$2` is there
+@OWN@_offer() { # what a value can be, of which `$2` is there
     local kind words head=
-    words=$(_infini_run_values "$1"; echo "/$kind")
+    words=$(@OWN@_values "$1"; echo "/$kind")
     kind=${words##*/} words=${words%/*}
     if [[ $kind == variables && $2 == *,* ]]; then head=${2%,*},; fi
     case $kind in
@@ -45,16 +45,18 @@ _infini_run_offer() { # what a value can be, of which `$2` is there
     esac
 }
 
-_infini_run_names() { # the flags of which `$1` is the beginning, as it is spelled
-    local dashes=${1%%[!-]*} body=${1##*(-)} names
-    names="@NAMES@"
-    if [[ $body == no* ]]; then names+=" @NEGATED@"; fi
+@OWN@_names() { # the flags of verb `$1` of which `$2` is the beginning, as it is spelled
+    local dashes=${2%%[!-]*} body=${2##*(-)} names= negated=
+    case $1 in
+@NAMES@
+    esac
+    if [[ $body == no* ]]; then names+=" $negated"; fi
     if [[ $body == *-* ]]; then names=${names//_/-} body=${body//_/-}; fi
     mapfile -t COMPREPLY < <(compgen -P "$dashes" -W "$names" -- "$body")
     if [[ ${#COMPREPLY[@]} == 1 && ${COMPREPLY[0]} == *= ]]; then compopt -o nospace 2>/dev/null; fi
 }
 
-_infini_run_program() { # `$1` is where the program stands: from there on it is another command's line
+@OWN@_program() { # `$1` is where the program stands: from there on it is another command's line
     local complete
     if (($1 == COMP_CWORD)); then
         mapfile -t COMPREPLY < <(compgen -f -- "$cur")
@@ -70,63 +72,87 @@ _infini_run_program() { # `$1` is where the program stands: from there on it is 
     compopt -o default -o bashdefault 2>/dev/null
 }
 
-_infini_run() {
-    local i=1 word name cur=${COMP_WORDS[COMP_CWORD]} glued= restore
+@IF_JOBS@@OWN@() {
+    local i=@FIRST@ verb=@VERB@ word name cur=${COMP_WORDS[COMP_CWORD]} glued= restore
     restore=$(shopt -p extglob); shopt -s extglob
     COMPREPLY=()
-    while ((i < COMP_CWORD)); do
+@IF_VERBS@    while ((i < COMP_CWORD)); do
         word=${COMP_WORDS[i]}
         if [[ $word == -- ]]; then ((i++)); break; fi
-        if [[ $word != -?* ]]; then break; fi
+        if [[ $word != -?* && " @PROGRAM@ " == *" $verb "* ]]; then break; fi
         name=${word%%=*} name=${name##*(-)} name=${name//-/_}
-        if [[ $word == *=* ]]; then ((i++)); continue; fi # "=" does not part words here (COMP_WORDBREAKS)
+        if [[ $word != -?* || $word == *=* ]]; then # "=" does not part words here (COMP_WORDBREAKS)
+            ((i++)); continue
+        fi
         if [[ ${COMP_WORDS[i + 1]} == "=" ]]; then
             if ((i + 1 == COMP_CWORD)); then cur=; fi
-            if ((i + 2 >= COMP_CWORD)); then _infini_run_offer "$name" "$cur"; $restore; return; fi
+            if ((i + 2 >= COMP_CWORD)); then @OWN@_offer "$name" "$cur"; $restore; return; fi
             ((i += 3)); continue
         fi
         if [[ " @VALUED@ " == *" $name "* ]]; then
-            if ((i + 1 == COMP_CWORD)); then _infini_run_offer "$name" "$cur"; $restore; return; fi
+            if ((i + 1 == COMP_CWORD)); then @OWN@_offer "$name" "$cur"; $restore; return; fi
             ((i += 2)); continue
         fi
         ((i++))
     done
     if ((i < COMP_CWORD)) || [[ $cur != -* || ${COMP_WORDS[i - 1]} == -- ]]; then
-        _infini_run_program "$i"
+        case $verb in
+@WORDS@
+        esac
     elif [[ $cur == *=* ]]; then
         name=${cur%%=*} glued=$name= name=${name##*(-)}
-        _infini_run_offer "${name//-/_}" "${cur#*=}"
+        @OWN@_offer "${name//-/_}" "${cur#*=}"
         COMPREPLY=("${COMPREPLY[@]/#/$glued}")
     else
-        _infini_run_names "$cur"
+        @OWN@_names "$verb" "$cur"
     fi
     $restore
 }
 
-complete -F _infini_run infini-run
+complete -F @OWN@ @COMMAND@
 """
 
+_BASH_JOBS = r"""@OWN@_jobs() { # by their directories
+    local folder=${INFINI_JOB_DIR:-~/.infini-run/jobs} path
+    for path in "$folder"/ir-*; do if [[ -d $path ]]; then echo "${path##*/}"; fi; done
+}
 
-def _bash() -> str:
-    flags, cases = completed_flags(), []
-    for flag in flags:
+"""
+
+_BASH_VERBS = """\
+    if ((COMP_CWORD == 1)); then mapfile -t COMPREPLY < <(compgen -W "@VERBS@" -- "$cur"); $restore; return; fi
+"""
+
+_BASH_WORDS = {
+    "program": """@OWN@_program "$i" ;;""",
+    "jobs": """mapfile -t COMPREPLY < <(compgen -W "$(@OWN@_jobs)" -- "$cur") ;;""",
+}
+
+
+def _bash(command: CompletedCommand) -> str:
+    cases = []
+    for flag in command.all_flags():
         words, other = " ".join(values(flag)), kind(flag)
         commands = [f"echo '{words}'"] if words else []
         commands += [f"kind={other}"] if other else []
         if commands:
             cases.append(f"    {'|'.join((flag.name, *flag.aliases))}) {'; '.join(commands)} ;;")
+    return command.fill(
+        _BASH,
+        verb="${COMP_WORDS[1]}",
+        verbs=_BASH_VERBS.replace("@VERBS@", " ".join(command.verbs)),
+        jobs=_BASH_JOBS,
+        CASES="\n".join(cases),
+        NAMES="\n".join(_bash_names(command, verb) for verb in command.flags),
+        WORDS="\n".join(f"        {'|'.join(verbs)}) {_BASH_WORDS[words]}" for words, verbs in command.words.items()),
+    )
+
+
+def _bash_names(command: CompletedCommand, verb: str) -> str:
+    flags = completed_flags(command, verb)
     names = [name + ("" if flag.bare is not None else "=") for flag in flags for name in spellings(flag)]
     negated = ["no" + name for flag in flags if flag.negated is not None for name in spellings(flag)]
-    filled = {
-        "CASES": "\n".join(cases),
-        "NAMES": " ".join(names),
-        "NEGATED": " ".join(negated),
-        "VALUED": " ".join(names_with_value()),
-    }
-    text = _BASH
-    for name, content in filled.items():
-        text = text.replace(f"@{name}@", content)
-    return text
+    return f'    {verb}) names="{" ".join(names)}" negated="{" ".join(negated)}" ;;'
 
 
 # ---- zsh
@@ -138,34 +164,69 @@ _ZSH_ACTIONS = {
     "signal": "_signals",
 }
 
-_ZSH = r"""#compdef infini-run
-# zsh completion for infini-run. Made from the table of flags by share/generate.py.
+_ZSH = r"""#compdef @COMMAND@
+# zsh completion for @COMMAND@. Made from the table of flags by share/generate.py.
 
-_infini_run_program() {
+@OWN@_program() {
     _alternative 'files:file:_files' 'commands:command:_command_names -e'
 }
 
-_infini_run() {
-    _arguments -S -A '-*' -M 'm:{_-}={-_} r:|[_-]=* r:|=*' \
-@SPECS@
-        '1:program:_infini_run_program' \
-        '*::argument:_normal'
+@IF_JOBS@@OWN@() {
+@IF_VERBS@    case @VERB@ in
+@CASES@
+    esac
 }
 
-if [[ $funcstack[1] == _infini-run ]]; then # autoloaded, by the name of its file
-    _infini_run "$@"
-else # eval "$(infini-run --completion=zsh)"
-    compdef _infini_run infini-run
+if [[ $funcstack[1] == _@COMMAND@ ]]; then # autoloaded, by the name of its file
+    @OWN@ "$@"
+else # eval "$(@COMMAND@ --completion=zsh)"
+    compdef @OWN@ @COMMAND@
 fi
 """
 
+_ZSH_JOBS = """@OWN@_jobs() {
+    local folder=${INFINI_JOB_DIR:-~/.infini-run/jobs}
+    local -a jobs=($folder/ir-*(N/:t))
+    _describe job jobs
+}
 
-def _zsh() -> str:
-    specs = [spec for flag in completed_flags() for spec in zsh_specs(flag)]
-    return _ZSH.replace("@SPECS@", "\n".join(f"        {spec} \\" for spec in specs))
+"""
+
+_ZSH_VERBS = """\
+    local context state line
+    local -a verbs=(
+@VERBS@
+    )
+    _arguments -C '1:verb:->verb' '*::argument:->rest'
+    if [[ $state == verb ]]; then _describe verb verbs; return; fi
+"""
+
+_ZSH_WORDS = {
+    "program": ("'1:program:@OWN@_program'", "'*::argument:_normal'"),
+    "jobs": ("'*:job:@OWN@_jobs'",),
+}
 
 
-def zsh_specs(flag: Flag) -> list[str]:
+def _zsh(command: CompletedCommand) -> str:
+    verbs = "\n".join(f"        '{verb}:{_zsh_text(text)}'" for verb, text in command.verbs.items())
+    return command.fill(
+        _ZSH,
+        verb="$line[1]",
+        verbs=_ZSH_VERBS.replace("@VERBS@", verbs),
+        jobs=_ZSH_JOBS,
+        CASES="\n".join(_zsh_case(command, verb) for verb in command.flags),
+    )
+
+
+def _zsh_case(command: CompletedCommand, verb: str) -> str:
+    specs = [spec for flag in completed_flags(command, verb) for spec in _zsh_specs(flag)]
+    specs += [spec for words, verbs in command.words.items() if verb in verbs for spec in _ZSH_WORDS[words]]
+    lines = " \\\n".join(f"            {spec}" for spec in specs)
+    stop = " -A '-*'" if verb in command.words["program"] else ""
+    return f"    {verb})\n        _arguments -S{stop} -M 'm:{{_-}}={{-_}} r:|[_-]=* r:|=*' \\\n{lines}\n        ;;"
+
+
+def _zsh_specs(flag: Flag) -> list[str]:
     """One for each spelling: `'--name=[help]:METAVAR:action'`."""
     text = _zsh_text(flag.help.partition(";")[0])
     value = f":{_zsh_text(metavar(flag))}:{_zsh_action(flag)}"

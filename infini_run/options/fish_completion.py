@@ -6,44 +6,45 @@ such place.
 
 from __future__ import annotations
 
-from infini_run.options.completed_values import completed_flags, kind, names_with_value, spellings, values
+from infini_run.options.completed_values import CompletedCommand, completed_flags, kind, spellings, values
 from infini_run.options.grammar import Flag
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
 _KINDS = {
-    "file": "@NAME@_say $prefix (@NAME@_files $value)",
-    "folder": "@NAME@_say $prefix (__fish_complete_directories $value '')",
-    "variables": "@NAME@_say $prefix(string match -r -- '.*,' $value; or echo) (set -nx)",
-    "signal": "@NAME@_say $prefix (command kill -l | string split -n ' ')",
+    "file": "_@OWN@_say $prefix (_@OWN@_files $value)",
+    "folder": "_@OWN@_say $prefix (__fish_complete_directories $value '')",
+    "variables": "_@OWN@_say $prefix(string match -r -- '.*,' $value; or echo) (set -nx)",
+    "signal": "_@OWN@_say $prefix (command kill -l | string split -n ' ')",
 }
 
-# What the scripts of both commands have in common.
-FUNCTIONS = r"""function @NAME@_say --argument-names prefix # the other words, each with that prefix
+_FISH = r"""# fish completion for @COMMAND@. Made from the table of flags by share/generate.py.
+
+function _@OWN@_say --argument-names prefix # the other words, each with that prefix
     for word in $argv[2..-1]
         printf '%s%s\n' $prefix $word
     end
 end
 
-function @NAME@_files --argument-names start # as fish completes them for a command that it does not know
+function _@OWN@_files --argument-names start # as fish completes them for a command that it does not know
     complete -C "'' $start"
 end
 
-function @NAME@_program # `$argv` is the program and its arguments so far, but the word to complete
+function _@OWN@_program # `$argv` is the program and its arguments so far, but the word to complete
     set -l current (commandline -ct)
     if set -q argv[1]
         complete -C (string join ' ' -- (string escape -- $argv) "$current")
     else if not string match -q -- '-*' $current
-        @NAME@_files "$current"
+        _@OWN@_files "$current"
         if test -n "$current"; and not string match -q -- '*/*' $current
             complete -C $current
         end
     end
 end
 
-function @NAME@_names --argument-names current # of lines `name TAB text`, spelled as what is typed
+function _@OWN@_names --argument-names current # of lines `name TAB text`, spelled as what is typed
     set -l dashes (string match -r -- '^-*' $current)
     set -l body (string replace -r -- '^-*' '' $current)
     while read -l line
@@ -53,48 +54,50 @@ function @NAME@_names --argument-names current # of lines `name TAB text`, spell
         echo $dashes$line
     end
 end
-"""
 
-_FISH = (
-    r"""# fish completion for infini-run. Made from the table of flags by share/generate.py.
-
-"""
-    + FUNCTIONS
-    + r"""
-function @NAME@_offer --argument-names name value prefix # what the value of a flag can be
+function _@OWN@_offer --argument-names name value prefix # what the value of a flag can be
     switch $name
 @CASES@
     end
 end
 
-function @NAME@_flags --argument-names current
-    printf '%s\t%s\n' \
+function _@OWN@_flags --argument-names verb current
+    switch $verb
 @FLAGS@
+    end
     if string match -qr -- '^-*no' $current
-        printf '%s\t%s\n' \
+        switch $verb
 @NEGATED@
+        end
     end
 end
 
-function @NAME@_complete
+@IF_JOBS@function _@OWN@_words --argument-names verb # what follows the flags
+    switch $verb
+@WORDS@
+    end
+end
+
+function _@OWN@_complete
     set -l words (commandline -opc)
     set -l current (commandline -ct)
     set -l last (count $words)
-    set -l i 2
+    set -l verb @VERB@
+@IF_VERBS@    set -l i (math @FIRST@ + 1) # fish counts from 1
     while test $i -le $last
         set -l word $words[$i]
         if test "$word" = --
-            @NAME@_program $words[(math $i + 1)..-1]
+            _@OWN@_words $verb $words[(math $i + 1)..-1]
             return
         end
-        if not string match -q -- '-?*' $word
-            @NAME@_program $words[$i..-1]
+        if not string match -q -- '-?*' $word; and contains -- $verb @PROGRAM@
+            _@OWN@_program $words[$i..-1]
             return
         end
         set -l name (string replace -r -- '^-*' '' $word | string replace -a -- - _)
-        if contains -- $name @VALUED@
+        if string match -q -- '-*' $word; and contains -- $name @VALUED@
             if test $i -eq $last
-                @NAME@_offer $name "$current" ''
+                _@OWN@_offer $name "$current" ''
                 return
             end
             set i (math $i + 1)
@@ -102,46 +105,60 @@ function @NAME@_complete
         set i (math $i + 1)
     end
     if not string match -q -- '-*' $current
-        @NAME@_program
+        _@OWN@_words $verb
     else if string match -q -- '*=*' $current
         set -l parts (string split -m 1 = -- $current)
         set -l name (string replace -r -- '^-*' '' $parts[1] | string replace -a -- - _)
-        @NAME@_offer $name "$parts[2]" "$parts[1]="
+        _@OWN@_offer $name "$parts[2]" "$parts[1]="
     else
-        @NAME@_flags $current | @NAME@_names $current
+        _@OWN@_flags $verb $current | _@OWN@_names $current
     end
 end
 
-complete -c infini-run -f -k -a '(@NAME@_complete)'
+complete -c @COMMAND@ -f -k -a '(_@OWN@_complete)'
 """
-)
+
+_JOBS = """function _@OWN@_jobs # by their directories
+    set -q INFINI_JOB_DIR; or set -l INFINI_JOB_DIR ~/.infini-run/jobs
+    for path in $INFINI_JOB_DIR/ir-*/
+        basename $path
+    end
+end
+
+"""
+
+_VERBS = r"""    if test $last -eq 1
+        printf '%s\t%s\n' \
+@VERBS@
+        return
+    end
+"""
+
+_WORDS = {"program": "_@OWN@_program $argv[2..-1]", "jobs": "_@OWN@_jobs"}
 
 
-def fish_script() -> str:
-    """What fish reads for infini-run."""
-    flags = completed_flags()
-    filled = {
-        "CASES": fish_cases(flags),
-        "FLAGS": fish_names(flags),
-        "NEGATED": fish_names(flags, is_negated=True),
-        "VALUED": " ".join(names_with_value()),
-        "NAME": "__infini_run",
-    }
-    return fill(_FISH, filled)
+def fish_script(command: CompletedCommand) -> str:
+    """What fish reads for a command."""
+    verbs = " \\\n".join(f"            {verb} {_quoted(text)}" for verb, text in command.verbs.items())
+    return command.fill(
+        _FISH,
+        verb='"$words[2]"',
+        verbs=_VERBS.replace("@VERBS@", verbs),
+        jobs=_JOBS,
+        CASES=_cases(command.all_flags()),
+        FLAGS=_names_by_verb(command, _names),
+        NEGATED=_names_by_verb(command, _negated),
+        WORDS="\n".join(
+            f"        case {' '.join(verbs)}\n            {_WORDS[words]}" for words, verbs in command.words.items()
+        ),
+    )
 
 
-def fill(text: str, filled: dict[str, str]) -> str:
-    """Put each text in the place of its @NAME@, in this order."""
-    for name, content in filled.items():
-        text = text.replace(f"@{name}@", content)
-    return text
-
-
-def fish_cases(flags: Iterable[Flag]) -> str:
+def _cases(flags: Iterable[Flag]) -> str:
     """The cases of a switch over names of flags: what their values can be."""
     cases = []
     for flag in flags:
-        commands = [f"@NAME@_say $prefix {' '.join(map(fish_quoted, values(flag)))}"] if values(flag) else []
+        commands = [f"_@OWN@_say $prefix {' '.join(map(_quoted, values(flag)))}"] if values(flag) else []
         commands += [_KINDS[kind(flag)]] if kind(flag) else []
         if commands:
             lines = [f"case {' '.join((flag.name, *flag.aliases))}", *(f"    {command}" for command in commands)]
@@ -149,28 +166,30 @@ def fish_cases(flags: Iterable[Flag]) -> str:
     return "\n".join(cases)
 
 
-def fish_names(flags: Iterable[Flag], *, is_negated: bool = False) -> str:
-    """Pairs of words for printf: a name, with `=` where a value follows, and its text; or those with `no` before."""
-    if is_negated:
-        pairs = [
-            (f"no{name}", f"not: {_short(flag)}")
-            for flag in flags
-            if flag.negated is not None
-            for name in spellings(flag)
-        ]
-    else:
-        pairs = [
-            (name + ("" if flag.bare is not None else "="), _short(flag))
-            for flag in flags
-            for name in spellings(flag)
-        ]
-    return " \\\n".join(f"        {name} {fish_quoted(text)}" for name, text in pairs)
+def _names_by_verb(command: CompletedCommand, names: Callable[[Flag], list[tuple[str, str]]]) -> str:
+    """The cases of a switch over verbs: pairs of words for printf, of a name and its text."""
+    cases = []
+    for verb in command.flags:
+        pairs = [pair for flag in completed_flags(command, verb) for pair in names(flag)]
+        lines = " \\\n".join(f"                {name} {_quoted(text)}" for name, text in pairs)
+        cases.append(f"        case {verb}\n            printf '%s\\t%s\\n' \\\n{lines}")
+    return "\n".join(cases)
+
+
+def _names(flag: Flag) -> list[tuple[str, str]]:
+    """With `=` where a value follows."""
+    return [(name + ("" if flag.bare is not None else "="), _short(flag)) for name in spellings(flag)]
+
+
+def _negated(flag: Flag) -> list[tuple[str, str]]:
+    """With `no` before."""
+    return [(f"no{name}", f"not: {_short(flag)}") for name in spellings(flag) if flag.negated is not None]
 
 
 def _short(flag: Flag) -> str:
     return flag.help.partition(";")[0]
 
 
-def fish_quoted(text: str) -> str:
+def _quoted(text: str) -> str:
     """As fish reads it: in single quotes it knows two escapes (fish, Quotes)."""
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"

@@ -12,6 +12,10 @@ from infini_run.options.help import EXAMPLES, EXIT_CODES, GRAMMAR_TEXT, TITLES, 
 from infini_run.options.options import USAGE
 from infini_run.options.table import FLAGS, GROUPS
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 _WIDTH = 64  # of the source, before anything is escaped
 
 _DESCRIPTION = """\
@@ -47,8 +51,13 @@ def man_page(version: str) -> str:
         ("EXAMPLES", _examples()),
         ("SEE ALSO", ".BR srun (1),\n.BR mpirun (1),\n.BR sd_notify (3)\n"),
     ]
+    return page("infini-run", version, sections)
+
+
+def page(command: str, version: str, sections: Sequence[tuple[str, str]]) -> str:
+    """The roff of a page. sections: pairs of a title and what is below it."""
     head = '.\\" Made from the table of flags by share/generate.py.\n'
-    head += f'.TH INFINI\\-RUN 1 "" "infini\\-run {escape(version)}"\n'
+    head += f'.TH {escape(command.upper())} 1 "" "infini\\-run {escape(version)}"\n'
     return head + "".join(f".SH {title}\n{text}" for title, text in sections)
 
 

@@ -62,6 +62,12 @@ def test_bash_completes_verbs_flags_values_and_jobs(tmp_path):
     assert complete("logs", "--fo") == ["--follow"]
     assert complete("logs", "ir-", INFINI_JOB_DIR=str(tmp_path)) == ["ir-0123456789"]
     assert complete("cancel", "") == []
+    assert complete("logs", "--nofo") == ["--nofollow"]
+    assert complete("submit", "--slots-p") == ["--slots-per-node="]
+    assert complete("submit", "--scheduler", "l") == ["local"]
+    assert complete("submit", "--dir", f"{tmp_path}/ir") == [f"{tmp_path}/ir-0123456789"]
+    assert complete("logs", "--rank", "3", "--follow", "ir-", INFINI_JOB_DIR=str(tmp_path)) == ["ir-0123456789"]
+    assert complete("submit", "--slots", "3", f"{tmp_path}/ir") == [f"{tmp_path}/ir-0123456789"]
     assert complete("submit", "--", "--sl") == []
 
 

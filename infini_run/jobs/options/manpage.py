@@ -14,7 +14,7 @@ from infini_run.jobs.options.help import (
     flags_of,
 )
 from infini_run.jobs.options.table import SUBMIT_GROUPS, VERBS
-from infini_run.options.manpage import entry, escape, paragraph
+from infini_run.options.manpage import entry, escape, page, paragraph
 
 _DESCRIPTION = """\
 Describes a distributed training job by its slots, writes a script for Slurm or PBS, submits it once, and knows what
@@ -54,9 +54,7 @@ def man_page(version: str) -> str:
         ("EXAMPLES", f".nf\n{escape(EXAMPLES.partition(chr(10))[2])}.fi\n"),
         ("SEE ALSO", ".BR infini\\-run (1),\n.BR sbatch (1),\n.BR qsub (1)\n"),
     ]
-    head = '.\\" Made from the tables of flags by share/generate.py.\n'
-    head += f'.TH INFINI\\-JOB 1 "" "infini\\-run {escape(version)}"\n'
-    return head + "".join(f".SH {title}\n{text}" for title, text in sections)
+    return page("infini-job", version, sections)
 
 
 def _group(verb: str, name: str) -> str:

@@ -1,4 +1,4 @@
-# fish completion for infini-job. Made from the tables of flags by share/generate.py.
+# fish completion for infini-job. Made from the table of flags by share/generate.py.
 
 function __infini_job_say --argument-names prefix # the other words, each with that prefix
     for word in $argv[2..-1]
@@ -33,7 +33,7 @@ function __infini_job_names --argument-names current # of lines `name TAB text`,
     end
 end
 
-function __infini_job_offer --argument-names name value prefix # what the value of a flag can be; else a file
+function __infini_job_offer --argument-names name value prefix # what the value of a flag can be
     switch $name
         case slot_type
             __infini_job_say $prefix 'cuda' 'rocm' 'cpu'
@@ -47,13 +47,15 @@ function __infini_job_offer --argument-names name value prefix # what the value 
             __infini_job_say $prefix (__fish_complete_directories $value '')
         case python
             __infini_job_say $prefix (__infini_job_files $value)
+        case container
+            __infini_job_say $prefix (__infini_job_files $value)
         case runtime
             __infini_job_say $prefix 'apptainer' 'singularity' 'podman' 'enroot' 'pyxis'
         case container_python
             __infini_job_say $prefix (__infini_job_files $value)
         case flagfile
             __infini_job_say $prefix (__infini_job_files $value)
-        case '*'
+        case socket
             __infini_job_say $prefix (__infini_job_files $value)
     end
 end
@@ -62,188 +64,188 @@ function __infini_job_flags --argument-names verb current
     switch $verb
         case submit
             printf '%s\t%s\n' \
-        slots= 'devices (GPUs, or CPUs) in all: one rank each' \
-        slots_per_node= 'slots of each node' \
-        slot_type= 'what a slot is' \
-        gpu_type= 'which of a pool\'s GPUs' \
-        cpus_per_slot= 'CPUs for each slot' \
-        mem_per_slot= 'memory for each slot, such as 16G' \
-        single_node 'all slots on one node' \
-        spares= 'more nodes, which run nothing' \
-        round_up 'take more slots where those asked for do not fill their nodes' \
-        layout= 'how slots become nodes' \
-        scheduler= 'who runs it' \
-        pool= 'the partition or queue' \
-        partition= 'the partition or queue' \
-        queue= 'the partition or queue' \
-        account= 'whom to charge' \
-        project= 'Slurm\'s wckey, PBS\'s project' \
-        time= 'the limit, such as 4h, 1h30m, 1d or 1-12:00:00' \
-        options= 'further options for sbatch or qsub, quoted as in a shell' \
-        gres 'the scheduler knows GPUs as a resource' \
-        tres 'Slurm has cons_tres' \
-        title= 'show TEXT before its name in squeue, qstat, and infini-job list' \
-        dir= 'where jobs are kept, on storage that the nodes share' \
-        cwd= 'where the ranks start' \
-        env= 'variables for the ranks, beside all of ours' \
-        python= 'the Python of the nodes, which has infini-run' \
-        run_options= 'flags for infini-run itself, such as --hang_timeout=10m' \
-        warn= 'tell the ranks so long before the limit' \
-        array= 'a task for each index of 0-9, 1,3,7 or 0-20:5, at most M at a time' \
-        restarts= 'run it again so often after a failure, through the queue' \
-        container= 'run in this image' \
-        runtime= 'by which program' \
-        container_python= 'the image\'s Python, which has infini-run' \
-        bind= 'HOST[:THERE[:ro]] words, beside the job\'s directories' \
-        container_options= 'further options for the runtime' \
-        wait 'stay until it has ended' \
-        print 'show the script, and submit nothing' \
-        check 'ask the scheduler whether it could ever run, and submit nothing' \
-        json 'as JSON' \
-        flagfile= 'read flags from FILE: one a line, # comments, further flag files' \
-        fromenv= 'take flags a and b from the variables FLAGS_a and FLAGS_b' \
-        tryfromenv= 'the same, where they are set' \
-        undefok= 'it is no error if there are no flags a and b (write them --a=value)' \
-        help 'the flags on one screen' \
-        helpfull 'every flag, its values and its default' \
-        version 'the version'
+                slots= 'devices (GPUs, or CPUs) in all: one rank each' \
+                slots_per_node= 'slots of each node' \
+                slot_type= 'what a slot is' \
+                gpu_type= 'which of a pool\'s GPUs' \
+                cpus_per_slot= 'CPUs for each slot' \
+                mem_per_slot= 'memory for each slot, such as 16G' \
+                single_node 'all slots on one node' \
+                spares= 'more nodes, which run nothing' \
+                round_up 'take more slots where those asked for do not fill their nodes' \
+                layout= 'how slots become nodes' \
+                scheduler= 'who runs it' \
+                pool= 'the partition or queue' \
+                partition= 'the partition or queue' \
+                queue= 'the partition or queue' \
+                account= 'whom to charge' \
+                project= 'Slurm\'s wckey, PBS\'s project' \
+                time= 'the limit, such as 4h, 1h30m, 1d or 1-12:00:00' \
+                options= 'further options for sbatch or qsub, quoted as in a shell' \
+                gres 'the scheduler knows GPUs as a resource' \
+                tres 'Slurm has cons_tres' \
+                title= 'show TEXT before its name in squeue, qstat, and infini-job list' \
+                dir= 'where jobs are kept, on storage that the nodes share' \
+                cwd= 'where the ranks start' \
+                env= 'variables for the ranks, beside all of ours' \
+                python= 'the Python of the nodes, which has infini-run' \
+                run_options= 'flags for infini-run itself, such as --hang_timeout=10m' \
+                warn= 'tell the ranks so long before the limit' \
+                array= 'a task for each index of 0-9, 1,3,7 or 0-20:5, at most M at a time' \
+                restarts= 'run it again so often after a failure, through the queue' \
+                container= 'run in this image' \
+                runtime= 'by which program' \
+                container_python= 'the image\'s Python, which has infini-run' \
+                bind= 'HOST[:THERE[:ro]] words, beside the job\'s directories' \
+                container_options= 'further options for the runtime' \
+                wait 'stay until it has ended' \
+                print 'show the script, and submit nothing' \
+                check 'ask the scheduler whether it could ever run, and submit nothing' \
+                json 'as JSON' \
+                flagfile= 'read flags from FILE: one a line, # comments, further flag files' \
+                fromenv= 'take flags a and b from the variables FLAGS_a and FLAGS_b' \
+                tryfromenv= 'the same, where they are set' \
+                undefok= 'it is no error if there are no flags a and b (write them --a=value)' \
+                help 'the flags on one screen' \
+                helpfull 'every flag, its values and its default' \
+                version 'the version'
         case status
             printf '%s\t%s\n' \
-        json 'as JSON' \
-        dir= 'where jobs are kept, on storage that the nodes share' \
-        flagfile= 'read flags from FILE: one a line, # comments, further flag files' \
-        fromenv= 'take flags a and b from the variables FLAGS_a and FLAGS_b' \
-        tryfromenv= 'the same, where they are set' \
-        undefok= 'it is no error if there are no flags a and b (write them --a=value)' \
-        help 'the flags on one screen' \
-        helpfull 'every flag, its values and its default' \
-        version 'the version'
+                json 'as JSON' \
+                dir= 'where jobs are kept, on storage that the nodes share' \
+                flagfile= 'read flags from FILE: one a line, # comments, further flag files' \
+                fromenv= 'take flags a and b from the variables FLAGS_a and FLAGS_b' \
+                tryfromenv= 'the same, where they are set' \
+                undefok= 'it is no error if there are no flags a and b (write them --a=value)' \
+                help 'the flags on one screen' \
+                helpfull 'every flag, its values and its default' \
+                version 'the version'
         case list
             printf '%s\t%s\n' \
-        json 'as JSON' \
-        dir= 'where jobs are kept, on storage that the nodes share' \
-        flagfile= 'read flags from FILE: one a line, # comments, further flag files' \
-        fromenv= 'take flags a and b from the variables FLAGS_a and FLAGS_b' \
-        tryfromenv= 'the same, where they are set' \
-        undefok= 'it is no error if there are no flags a and b (write them --a=value)' \
-        help 'the flags on one screen' \
-        helpfull 'every flag, its values and its default' \
-        version 'the version'
+                json 'as JSON' \
+                dir= 'where jobs are kept, on storage that the nodes share' \
+                flagfile= 'read flags from FILE: one a line, # comments, further flag files' \
+                fromenv= 'take flags a and b from the variables FLAGS_a and FLAGS_b' \
+                tryfromenv= 'the same, where they are set' \
+                undefok= 'it is no error if there are no flags a and b (write them --a=value)' \
+                help 'the flags on one screen' \
+                helpfull 'every flag, its values and its default' \
+                version 'the version'
         case logs
             printf '%s\t%s\n' \
-        follow 'go on until the job has ended' \
-        task= 'of these tasks of an array only: 4, or 0,3-5' \
-        rank= 'of this rank only' \
-        node= 'of this node only' \
-        attempt= 'of this run only, counted from 0' \
-        tail= 'print at most the last N lines, then follow' \
-        scheduler_log 'what its scheduler has said' \
-        dir= 'where jobs are kept, on storage that the nodes share' \
-        flagfile= 'read flags from FILE: one a line, # comments, further flag files' \
-        fromenv= 'take flags a and b from the variables FLAGS_a and FLAGS_b' \
-        tryfromenv= 'the same, where they are set' \
-        undefok= 'it is no error if there are no flags a and b (write them --a=value)' \
-        help 'the flags on one screen' \
-        helpfull 'every flag, its values and its default' \
-        version 'the version'
+                follow 'go on until the job has ended' \
+                task= 'of these tasks of an array only: 4, or 0,3-5' \
+                rank= 'of this rank only' \
+                node= 'of this node only' \
+                attempt= 'of this run only, counted from 0' \
+                tail= 'print at most the last N lines, then follow' \
+                scheduler_log 'what its scheduler has said' \
+                dir= 'where jobs are kept, on storage that the nodes share' \
+                flagfile= 'read flags from FILE: one a line, # comments, further flag files' \
+                fromenv= 'take flags a and b from the variables FLAGS_a and FLAGS_b' \
+                tryfromenv= 'the same, where they are set' \
+                undefok= 'it is no error if there are no flags a and b (write them --a=value)' \
+                help 'the flags on one screen' \
+                helpfull 'every flag, its values and its default' \
+                version 'the version'
         case cancel
             printf '%s\t%s\n' \
-        dir= 'where jobs are kept, on storage that the nodes share' \
-        flagfile= 'read flags from FILE: one a line, # comments, further flag files' \
-        fromenv= 'take flags a and b from the variables FLAGS_a and FLAGS_b' \
-        tryfromenv= 'the same, where they are set' \
-        undefok= 'it is no error if there are no flags a and b (write them --a=value)' \
-        help 'the flags on one screen' \
-        helpfull 'every flag, its values and its default' \
-        version 'the version'
+                dir= 'where jobs are kept, on storage that the nodes share' \
+                flagfile= 'read flags from FILE: one a line, # comments, further flag files' \
+                fromenv= 'take flags a and b from the variables FLAGS_a and FLAGS_b' \
+                tryfromenv= 'the same, where they are set' \
+                undefok= 'it is no error if there are no flags a and b (write them --a=value)' \
+                help 'the flags on one screen' \
+                helpfull 'every flag, its values and its default' \
+                version 'the version'
         case forget
             printf '%s\t%s\n' \
-        dir= 'where jobs are kept, on storage that the nodes share' \
-        flagfile= 'read flags from FILE: one a line, # comments, further flag files' \
-        fromenv= 'take flags a and b from the variables FLAGS_a and FLAGS_b' \
-        tryfromenv= 'the same, where they are set' \
-        undefok= 'it is no error if there are no flags a and b (write them --a=value)' \
-        help 'the flags on one screen' \
-        helpfull 'every flag, its values and its default' \
-        version 'the version'
+                dir= 'where jobs are kept, on storage that the nodes share' \
+                flagfile= 'read flags from FILE: one a line, # comments, further flag files' \
+                fromenv= 'take flags a and b from the variables FLAGS_a and FLAGS_b' \
+                tryfromenv= 'the same, where they are set' \
+                undefok= 'it is no error if there are no flags a and b (write them --a=value)' \
+                help 'the flags on one screen' \
+                helpfull 'every flag, its values and its default' \
+                version 'the version'
         case clusters
             printf '%s\t%s\n' \
-        json 'as JSON' \
-        dir= 'where jobs are kept, on storage that the nodes share' \
-        flagfile= 'read flags from FILE: one a line, # comments, further flag files' \
-        fromenv= 'take flags a and b from the variables FLAGS_a and FLAGS_b' \
-        tryfromenv= 'the same, where they are set' \
-        undefok= 'it is no error if there are no flags a and b (write them --a=value)' \
-        help 'the flags on one screen' \
-        helpfull 'every flag, its values and its default' \
-        version 'the version'
+                json 'as JSON' \
+                dir= 'where jobs are kept, on storage that the nodes share' \
+                flagfile= 'read flags from FILE: one a line, # comments, further flag files' \
+                fromenv= 'take flags a and b from the variables FLAGS_a and FLAGS_b' \
+                tryfromenv= 'the same, where they are set' \
+                undefok= 'it is no error if there are no flags a and b (write them --a=value)' \
+                help 'the flags on one screen' \
+                helpfull 'every flag, its values and its default' \
+                version 'the version'
         case serve
             printf '%s\t%s\n' \
-        socket= 'where to listen, in a directory that nobody else may write' \
-        dir= 'where jobs are kept, on storage that the nodes share' \
-        flagfile= 'read flags from FILE: one a line, # comments, further flag files' \
-        fromenv= 'take flags a and b from the variables FLAGS_a and FLAGS_b' \
-        tryfromenv= 'the same, where they are set' \
-        undefok= 'it is no error if there are no flags a and b (write them --a=value)' \
-        help 'the flags on one screen' \
-        helpfull 'every flag, its values and its default' \
-        version 'the version'
+                socket= 'where to listen, in a directory that nobody else may write' \
+                dir= 'where jobs are kept, on storage that the nodes share' \
+                flagfile= 'read flags from FILE: one a line, # comments, further flag files' \
+                fromenv= 'take flags a and b from the variables FLAGS_a and FLAGS_b' \
+                tryfromenv= 'the same, where they are set' \
+                undefok= 'it is no error if there are no flags a and b (write them --a=value)' \
+                help 'the flags on one screen' \
+                helpfull 'every flag, its values and its default' \
+                version 'the version'
     end
     if string match -qr -- '^-*no' $current
         switch $verb
         case submit
             printf '%s\t%s\n' \
-        nosingle_node 'not: all slots on one node' \
-        noround_up 'not: take more slots where those asked for do not fill their nodes' \
-        nogres 'not: the scheduler knows GPUs as a resource' \
-        notres 'not: Slurm has cons_tres' \
-        nowait 'not: stay until it has ended' \
-        noprint 'not: show the script, and submit nothing' \
-        nocheck 'not: ask the scheduler whether it could ever run, and submit nothing' \
-        nojson 'not: as JSON' \
-        nohelp 'not: the flags on one screen' \
-        nohelpfull 'not: every flag, its values and its default' \
-        noversion 'not: the version'
+                nosingle_node 'not: all slots on one node' \
+                noround_up 'not: take more slots where those asked for do not fill their nodes' \
+                nogres 'not: the scheduler knows GPUs as a resource' \
+                notres 'not: Slurm has cons_tres' \
+                nowait 'not: stay until it has ended' \
+                noprint 'not: show the script, and submit nothing' \
+                nocheck 'not: ask the scheduler whether it could ever run, and submit nothing' \
+                nojson 'not: as JSON' \
+                nohelp 'not: the flags on one screen' \
+                nohelpfull 'not: every flag, its values and its default' \
+                noversion 'not: the version'
         case status
             printf '%s\t%s\n' \
-        nojson 'not: as JSON' \
-        nohelp 'not: the flags on one screen' \
-        nohelpfull 'not: every flag, its values and its default' \
-        noversion 'not: the version'
+                nojson 'not: as JSON' \
+                nohelp 'not: the flags on one screen' \
+                nohelpfull 'not: every flag, its values and its default' \
+                noversion 'not: the version'
         case list
             printf '%s\t%s\n' \
-        nojson 'not: as JSON' \
-        nohelp 'not: the flags on one screen' \
-        nohelpfull 'not: every flag, its values and its default' \
-        noversion 'not: the version'
+                nojson 'not: as JSON' \
+                nohelp 'not: the flags on one screen' \
+                nohelpfull 'not: every flag, its values and its default' \
+                noversion 'not: the version'
         case logs
             printf '%s\t%s\n' \
-        nofollow 'not: go on until the job has ended' \
-        noscheduler_log 'not: what its scheduler has said' \
-        nohelp 'not: the flags on one screen' \
-        nohelpfull 'not: every flag, its values and its default' \
-        noversion 'not: the version'
+                nofollow 'not: go on until the job has ended' \
+                noscheduler_log 'not: what its scheduler has said' \
+                nohelp 'not: the flags on one screen' \
+                nohelpfull 'not: every flag, its values and its default' \
+                noversion 'not: the version'
         case cancel
             printf '%s\t%s\n' \
-        nohelp 'not: the flags on one screen' \
-        nohelpfull 'not: every flag, its values and its default' \
-        noversion 'not: the version'
+                nohelp 'not: the flags on one screen' \
+                nohelpfull 'not: every flag, its values and its default' \
+                noversion 'not: the version'
         case forget
             printf '%s\t%s\n' \
-        nohelp 'not: the flags on one screen' \
-        nohelpfull 'not: every flag, its values and its default' \
-        noversion 'not: the version'
+                nohelp 'not: the flags on one screen' \
+                nohelpfull 'not: every flag, its values and its default' \
+                noversion 'not: the version'
         case clusters
             printf '%s\t%s\n' \
-        nojson 'not: as JSON' \
-        nohelp 'not: the flags on one screen' \
-        nohelpfull 'not: every flag, its values and its default' \
-        noversion 'not: the version'
+                nojson 'not: as JSON' \
+                nohelp 'not: the flags on one screen' \
+                nohelpfull 'not: every flag, its values and its default' \
+                noversion 'not: the version'
         case serve
             printf '%s\t%s\n' \
-        nohelp 'not: the flags on one screen' \
-        nohelpfull 'not: every flag, its values and its default' \
-        noversion 'not: the version'
+                nohelp 'not: the flags on one screen' \
+                nohelpfull 'not: every flag, its values and its default' \
+                noversion 'not: the version'
         end
     end
 end
@@ -255,11 +257,20 @@ function __infini_job_jobs # by their directories
     end
 end
 
+function __infini_job_words --argument-names verb # what follows the flags
+    switch $verb
+        case submit
+            __infini_job_program $argv[2..-1]
+        case status logs cancel forget
+            __infini_job_jobs
+    end
+end
+
 function __infini_job_complete
     set -l words (commandline -opc)
     set -l current (commandline -ct)
     set -l last (count $words)
-    set -l verb $words[2]
+    set -l verb "$words[2]"
     if test $last -eq 1
         printf '%s\t%s\n' \
             submit 'write a job down, hand it to a batch scheduler once, and say what it is called' \
@@ -272,39 +283,35 @@ function __infini_job_complete
             serve 'the same over HTTP at a Unix socket, for its owner alone, with a page'
         return
     end
-    set -l i 3
+    set -l i (math 2 + 1) # fish counts from 1
     while test $i -le $last
         set -l word $words[$i]
-        if test "$verb" = submit -a "$word" = --
-            __infini_job_program $words[(math $i + 1)..-1]
+        if test "$word" = --
+            __infini_job_words $verb $words[(math $i + 1)..-1]
             return
         end
-        if test "$verb" = submit; and not string match -q -- '-?*' $word
+        if not string match -q -- '-?*' $word; and contains -- $verb submit
             __infini_job_program $words[$i..-1]
             return
         end
-        if string match -q -- '-?*' $word
-            set -l name (string replace -r -- '^-*' '' $word | string replace -a -- - _)
-            if contains -- $name slots slots_per_node slot_type gpu_type cpus_per_slot mem_per_slot spares layout scheduler pool partition queue account project time options title dir cwd env python run_options warn array restarts container runtime container_python bind container_options flagfile fromenv tryfromenv undefok task rank node attempt tail socket
-                if test $i -eq $last
-                    __infini_job_offer $name "$current" ''
-                    return
-                end
-                set i (math $i + 1)
+        set -l name (string replace -r -- '^-*' '' $word | string replace -a -- - _)
+        if string match -q -- '-*' $word; and contains -- $name slots slots_per_node slot_type gpu_type cpus_per_slot mem_per_slot spares layout scheduler pool partition queue account project time options title dir cwd env python run_options warn array restarts container runtime container_python bind container_options task rank node attempt tail socket flagfile fromenv tryfromenv undefok
+            if test $i -eq $last
+                __infini_job_offer $name "$current" ''
+                return
             end
+            set i (math $i + 1)
         end
         set i (math $i + 1)
     end
-    if string match -q -- '-*=*' $current
+    if not string match -q -- '-*' $current
+        __infini_job_words $verb
+    else if string match -q -- '*=*' $current
         set -l parts (string split -m 1 = -- $current)
         set -l name (string replace -r -- '^-*' '' $parts[1] | string replace -a -- - _)
         __infini_job_offer $name "$parts[2]" "$parts[1]="
-    else if string match -q -- '-*' $current
+    else
         __infini_job_flags $verb $current | __infini_job_names $current
-    else if contains -- $verb status logs cancel forget
-        __infini_job_jobs
-    else if test "$verb" = submit
-        __infini_job_program
     end
 end
 

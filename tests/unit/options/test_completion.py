@@ -144,21 +144,24 @@ def test_bash_at_a_terminal_completes_what_is_typed(folder):
 
 @needs_zsh
 def test_zsh_at_a_terminal_completes_what_is_typed(folder):
+    (folder / ".infini-run/jobs/ir-0123456789").mkdir(parents=True)
     window = Window(program=["zsh", "-f", "-i"], PS1="> ", HOME=str(folder), columns=120, lines=40)
     try:
         window.see(lambda: window.text[0].startswith(">"))
         window.type(f"fpath=({SHARE}/zsh/site-functions $fpath); autoload -U compinit; compinit -u -D; clear\n")
         window.see(lambda: window.text[0] == ">" and not any(window.text[1:]))
         for typed, line in [
-            ("--consol\tpre\t", "--console=prefix"),
-            ("--nproc-p\tgp\t", "--nproc_per_node=gpu"),
-            ("--log-d\tlog\t", "--log_dir=logs/"),
-            ("--nnodes 2 --verb\ttrain\\ \t", "--nnodes 2 --verbose train\\ it.py"),
-            ("cat logs.\t", "cat logs.txt"),
-            ("--export=EXAMPLE_O\t", "--export=EXAMPLE_O"),  # there is none
+            ("run --consol\tpre\t", "run --console=prefix"),
+            ("run --nproc-p\tgp\t", "run --nproc_per_node=gpu"),
+            ("run --log-d\tlog\t", "run --log_dir=logs/"),
+            ("run --nnodes 2 --verb\ttrain\\ \t", "run --nnodes 2 --verbose train\\ it.py"),
+            ("run cat logs.\t", "run cat logs.txt"),
+            ("run --export=EXAMPLE_O\t", "run --export=EXAMPLE_O"),  # there is none
+            ("job sub\t--slots-p\t2 ./tr\t", "job submit --slots_per_node=2 ./train\\ it.py"),
+            ("job logs --fo\tir-\t", "job logs --follow ir-0123456789"),
         ]:
-            window.type(f"infini-run {typed}#")
-            window.see(lambda line=line: any(f"> infini-run {line}" in s and s.endswith("#") for s in window.text))
+            window.type(f"infini-{typed}#")
+            window.see(lambda line=line: any(f"> infini-{line}" in s and s.endswith("#") for s in window.text))
             window.type("\x15")
     finally:
         window.close()
