@@ -389,19 +389,10 @@ def _clusters(values: dict[str, Any], args: Sequence[str], environ: Mapping[str,
     _refuse_args("clusters", args)
     found = [(scheduler, facts_of(scheduler)) for scheduler in find_schedulers(home(values["dir"], environ), environ)]
     if values["json"]:
-        return _print_json(
-            [{**vars(facts), "pools": [_jsonable(pool) for pool in facts.pools]} for _, facts in found]
-        )
+        return _print_json([facts.to_json() for _, facts in found])
     for scheduler, facts in found:
         print_facts(scheduler, facts)
     return 0
-
-
-def _jsonable(value: Any) -> Any:
-    """A record as JSON has it."""
-    if isinstance(value, (tuple, list)):
-        return [_jsonable(item) for item in value]
-    return {name: _jsonable(item) for name, item in vars(value).items()} if hasattr(value, "_fields") else value
 
 
 def _serve(values: dict[str, Any], args: Sequence[str], environ: Mapping[str, str]) -> int:

@@ -11,7 +11,7 @@ from infini_run.record import record
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from typing import Protocol
+    from typing import Any, Protocol
 
     class Scheduler(Protocol):
         """One batch scheduler. Each call runs its commands in an environment without its own variables, with a
@@ -249,6 +249,11 @@ class Facts:
     def pool(self, name: str = "") -> Queue | None:
         """Return the pool of that name, or the default one; None: there is none."""
         return next((pool for pool in self.pools if (pool.name == name if name else pool.is_default)), None)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain types by the same names."""
+        pools = [{**vars(pool), "kinds": [dict(vars(kind)) for kind in pool.kinds]} for pool in self.pools]
+        return {**vars(self), "pools": pools}
 
 
 @record

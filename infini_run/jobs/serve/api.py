@@ -34,7 +34,6 @@ from infini_run.jobs.serve.stream import Stream, Threads, events, lines
 from infini_run.jobs.stderr import print_line
 from infini_run.jobs.submit import SubmissionPlan, submit
 from infini_run.options.from_python import check_environment
-from infini_run.record import fields
 from infini_run.version import VERSION
 
 TYPE_CHECKING = False
@@ -128,7 +127,7 @@ class Api:
         """The schedulers that are here, and what they have."""
 
         def call() -> list[Any]:
-            return [_jsonable(facts_of(found)) for found in find_schedulers(self._above, self._environ)]
+            return [facts_of(found).to_json() for found in find_schedulers(self._above, self._environ)]
 
         return Answer(await self._threads.do(call))
 
@@ -228,13 +227,6 @@ def _tasks(text: str) -> tuple[int, ...]:
         return indices(text) if text else ()
     except ValueError as error:
         raise UsageError(f"task={printable(text)}: {error}") from None
-
-
-def _jsonable(value: Any) -> Any:
-    """A record as JSON has it."""
-    if isinstance(value, (tuple, list)):
-        return [_jsonable(item) for item in value]
-    return {name: _jsonable(getattr(value, name)) for name in fields(value)} if hasattr(value, "_fields") else value
 
 
 async def _page(request: Request) -> Response:
