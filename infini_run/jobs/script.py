@@ -25,7 +25,10 @@ if TYPE_CHECKING:
     from infini_run.jobs.request import JobRequest
     from infini_run.jobs.schedulers.scheduler import Facts
 
-_INDEX = {"slurm": "$SLURM_ARRAY_TASK_ID", "pbs": "$PBS_ARRAY_INDEX"}  # of a task; all others: local_queue says it
+_INDEX = {
+    "slurm": "$SLURM_ARRAY_TASK_ID",
+    "pbs": "$PBS_ARRAY_INDEX",
+}  # of a task; all others: schedulers/local_queue.py says it
 
 
 def plan(request: JobRequest, facts: Facts) -> Layout:
@@ -66,7 +69,7 @@ def render(request: JobRequest, layout: Layout, facts: Facts) -> str:
         log = f"{folder}/task/{index}/{LOG}" if index else quoted(f"{request.folder}/{LOG}")
         lines.append(f"exec >>{log} 2>&1")
     here = request.array and not index
-    words = [request.python, "-m", "infini_run.jobs.schedulers.local_queue"] if here else inside_of(request.python)
+    words = [request.python, "-m", "infini_run.jobs.array_main"] if here else inside_of(request.python)
     # not where it was submitted: what is called json.py there would be imported
     lines.append(" ".join(["cd / && exec", joined(words), folder, *([index] if index else [])]))
     return "\n".join(lines) + "\n"

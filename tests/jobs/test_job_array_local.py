@@ -154,7 +154,7 @@ def test_a_task_waits_until_the_system_has_a_process_for_it():
         array = made(Path(home), "ir-00000000aa", scheduler="local", array="0-1%1", python=sys.executable, slots=1)
         subprocess.run(["chown", "-R", f"{uid}:{uid}", home], check=True)
         until(lambda: all(Path(f"/proc/{one.pid}/comm").read_text() == "sleep\n" for one in others))
-        module = [sys.executable, "-m", "infini_run.jobs.schedulers.local_queue", array.path]
+        module = [sys.executable, "-m", "infini_run.jobs.array_main", array.path]
         queue = Command([*ids, "prlimit", f"--nproc={len(others) + 1}", *module], cwd="/")
         queue.read_error_until(b"ir-00000000aa.0 waits until it can be started: Resource temporarily unavailable\n")
         for one in others:

@@ -1,7 +1,5 @@
 """What starts the tasks of an array on this machine: so many at a time, each in a session of its own.
 
-    python -m infini_run.jobs.schedulers.local_queue FOLDER
-
 The one rule: a task that has begun lives on when this process is killed. TERM ends the whole array: the launchers of
 tasks that run get it too, and give their ranks the grace; tasks that wait never start. No trouble of one task, and no
 full disk, ends the others.
@@ -14,27 +12,23 @@ import os
 import select
 import signal
 import subprocess
-import sys
 import time
 
 from infini_run.errors import DeviceError, InfiniRunError
 from infini_run.jobs.array import parse
-from infini_run.jobs.job_dir import JobDir
 from infini_run.jobs.records import JobResult
 from infini_run.jobs.request import CPU, LOG
-from infini_run.jobs.schedulers.local import Local, id_of
+from infini_run.jobs.schedulers.local import id_of
 from infini_run.jobs.schedulers.scheduler import CANCELLED, FAILED
-from infini_run.jobs.script import inside_of
-from infini_run.jobs.status_query import query_status
 from infini_run.jobs.stderr import write_line  # to the array's job.log
 from infini_run.jobs.task import tasks_of
-from infini_run.lean_os import drop_coerced_locale
 from infini_run.system.cgroup import count_cpus
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
+    from infini_run.jobs.job_dir import JobDir
     from infini_run.jobs.request import JobRequest
     from infini_run.jobs.task import Task
 
@@ -82,19 +76,34 @@ class Devices:
             self._users[index] -= 1
 
 
-class Queue:
-    """The tasks that wait, and those that run."""
+class LocalQueue:
+    """The tasks of an array that wait, and those that run.
 
-    def __init__(self, folder: JobDir, environ: Mapping[str, str]) -> None:
-        request = folder.read_submission().request
+    Args:
+        request: The array's.
+        environ: Of the tasks.
+        launcher: The words that start a task's launcher, before its folder and index.
+        query_end: Asks how a task has ended, and writes it down as lost or cancelled where the task has not said it.
+            May raise InfiniRunError.
+    """
+
+    def __init__(
+        self,
+        folder: JobDir,
+        request: JobRequest,
+        environ: Mapping[str, str],
+        *,
+        launcher: Sequence[str],
+        query_end: Callable[[Task], object],
+    ) -> None:
         self._folder = folder
         self._environ = environ
-        self._argv = inside_of(request.python)
+        self._launcher = launcher
+        self._query_end = query_end
         self._waiting = list(tasks_of(folder))
         self._devices = Devices(request, environ)
         self._at_once = parse(request.array).at_once or self._devices.capacity
         self._running: list[tuple[Task, subprocess.Popen[bytes], int]] = []
-        self._scheduler = Local(folder.home, environ)
         self._unwritten: list[Callable[[], object]] = []  # of a full disk: tried again when something happens
         self._pause_s = 0.0
         self._is_stopping = False
@@ -141,7 +150,7 @@ class Queue:
         try:
             with open(task.file(LOG), "ab") as log:
                 process = subprocess.Popen(
-                    [*self._argv, self._folder.path, str(task.index)], env={**self._environ, **variables},
+                    [*self._launcher, self._folder.path, str(task.index)], env={**self._environ, **variables},
                     stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd="/",
                 )  # fmt: skip
         except OSError:
@@ -164,9 +173,8 @@ class Queue:
                 self._record_end(task)
 
     def _record_end(self, task: Task) -> None:
-        """What has not said how it ended is written down as lost, or cancelled."""
         try:
-            query_status([task], lambda _: self._scheduler)
+            self._query_end(task)
         except (InfiniRunError, OSError) as error:
             write_line(str(error))
 
@@ -201,13 +209,3 @@ class Queue:
 
 def _nothing(number: int, frame: object) -> None:
     """That it came is seen at the descriptor."""
-
-
-def main() -> None:
-    """Be what the script of an array says."""
-    drop_coerced_locale()
-    Queue(JobDir(os.path.abspath(sys.argv[1])), dict(os.environ)).run()
-
-
-if __name__ == "__main__":
-    main()
