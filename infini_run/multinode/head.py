@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import os
 import time
-from _signal import SIGCHLD, SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTSTP  # the C module: `signal` imports enum
+from _signal import SIGCHLD, SIGCONT, SIGHUP, SIGTSTP  # the C module: `signal` imports enum
 
 from infini_run.core.signal_pipe import STOP_SIGNALS
 from infini_run.errors import InfiniRunError, LinkError
-from infini_run.multinode import message_schema, protocol
+from infini_run.multinode import message_schema, protocol, stop_signal
 from infini_run.multinode.agent_options import working_directory
 from infini_run.multinode.agent_set import AgentSet
 from infini_run.multinode.agent_state import OVER, STATES
@@ -52,7 +52,6 @@ if TYPE_CHECKING:
     from infini_run.options.nodes import NodeList
     from infini_run.options.options import Options
 
-_ECHO_S = 0.2  # in which TERM again is the same request: timeout(1) sends it to the process, and then to its group
 _MOST_EARLY_SIGNALS = 64  # that are kept until the first ranks start
 _DUE_IN = {  # the states in which an agent may send a frame of that kind; others: in any state
     protocol.HELLO: ("connected", "ready", "running"),
@@ -413,38 +412,48 @@ class Head:
             self.forward_signal(number)
 
     def on_stop_signal(self, number: int, host: str = "", place_index: int = -1) -> None:
-        """We, or the agent of that place on `host`, got a signal that asks for the end: the first time ranks have
-        their grace, the second time they are killed. A scheduler that ends a job signals every agent and us, and
-        perhaps an agent twice: that is the first time."""
+        """We, or the agent of that place on `host`, got a signal that asks for the end (stop_signal.py)."""
         state = self._state
-        ends_with_one = state.changes is None  # then an engine that has lost a node may be ending the others
-        if host and ends_with_one and self._losses.is_engine_ending:
-            return
-        is_new = host and ends_with_one and not state.stop_signal
-        line = state.engine.first_failure_line(self._processes.stderr()) if is_new else ""
-        if line:
+        since_s = time.monotonic() - self._stop_signal_s
+        what = stop_signal.meaning(
+            self._who_got_signal(host),
+            number,
+            first=state.stop_signal,
+            since_s=since_s,
+            was_signalled=place_index in self._signalled,
+        )
+        if what == stop_signal.STOP_OR_FAIL and (line := state.engine.first_failure_line(self._processes.stderr())):
             state.fail(InfiniRunError(f"an agent has ended, and all others with it: {line}"))
-            return
-        is_echo = number == state.stop_signal and time.monotonic() - self._stop_signal_s < _ECHO_S
-        is_by_user = number in (SIGINT, SIGQUIT)
-        was_signalled_there = place_index in self._signalled and (place_index < 0 or state.node_list.engine == MANUAL)
-        if host or not is_echo or is_by_user:
+        elif what != stop_signal.IGNORE:
             self._signalled.add(place_index)
-        if is_echo and not is_by_user:
-            return
-        name, where = signal_name(number), f" on {host}" if host else ""
-        if not state.stop_signal:
-            state.stop_signal, self._stop_signal_s = number, time.monotonic()
-            if self._observers is not None:
-                self._observers.note(f"told {name}{where}")
-            grace_s = self._options.grace_s if state.is_stopping else self._options.signal_grace_s
-            state.print(f"{name}{where}: stopping; SIGKILL in {grace_s:g} s, or at once when told again")
-            state.stop(number if is_by_user else 0, by_signal=True)
-            self._end.limit_reader()
-        elif was_signalled_there:
-            self._end.end_reader()
-            state.print(f"{name}{where} again: killing what is left")
-            self.kill()
+            where = f"{signal_name(number)}{f' on {host}' if host else ''}"
+            if what == stop_signal.KILL:
+                self._end.end_reader()
+                state.print(f"{where} again: killing what is left")
+                self.kill()
+            elif what != stop_signal.NOTE:
+                self._stop_by_signal(number, where)
+
+    def _who_got_signal(self, host: str) -> str:
+        """host: of the agent; "": we got it ourselves."""
+        if not host:
+            return stop_signal.HEAD
+        is_losable = self._state.changes is not None
+        if not is_losable and self._losses.is_engine_ending:
+            return stop_signal.ENDING_AGENT
+        if self._state.node_list.engine == MANUAL:
+            return stop_signal.LAUNCHER
+        return stop_signal.LOSABLE_AGENT if is_losable else stop_signal.AGENT
+
+    def _stop_by_signal(self, number: int, where: str) -> None:
+        state = self._state
+        state.stop_signal, self._stop_signal_s = number, time.monotonic()
+        if self._observers is not None:
+            self._observers.note(f"told {where}")
+        grace_s = self._options.grace_s if state.is_stopping else self._options.signal_grace_s
+        state.print(f"{where}: stopping; SIGKILL in {grace_s:g} s, or at once when told again")
+        state.stop(number if number in stop_signal.BY_USER else 0, by_signal=True)
+        self._end.limit_reader()
 
     def forward_signal(self, number: int) -> None:
         """Pass a signal on to every rank. One that comes before the first ranks start reaches them at their start."""
