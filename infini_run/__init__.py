@@ -55,15 +55,15 @@ if TYPE_CHECKING:
         StartError,
         UsageError,
     )
-    from infini_run.jobs.container import Image
     from infini_run.jobs.errors import (
         QueryError,
         SubmitError,
     )
+    from infini_run.jobs.folder.records import Submission
     from infini_run.jobs.job import Job, find_job, find_jobs, submit
-    from infini_run.jobs.records import Submission
-    from infini_run.jobs.request import JobRequest
-    from infini_run.jobs.status import Status
+    from infini_run.jobs.request.container import Image
+    from infini_run.jobs.request.job_request import JobRequest
+    from infini_run.jobs.status.job_status import Status
     from infini_run.process_launcher import ProcessLauncher
     from infini_run.report.exit import Exit, LeftoverProcess
     from infini_run.report.failures import WorkerDied, WorkerError
@@ -170,8 +170,8 @@ _HOMES |= dict.fromkeys(("CrewStatus", "WorkerStatus"), "crews.api.crew_status")
 _HOMES |= dict.fromkeys(("Launcher", "Pool"), "crews.api.launcher")
 _HOMES |= {"LaunchHandle": "crews.api.handle", "LaunchResult": "crews.api.result"}
 _HOMES |= {"Job": "jobs.job", "find_job": "jobs.job", "find_jobs": "jobs.job", "submit": "jobs.job"}
-_HOMES |= {"Status": "jobs.status", "Submission": "jobs.records", "JobRequest": "jobs.request"}
-_HOMES |= {"Image": "jobs.container"}
+_HOMES |= {"Status": "jobs.status.job_status", "Submission": "jobs.folder.records"}
+_HOMES |= {"JobRequest": "jobs.request.job_request", "Image": "jobs.request.container"}
 _HOMES |= {"launch_local": "api", "launch_multi_node": "api", "run": "api"}
 _HOMES |= dict.fromkeys(("CrewClosed", "CrewFailed", "DrainTimeout"), "crews.errors")
 _HOMES |= dict.fromkeys(("WorkerDied", "WorkerError"), "report.failures")

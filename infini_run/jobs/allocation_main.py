@@ -14,15 +14,15 @@ import time
 
 from infini_run.core.signal_pipe import SignalPipe
 from infini_run.errors import InfiniRunError
-from infini_run.jobs.array import whole_id
+from infini_run.jobs.allocation.job_run import ENGINES, JobRun, print_line, try_write, with_programs
+from infini_run.jobs.allocation.result import restart_reason
+from infini_run.jobs.allocation.time_limit import slurm_id
 from infini_run.jobs.errors import QueryError
-from infini_run.jobs.job_dir import JobDir
-from infini_run.jobs.job_run import ENGINES, JobRun, print_line, try_write, with_programs
-from infini_run.jobs.records import REQUEUED, JobResult
-from infini_run.jobs.result import restart_reason
-from infini_run.jobs.schedulers.scheduler import CANCELLED, NODE_FAIL, PREEMPTED
-from infini_run.jobs.task import Task, task_of
-from infini_run.jobs.time_limit import slurm_id
+from infini_run.jobs.folder.job_dir import JobDir
+from infini_run.jobs.folder.records import REQUEUED, JobResult
+from infini_run.jobs.folder.task import Task, task_of
+from infini_run.jobs.request.array import whole_id
+from infini_run.jobs.scheduler import CANCELLED, NODE_FAIL, PREEMPTED
 from infini_run.lean_os import drop_coerced_locale
 from infini_run.record import replace
 
@@ -54,14 +54,14 @@ def run(folder: JobDir, environ: Mapping[str, str]) -> int:
         why = restart_reason(ending, failures=failures, restarts=job.request.restarts)
         if not why or folder.is_cancelled:
             if ending.state == PREEMPTED and job.request.restarts:
-                from infini_run.jobs.requeue import keep_out
+                from infini_run.jobs.allocation.requeue import keep_out
 
                 keep_out(folder, job, with_programs(environ), print_line=print_line)
             return _end(folder, ending)
         print_line(why)
         _note_requeue(folder, ending, why)
         if job.request.scheduler in ENGINES:
-            from infini_run.jobs.requeue import requeue
+            from infini_run.jobs.allocation.requeue import requeue
 
             problem = requeue(folder, job, with_programs(environ), print_line=print_line)
             return ending.code if problem is None else _end(folder, _with(ending, problem))

@@ -8,11 +8,11 @@ from __future__ import annotations
 import os
 import sys
 
-from infini_run.jobs.job_dir import JobDir
+from infini_run.jobs.folder.job_dir import JobDir
+from infini_run.jobs.request.script import inside_of
 from infini_run.jobs.schedulers.local import Local
 from infini_run.jobs.schedulers.local_queue import LocalQueue
-from infini_run.jobs.script import inside_of
-from infini_run.jobs.status_query import query_status
+from infini_run.jobs.status.status_query import query_status
 from infini_run.lean_os import drop_coerced_locale
 
 

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
-    from infini_run.jobs.job_dir import JobDir
-    from infini_run.jobs.records import Submission
-    from infini_run.jobs.schedulers.scheduler import Scheduler
+    from infini_run.jobs.folder.job_dir import JobDir
+    from infini_run.jobs.folder.records import Submission
+    from infini_run.jobs.scheduler import Scheduler
 
 _HELP = ("help", "helpfull", "h")
 _REMOVAL_S = 600.0  # of a directory with all that is in it, at most
@@ -294,12 +294,12 @@ def _list(values: dict[str, Any], args: Sequence[str], environ: Mapping[str, str
 
 
 def _logs(values: dict[str, Any], args: Sequence[str], environ: Mapping[str, str]) -> int:
-    from infini_run.jobs.detect_scheduler import scheduler_of
-    from infini_run.jobs.job_store import find_folder, home
-    from infini_run.jobs.logs import blocks, last_lines, narrow, scheduler_log
+    from infini_run.jobs.folder.job_store import find_folder, home
+    from infini_run.jobs.folder.task import tasks_of
     from infini_run.jobs.progress import SilenceReporter
-    from infini_run.jobs.status_query import query_status
-    from infini_run.jobs.task import tasks_of
+    from infini_run.jobs.schedulers.detect_scheduler import scheduler_of
+    from infini_run.jobs.status.logs import blocks, last_lines, narrow, scheduler_log
+    from infini_run.jobs.status.status_query import query_status
 
     above = home(values["dir"], environ)
     named = find_folder(above, _one("logs", args)) if args else _newest(above)
@@ -335,8 +335,8 @@ def _newest(above: str) -> JobDir:
 
 
 def _cancel(values: dict[str, Any], args: Sequence[str], environ: Mapping[str, str]) -> int:
-    from infini_run.jobs.array import split
     from infini_run.jobs.job import find_job
+    from infini_run.jobs.request.array import split
 
     if not args:
         raise UsageError("which job? infini-job cancel ir-0123456789; infini-job list shows yours")
@@ -359,9 +359,9 @@ def _cancel(values: dict[str, Any], args: Sequence[str], environ: Mapping[str, s
 
 def _forget(values: dict[str, Any], args: Sequence[str], environ: Mapping[str, str]) -> int:
     """One query for all of them, of each scheduler. Nothing is removed where a name is wrong."""
-    from infini_run.jobs.each_job import for_each, kept
+    from infini_run.jobs.folder.job_store import home
     from infini_run.jobs.job import find_folders, find_jobs, forget, refuse_task
-    from infini_run.jobs.job_store import home
+    from infini_run.jobs.status.each_job import for_each, kept
 
     if not args:
         raise UsageError("which job? infini-job forget ir-0123456789; infini-job list shows yours")
@@ -382,8 +382,8 @@ def _forget(values: dict[str, Any], args: Sequence[str], environ: Mapping[str, s
 
 
 def _clusters(values: dict[str, Any], args: Sequence[str], environ: Mapping[str, str]) -> int:
-    from infini_run.jobs.detect_scheduler import facts_of, find_schedulers
-    from infini_run.jobs.job_store import home
+    from infini_run.jobs.folder.job_store import home
+    from infini_run.jobs.schedulers.detect_scheduler import facts_of, find_schedulers
     from infini_run.jobs.tables import print_facts
 
     _refuse_args("clusters", args)
@@ -396,7 +396,7 @@ def _clusters(values: dict[str, Any], args: Sequence[str], environ: Mapping[str,
 
 
 def _serve(values: dict[str, Any], args: Sequence[str], environ: Mapping[str, str]) -> int:
-    from infini_run.jobs.job_store import home_to_write
+    from infini_run.jobs.folder.job_store import home_to_write
 
     _refuse_args("serve", args)
     if not values["socket"]:

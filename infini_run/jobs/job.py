@@ -10,17 +10,17 @@ import os
 import time
 
 from infini_run.errors import InfiniRunError, UsageError
-from infini_run.jobs.array import split
-from infini_run.jobs.detect_scheduler import Absent, scheduler_of
-from infini_run.jobs.each_job import for_each, kept
 from infini_run.jobs.errors import QueryError
-from infini_run.jobs.job_dir import JobDir
-from infini_run.jobs.job_store import all_names, begun_ns, find_folder, home, remove
+from infini_run.jobs.folder.job_dir import JobDir
+from infini_run.jobs.folder.job_store import all_names, begun_ns, find_folder, home, remove
+from infini_run.jobs.folder.task import Task, task_of
 from infini_run.jobs.options.table import TABLES
 from infini_run.jobs.prepare import prepare, read_flags
-from infini_run.jobs.schedulers.scheduler import HOPELESS, LOST
+from infini_run.jobs.request.array import split
+from infini_run.jobs.scheduler import HOPELESS, LOST
+from infini_run.jobs.schedulers.detect_scheduler import Absent, scheduler_of
+from infini_run.jobs.status.each_job import for_each, kept
 from infini_run.jobs.submit import submit as hand_in
-from infini_run.jobs.task import Task, task_of
 from infini_run.options.from_python import check_names, check_words, make_environment
 from infini_run.system.monkey_patches import check_waits
 
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
     from typing_extensions import Unpack
 
+    from infini_run.jobs.folder.records import Submission
     from infini_run.jobs.options.keywords import SubmitOptions
-    from infini_run.jobs.records import Submission
-    from infini_run.jobs.schedulers.scheduler import Scheduler
-    from infini_run.jobs.status import Status
+    from infini_run.jobs.scheduler import Scheduler
+    from infini_run.jobs.status.job_status import Status
 
 __all__ = ["Job", "find_job", "find_jobs", "submit"]
 
@@ -112,7 +112,7 @@ class Job:
 
     def status(self) -> Status:
         """Return how the job is now, by at most one query of its scheduler; none, once it has ended."""
-        from infini_run.jobs.status_query import query_status
+        from infini_run.jobs.status.status_query import query_status
 
         return query_status([self._folder], lambda _: self._scheduler)[0]
 
@@ -130,7 +130,7 @@ class Job:
             UsageError: `timeout_s` is no number.
             InfiniRunError: Its directory was removed.
         """
-        from infini_run.jobs.watch import JobWatcher
+        from infini_run.jobs.status.watch import JobWatcher
 
         if timeout_s is not None and (isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float))):
             raise UsageError(f"timeout_s={timeout_s!r}: give a number of seconds, or None for no limit")
@@ -169,8 +169,8 @@ class Job:
         Raises:
             UsageError: There is no such task, rank, node or attempt, or `tail` is no number from 0 on.
         """
-        from infini_run.jobs.logs import blocks, last_lines, narrow
-        from infini_run.jobs.logs import scheduler_log as read
+        from infini_run.jobs.status.logs import blocks, last_lines, narrow
+        from infini_run.jobs.status.logs import scheduler_log as read
 
         if tail is not None and (isinstance(tail, bool) or not isinstance(tail, int) or tail < 0):
             raise UsageError(f"tail={tail!r}: give a whole number from 0 on, or None for all lines")
@@ -306,7 +306,7 @@ def find_jobs(
         UsageError: There is no such job, or the directory of all jobs cannot be read.
         InfiniRunError: A job that was named cannot be read, and `problem` is None.
     """
-    from infini_run.jobs.status_query import query_each
+    from infini_run.jobs.status.status_query import query_each
 
     above = home(os.fspath(dir), os.environ)
     if names:

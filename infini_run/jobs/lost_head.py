@@ -19,13 +19,13 @@ import time
 
 from infini_run.environments.hostlist import expand
 from infini_run.errors import InfiniRunError, LinkError
-from infini_run.jobs.detect_scheduler import find_scheduler
-from infini_run.jobs.job_dir import JobDir
-from infini_run.jobs.job_run import HEAD_NODE, print_line
-from infini_run.jobs.records import JobResult
-from infini_run.jobs.requeue import requeue
-from infini_run.jobs.schedulers.scheduler import NODE_FAIL
-from infini_run.jobs.task import task_of
+from infini_run.jobs.allocation.job_run import HEAD_NODE, print_line
+from infini_run.jobs.allocation.requeue import requeue
+from infini_run.jobs.folder.job_dir import JobDir
+from infini_run.jobs.folder.records import JobResult
+from infini_run.jobs.folder.task import task_of
+from infini_run.jobs.scheduler import NODE_FAIL
+from infini_run.jobs.schedulers.detect_scheduler import find_scheduler
 from infini_run.lean_os import drop_coerced_locale
 from infini_run.multinode.connection import TOKEN
 from infini_run.multinode.handshake import Handshake

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 
 from infini_run.errors import UsageError
-from infini_run.jobs.container import RUNTIMES, Image
-from infini_run.jobs.detect_scheduler import choose
 from infini_run.jobs.errors import SubmitError
-from infini_run.jobs.job_store import home_to_write, new_name
+from infini_run.jobs.folder.job_store import home_to_write, new_name
 from infini_run.jobs.options.table import PREFIXES, TABLES, defaults
-from infini_run.jobs.request import JobRequest
+from infini_run.jobs.request.container import RUNTIMES, Image
+from infini_run.jobs.request.job_request import JobRequest
+from infini_run.jobs.schedulers.detect_scheduler import choose
 from infini_run.jobs.submit import check, plan
 from infini_run.options.from_python import check_command, check_words
 from infini_run.system.interpreter import find_python
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
-    from infini_run.jobs.schedulers.scheduler import Scheduler
+    from infini_run.jobs.scheduler import Scheduler
     from infini_run.jobs.submit import SubmissionPlan
 
 

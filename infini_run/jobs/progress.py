@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from infini_run.jobs.job import Job
-    from infini_run.jobs.status import Status
+    from infini_run.jobs.status.job_status import Status
 
 
 def wait(job: Job) -> int:

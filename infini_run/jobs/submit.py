@@ -12,16 +12,16 @@ import select
 import time
 
 from infini_run.errors import InfiniRunError, UsageError
-from infini_run.jobs.array import own_name
 from infini_run.jobs.errors import QueryError, SubmitError
-from infini_run.jobs.job_dir import environment
-from infini_run.jobs.job_store import make_folder, remove
-from infini_run.jobs.records import Submission
-from infini_run.jobs.request import CPU, CUDA
-from infini_run.jobs.schedulers.scheduler import TIMED_OUT, strip_scheduler_environment
-from infini_run.jobs.script import plan as lay_out
-from infini_run.jobs.script import render, render_node, render_srun
-from infini_run.jobs.task import make_tasks
+from infini_run.jobs.folder.job_dir import environment
+from infini_run.jobs.folder.job_store import make_folder, remove
+from infini_run.jobs.folder.records import Submission
+from infini_run.jobs.folder.task import make_tasks
+from infini_run.jobs.request.array import own_name
+from infini_run.jobs.request.job_request import CPU, CUDA
+from infini_run.jobs.request.script import plan as lay_out
+from infini_run.jobs.request.script import render, render_node, render_srun
+from infini_run.jobs.scheduler import TIMED_OUT, strip_scheduler_environment
 from infini_run.record import replace
 from infini_run.system.shell import joined
 
@@ -29,10 +29,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from infini_run.jobs.job_dir import JobDir
-    from infini_run.jobs.node_shape import Layout
-    from infini_run.jobs.request import JobRequest
-    from infini_run.jobs.schedulers.scheduler import Facts, Scheduler
+    from infini_run.jobs.folder.job_dir import JobDir
+    from infini_run.jobs.request.job_request import JobRequest
+    from infini_run.jobs.request.node_shape import Layout
+    from infini_run.jobs.scheduler import Facts, Scheduler
 
 _PAUSES_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)  # between two looks; a controller that is back is no event
 _TRIES = 3
@@ -243,7 +243,7 @@ def _own_id(folder: JobDir | None, before: str, limit_s: float) -> str:
 def _wait_for_id(folder: JobDir, before: str, limit_s: float) -> None:
     """A write to its directory is an event (inotify). A controller that is back is none, nor is a write of another
     machine: time ends the wait."""
-    from infini_run.jobs.inotify import Changes
+    from infini_run.jobs.folder.inotify import Changes
 
     end_s = time.monotonic() + limit_s
     changes = Changes()

@@ -14,8 +14,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from infini_run.jobs.schedulers.scheduler import Facts, Kind, Scheduler
-    from infini_run.jobs.status import Status
+    from infini_run.jobs.scheduler import Facts, Kind, Scheduler
+    from infini_run.jobs.status.job_status import Status
 
 _OUTSIDE = 3  # lines of the scheduler's that are shown
 _COMMAND = 40  # characters of one that are listed
@@ -73,8 +73,8 @@ def _span(seconds: float) -> str:
 
 def scheduler_lines(status: Status) -> list[str]:
     """What the scheduler itself has said of a job that ended badly, where no rank is to blame: its last lines."""
-    from infini_run.jobs.job_dir import JobDir
-    from infini_run.jobs.status_query import script_and_scheduler_lines
+    from infini_run.jobs.folder.job_dir import JobDir
+    from infini_run.jobs.status.status_query import script_and_scheduler_lines
     from infini_run.report.last_lines import choose_lines
 
     status = next((task for task in status.tasks if task.task == status.task), status)
@@ -104,7 +104,7 @@ def _details(status: Status) -> list[str]:
 
 def print_facts(scheduler: Scheduler, facts: Facts) -> None:
     """Print what a scheduler is and has, or why it does not answer."""
-    from infini_run.jobs.schedulers.scheduler import Kind
+    from infini_run.jobs.scheduler import Kind
 
     if facts.query_error:
         print(printable(f"{scheduler.name} does not answer: {facts.query_error}"))

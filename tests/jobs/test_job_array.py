@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from infini_run.jobs.array import Array, members, parse, split, task_id, whole_id
+from infini_run.jobs.folder.job_dir import JobDir
+from infini_run.jobs.folder.records import JobResult, Phase
+from infini_run.jobs.folder.task import tasks_of
 from infini_run.jobs.job import Job
-from infini_run.jobs.job_dir import JobDir
-from infini_run.jobs.records import JobResult, Phase
-from infini_run.jobs.scheduler_command import CommandResult
+from infini_run.jobs.request.array import Array, members, parse, split, task_id, whole_id
+from infini_run.jobs.request.script import render_task
 from infini_run.jobs.schedulers.local import Local, id_of
+from infini_run.jobs.schedulers.scheduler_command import CommandResult
 from infini_run.jobs.schedulers.slurm import Slurm
 from infini_run.jobs.schedulers.slurm_output import advised
-from infini_run.jobs.script import render_task
-from infini_run.jobs.task import tasks_of
 from tests.jobs.test_job_status import made
 from tests.support.command import Command
 from tests.support.job_case import JOB

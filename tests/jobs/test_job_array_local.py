@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from infini_run.jobs.task import tasks_of
+from infini_run.jobs.folder.task import tasks_of
 from tests.jobs.test_job_status import made
 from tests.support.command import Command
 from tests.support.job_case import JOB

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from infini_run.jobs import each_job
-from infini_run.jobs.each_job import JobHung, for_each, kept, note_progress
-from infini_run.jobs.logs import Reader
-from infini_run.jobs.records import JobResult, Phase
+from infini_run.jobs.folder.records import JobResult, Phase
+from infini_run.jobs.status import each_job
+from infini_run.jobs.status.each_job import JobHung, for_each, kept, note_progress
+from infini_run.jobs.status.logs import Reader
 from infini_run.system.secure_files import open_regular, read_end, read_regular
 from tests.jobs.test_job_status import made
 from tests.support.job_case import JOB

@@ -13,13 +13,13 @@ import _cffi_backend
 import pytest
 
 import infini_run
-from infini_run.jobs.inotify import is_others, kind_of
+from infini_run.jobs.allocation.result import restart_reason
+from infini_run.jobs.allocation.time_limit import NEVER, parse
+from infini_run.jobs.folder.inotify import is_others, kind_of
+from infini_run.jobs.folder.records import JobResult
 from infini_run.jobs.options import hints
 from infini_run.jobs.options.help import help_text
 from infini_run.jobs.options.table import TABLES, VERBS, _memory, _time, _variables, _warn
-from infini_run.jobs.records import JobResult
-from infini_run.jobs.result import restart_reason
-from infini_run.jobs.time_limit import NEVER, parse
 from tests.jobs.test_job_status import made
 from tests.support.batch import COMMANDS
 from tests.support.job_case import JOB

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from infini_run.jobs.scheduler_command import MISSING, kill_group, run_command
+from infini_run.jobs.schedulers.scheduler_command import MISSING, kill_group, run_command
 from tests.support.build_c import build
 from tests.support.processes import is_alive
 from tests.support.waiting import LIMIT_S, until
@@ -63,7 +63,7 @@ def test_it_gets_no_descriptor_of_its_caller():
 
 def test_it_is_answered_where_our_own_stdio_is_closed():
     code = (
-        "import os\nfrom infini_run.jobs.scheduler_command import run_command\n"
+        "import os\nfrom infini_run.jobs.schedulers.scheduler_command import run_command\n"
         "words = ['sh', '-c', 'read line; echo out $line; echo error >&2; ls /proc/$$/fd']\n"
         "said = run_command(words, os.environ, given='in')\n"
         "open('/proc/self/fd/9', 'w').write(repr((said.code, said.out.split(), said.error)))"
@@ -102,7 +102,7 @@ def test_the_last_words_are_those_that_say_something(text, wanted):
 def test_without_pidfds_a_command_has_its_limit_too():
     """Linux 4.18 (RHEL 8), and sandboxes."""
     code = (
-        "import os\nfrom infini_run.jobs.scheduler_command import run_command\n"
+        "import os\nfrom infini_run.jobs.schedulers.scheduler_command import run_command\n"
         "print(run_command(['sh', '-c', 'echo so far; exec sleep 1000'], os.environ, 0.5))\n"
         "print(run_command(['sh', '-c', 'exit 3'], os.environ))"
     )
@@ -119,7 +119,7 @@ def test_without_pidfds_a_command_has_its_limit_too():
 def test_a_host_that_reaps_every_child_does_not_hide_how_a_command_ended(host):
     code = """
         import os, signal, sys, threading
-        from infini_run.jobs.scheduler_command import run_command
+        from infini_run.jobs.schedulers.scheduler_command import run_command
 
         def reap():
             while True:

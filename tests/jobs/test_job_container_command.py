@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from infini_run.errors import UsageError
-from infini_run.jobs.container import Image, Place, problems, srun_options, wrap
+from infini_run.jobs.request.container import Image, Place, problems, srun_options, wrap
 from tests.support.podman import IMAGE, binds, limits
 
 PLACE = Place(folder="/jobs/ir-1", cwd="/home/me/my work", slot_type="cuda")
@@ -152,5 +152,5 @@ def test_podman_runs_a_command_where_it_should_with_what_it_should_see(podman, t
 
 
 def test_the_functions_ask_nobody():
-    code = "import sys; import infini_run.jobs.container as i; assert 'subprocess' not in sys.modules"
+    code = "import sys; import infini_run.jobs.request.container as i; assert 'subprocess' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

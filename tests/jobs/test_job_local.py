@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from infini_run.jobs.job_run import _SIGNAL_WAIT_S
+from infini_run.jobs.allocation.job_run import _SIGNAL_WAIT_S
 from tests.support.build_c import build
 from tests.support.command import in_locale, play
 from tests.support.job_case import JOB

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infini_run.errors import UsageError
-from infini_run.jobs.node_shape import lay_out
-from infini_run.jobs.request import JobRequest
-from infini_run.jobs.schedulers import pbs_script, slurm_script
-from infini_run.jobs.schedulers.scheduler import Facts, Kind, pool_of
+from infini_run.jobs.request import pbs_script, slurm_script
+from infini_run.jobs.request.job_request import JobRequest
+from infini_run.jobs.request.node_shape import lay_out
+from infini_run.jobs.scheduler import Facts, Kind, pool_of
 from infini_run.record import replace
 
 NODE = Kind(nodes=4, cpus=64, mem_mb=8000, gpus=8)

@@ -9,13 +9,13 @@ import stat
 import pytest
 
 from infini_run.errors import UsageError
-from infini_run.jobs import scheduler_command
 from infini_run.jobs.errors import QueryError, SubmitError
-from infini_run.jobs.request import JobRequest
+from infini_run.jobs.request.job_request import JobRequest
+from infini_run.jobs.request.script import plan, render
+from infini_run.jobs.scheduler import Kind
+from infini_run.jobs.schedulers import scheduler_command
 from infini_run.jobs.schedulers.pbs import Pbs, is_pbs
 from infini_run.jobs.schedulers.pbs_output import hold_of, job_of, read_jobs, size_mb, span_s
-from infini_run.jobs.schedulers.scheduler import Kind
-from infini_run.jobs.script import plan, render
 from infini_run.record import replace
 from tests.support.waiting import until
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from infini_run.errors import NodeLost, ProgramMissing
-from infini_run.jobs.result import classify
+from infini_run.jobs.allocation.result import classify
 from infini_run.report.exit import Exit
 from infini_run.report.report import Report
 

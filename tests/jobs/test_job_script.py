@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infini_run.errors import UsageError
-from infini_run.jobs.container import Image
-from infini_run.jobs.request import JobRequest
-from infini_run.jobs.schedulers import pbs_script, slurm_script
-from infini_run.jobs.schedulers.scheduler import Facts, Kind, pool_of
-from infini_run.jobs.script import described, plan, render, render_node, render_srun
+from infini_run.jobs.request import pbs_script, slurm_script
+from infini_run.jobs.request.container import Image
+from infini_run.jobs.request.job_request import JobRequest
+from infini_run.jobs.request.script import described, plan, render, render_node, render_srun
+from infini_run.jobs.scheduler import Facts, Kind, pool_of
 from infini_run.record import replace
 from tests.support.paths import SUPPORT
 

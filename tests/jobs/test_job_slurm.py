@@ -14,15 +14,16 @@ from hypothesis import strategies as st
 
 from infini_run.environments.hostlist import expand
 from infini_run.errors import UsageError
-from infini_run.jobs import scheduler_command
+from infini_run.jobs import scheduler
 from infini_run.jobs.errors import QueryError, SubmitError
-from infini_run.jobs.node_shape import lay_out
-from infini_run.jobs.request import JobRequest
-from infini_run.jobs.schedulers import scheduler, slurm_output, slurm_script
-from infini_run.jobs.schedulers.scheduler import Facts, Kind, strip_scheduler_environment
+from infini_run.jobs.request import slurm_script
+from infini_run.jobs.request.job_request import JobRequest
+from infini_run.jobs.request.node_shape import lay_out
+from infini_run.jobs.request.script import plan, render
+from infini_run.jobs.scheduler import Facts, Kind, strip_scheduler_environment
+from infini_run.jobs.schedulers import scheduler_command, slurm_output
 from infini_run.jobs.schedulers.slurm import Slurm, _gpus, span_s
 from infini_run.jobs.schedulers.slurm_output import hold_of, is_out_of_memory, state_of
-from infini_run.jobs.script import plan, render
 from tests.support.cluster import Bed, free_ports, need
 from tests.support.waiting import until
 

@@ -9,14 +9,14 @@ import pytest
 
 from infini_run.errors import InfiniRunError, UsageError
 from infini_run.jobs.errors import QueryError
+from infini_run.jobs.folder.job_store import find_folder, is_name, make_folder, new_name
+from infini_run.jobs.folder.records import JobResult, Phase, Submission
+from infini_run.jobs.folder.task import make_tasks, tasks_of
 from infini_run.jobs.job import Job
-from infini_run.jobs.job_store import find_folder, is_name, make_folder, new_name
-from infini_run.jobs.records import JobResult, Phase, Submission
-from infini_run.jobs.request import JobRequest
-from infini_run.jobs.schedulers.scheduler import HOPELESS, SchedulerJob
-from infini_run.jobs.status_query import is_lost_for_good, query_status, read_status
+from infini_run.jobs.request.job_request import JobRequest
+from infini_run.jobs.scheduler import HOPELESS, SchedulerJob
+from infini_run.jobs.status.status_query import is_lost_for_good, query_status, read_status
 from infini_run.jobs.tables import scheduler_lines
-from infini_run.jobs.task import make_tasks, tasks_of
 from infini_run.record import replace
 
 NOW_S = 1_700_000_000.0

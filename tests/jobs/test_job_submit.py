@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from infini_run.jobs.container import Image
 from infini_run.jobs.errors import QueryError, SubmitError
-from infini_run.jobs.job_dir import environment
-from infini_run.jobs.request import JobRequest
+from infini_run.jobs.folder.job_dir import environment
+from infini_run.jobs.request.container import Image
+from infini_run.jobs.request.job_request import JobRequest
+from infini_run.jobs.scheduler import strip_scheduler_environment
 from infini_run.jobs.schedulers.pbs import Pbs
-from infini_run.jobs.schedulers.scheduler import strip_scheduler_environment
 from infini_run.jobs.schedulers.slurm import Slurm
 from infini_run.jobs.submit import hand_over
 from infini_run.record import replace

@@ -9,9 +9,9 @@ import time
 
 import pytest
 
-from infini_run.jobs.request import JobRequest
-from infini_run.jobs.scheduler_command import IGNORE_TERM, start
-from infini_run.jobs.time_limit import NEVER, EndReason, TimeLimitTimer
+from infini_run.jobs.allocation.time_limit import NEVER, EndReason, TimeLimitTimer
+from infini_run.jobs.request.job_request import JobRequest
+from infini_run.jobs.schedulers.scheduler_command import IGNORE_TERM, start
 from tests.support.waiting import LIMIT_S
 
 START_S = 1_700_000_000.0

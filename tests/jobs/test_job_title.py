@@ -10,10 +10,10 @@ import pytest
 
 import infini_run as ir
 from infini_run.errors import UsageError
-from infini_run.jobs.array import own_name
-from infini_run.jobs.logs import Reader, _start_of_last, last_lines
-from infini_run.jobs.request import JobRequest
+from infini_run.jobs.request.array import own_name
+from infini_run.jobs.request.job_request import JobRequest
 from infini_run.jobs.schedulers.slurm_output import is_never_met
+from infini_run.jobs.status.logs import Reader, _start_of_last, last_lines
 from infini_run.record import replace
 from tests.support.job_case import Jobs
 

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infini_run.errors import UsageError
-from infini_run.jobs.request import JobRequest
-from infini_run.jobs.schedulers import pbs_script, slurm_script
-from infini_run.jobs.schedulers.scheduler import Facts, Kind, pool_of
-from infini_run.jobs.script import plan
-from infini_run.jobs.user_options import MAYBE, NONE, VALUE, read
+from infini_run.jobs.request import pbs_script, slurm_script
+from infini_run.jobs.request.job_request import JobRequest
+from infini_run.jobs.request.script import plan
+from infini_run.jobs.request.user_options import MAYBE, NONE, VALUE, read
+from infini_run.jobs.scheduler import Facts, Kind, pool_of
 
 POOL = pool_of("gpu", [Kind(nodes=4, cpus=64, mem_mb=8000, gpus=8)], is_default=True)
 FACTS = {

@@ -9,14 +9,14 @@ import threading
 
 import pytest
 
-from infini_run.jobs import watch as module
-from infini_run.jobs.inotify import Changes
-from infini_run.jobs.logs import Reader
-from infini_run.jobs.records import JobResult, Phase
-from infini_run.jobs.schedulers.scheduler import SchedulerJob
+from infini_run.jobs.folder.inotify import Changes
+from infini_run.jobs.folder.records import JobResult, Phase
+from infini_run.jobs.folder.task import tasks_of
+from infini_run.jobs.scheduler import SchedulerJob
 from infini_run.jobs.serve import job_cache
-from infini_run.jobs.task import tasks_of
-from infini_run.jobs.watch import JobWatcher
+from infini_run.jobs.status import watch as module
+from infini_run.jobs.status.logs import Reader
+from infini_run.jobs.status.watch import JobWatcher
 from tests.jobs.test_job_status import ID, Said, begin, made
 from tests.support.waiting import LIMIT_S
 

@@ -10,8 +10,8 @@ import threading
 import pytest
 
 from infini_run.jobs import lost_head
-from infini_run.jobs.job_dir import JobDir
-from infini_run.jobs.job_run import HEAD_NODE
+from infini_run.jobs.allocation.job_run import HEAD_NODE
+from infini_run.jobs.folder.job_dir import JobDir
 from infini_run.jobs.lost_head import await_loss
 from tests.multinode.test_by_hand import TOKEN, no_agent_left, port  # noqa: F401
 from tests.multinode.test_elastic_by_hand import read_error_until

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from infini_run.jobs.task import tasks_of
+from infini_run.jobs.folder.task import tasks_of
 from tests.jobs.test_job_status import made
 from tests.support.command import play
 from tests.support.job_case import Jobs

@@ -19,7 +19,13 @@ PACKAGE = ROOT / "infini_run"
 ANY = "…"
 _MOST = 64  # texts of one expression
 # What says no to a value: the option that it was given for is put before it.
-_OF_VALUES = ("value_types.py", "options/table.py", "options/torchrun.py", "options/grammar.py", "jobs/array.py")
+_OF_VALUES = (
+    "value_types.py",
+    "options/table.py",
+    "options/torchrun.py",
+    "options/grammar.py",
+    "jobs/request/array.py",
+)
 _OF_VALUES += ("jobs/options/table.py",)
 _SMALL = {"NoGpus", "_SyntaxError", "NotThere", "Busy"}  # become one of the tree's, with their words
 _SECOND = {

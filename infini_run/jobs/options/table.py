@@ -6,9 +6,9 @@ NAME.
 
 from __future__ import annotations
 
-from infini_run.jobs.array import indices, notation
-from infini_run.jobs.container import RUNTIMES
-from infini_run.jobs.request import CPU, CUDA, DEFAULT, DETERMINED, ROCM
+from infini_run.jobs.request.array import indices, notation
+from infini_run.jobs.request.container import RUNTIMES
+from infini_run.jobs.request.job_request import CPU, CUDA, DEFAULT, DETERMINED, ROCM
 from infini_run.options.grammar import Flag, Prefix, boolean, index, plain, switch
 from infini_run.value_types import MAX_LISTED, bounded_int, duration, stop_signal, timeout
 

@@ -10,9 +10,9 @@ import _signal as signal
 import os
 
 from infini_run.jobs.errors import QueryError, SubmitError
-from infini_run.jobs.request import LOG
-from infini_run.jobs.scheduler_command import run_command
-from infini_run.jobs.schedulers.scheduler import (
+from infini_run.jobs.folder.task import Task, open_folder
+from infini_run.jobs.request.job_request import LOG
+from infini_run.jobs.scheduler import (
     QUEUED,
     REFUSED,
     RUNNING,
@@ -22,14 +22,14 @@ from infini_run.jobs.schedulers.scheduler import (
     SchedulerJob,
     strip_scheduler_environment,
 )
-from infini_run.jobs.task import Task, open_folder
+from infini_run.jobs.schedulers.scheduler_command import run_command
 from infini_run.value_types import number
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from infini_run.jobs.job_dir import JobDir
+    from infini_run.jobs.folder.job_dir import JobDir
 
 _START = 'cd /; setsid sh "$0" </dev/null >>"$1" 2>&1 & echo $!'
 

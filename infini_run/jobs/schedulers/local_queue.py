@@ -15,22 +15,22 @@ import subprocess
 import time
 
 from infini_run.errors import DeviceError, InfiniRunError
-from infini_run.jobs.array import parse
-from infini_run.jobs.records import JobResult
-from infini_run.jobs.request import CPU, LOG
+from infini_run.jobs.folder.records import JobResult
+from infini_run.jobs.folder.task import tasks_of
+from infini_run.jobs.request.array import parse
+from infini_run.jobs.request.job_request import CPU, LOG
+from infini_run.jobs.scheduler import CANCELLED, FAILED
 from infini_run.jobs.schedulers.local import id_of
-from infini_run.jobs.schedulers.scheduler import CANCELLED, FAILED
 from infini_run.jobs.stderr import write_line  # to the array's job.log
-from infini_run.jobs.task import tasks_of
 from infini_run.system.cgroup import count_cpus
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from infini_run.jobs.job_dir import JobDir
-    from infini_run.jobs.request import JobRequest
-    from infini_run.jobs.task import Task
+    from infini_run.jobs.folder.job_dir import JobDir
+    from infini_run.jobs.folder.task import Task
+    from infini_run.jobs.request.job_request import JobRequest
 
 _TERM = 128 + signal.SIGTERM
 _STOPPED = "SIGTERM ended its array"

@@ -11,9 +11,17 @@ from __future__ import annotations
 import os
 import time
 
-from infini_run.jobs.array import split
 from infini_run.jobs.errors import QueryError, SubmitError
-from infini_run.jobs.scheduler_command import MISSING, run_command
+from infini_run.jobs.request.array import split
+from infini_run.jobs.scheduler import (
+    PRESENT,
+    REFUSED,
+    TIMED_OUT,
+    UNREACHABLE,
+    Facts,
+    SchedulerJob,
+    strip_scheduler_environment,
+)
 from infini_run.jobs.schedulers.pbs_output import (
     SEPARATOR,
     advised,
@@ -29,15 +37,7 @@ from infini_run.jobs.schedulers.pbs_output import (
     resources_of,
     task_ids,
 )
-from infini_run.jobs.schedulers.scheduler import (
-    PRESENT,
-    REFUSED,
-    TIMED_OUT,
-    UNREACHABLE,
-    Facts,
-    SchedulerJob,
-    strip_scheduler_environment,
-)
+from infini_run.jobs.schedulers.scheduler_command import MISSING, run_command
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -6,9 +6,8 @@ Measured on OpenPBS 23.06.06; names of numbers are those of its sources.
 
 from __future__ import annotations
 
-from infini_run.jobs.array import members, split, task_id
-from infini_run.jobs.scheduler_command import MISSING
-from infini_run.jobs.schedulers.scheduler import (
+from infini_run.jobs.request.array import members, split, task_id
+from infini_run.jobs.scheduler import (
     CANCELLED,
     COMPLETED,
     FAILED,
@@ -26,6 +25,7 @@ from infini_run.jobs.schedulers.scheduler import (
     SchedulerJob,
     pool_of,
 )
+from infini_run.jobs.schedulers.scheduler_command import MISSING
 from infini_run.value_types import number
 
 TYPE_CHECKING = False
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
-    from infini_run.jobs.scheduler_command import CommandResult
-    from infini_run.jobs.schedulers.scheduler import Queue
+    from infini_run.jobs.scheduler import Queue
+    from infini_run.jobs.schedulers.scheduler_command import CommandResult
 
 _FIRST = "Job Id: "
 _NUMBERS = ("Exit_status", "substate")

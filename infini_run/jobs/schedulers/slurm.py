@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import os
 
-from infini_run.jobs.array import members, split, task_id, whole_id
 from infini_run.jobs.errors import QueryError, SubmitError
-from infini_run.jobs.scheduler_command import run_command
-from infini_run.jobs.schedulers.scheduler import (
+from infini_run.jobs.request.array import members, split, task_id, whole_id
+from infini_run.jobs.scheduler import (
     CANCELLED,
     COMPLETED,
     FAILED,
@@ -29,6 +28,7 @@ from infini_run.jobs.schedulers.scheduler import (
     pool_of,
     strip_scheduler_environment,
 )
+from infini_run.jobs.schedulers.scheduler_command import run_command
 from infini_run.jobs.schedulers.slurm_output import (
     GONE,
     advised,
@@ -46,7 +46,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from infini_run.jobs.schedulers.scheduler import Queue
+    from infini_run.jobs.scheduler import Queue
 
 _LONG = {"SLURM_BITSTR_LEN": "0"}  # the tasks of an array that wait, all of them: else 64 characters
 _REQUEUES = 3  # scontrol gives up after 10 s, and KillWait is 30 s where nobody has set it

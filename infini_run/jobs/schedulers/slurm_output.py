@@ -6,8 +6,7 @@ unknown reason is waited for. Names are those of 20.11 to 25.11 (squeue(1), "JOB
 
 from __future__ import annotations
 
-from infini_run.jobs.scheduler_command import MISSING
-from infini_run.jobs.schedulers.scheduler import (
+from infini_run.jobs.scheduler import (
     CANCELLED,
     COMPLETED,
     FAILED,
@@ -23,10 +22,11 @@ from infini_run.jobs.schedulers.scheduler import (
     TIMEOUT,
     WAITING,
 )
+from infini_run.jobs.schedulers.scheduler_command import MISSING
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from infini_run.jobs.scheduler_command import CommandResult
+    from infini_run.jobs.schedulers.scheduler_command import CommandResult
 
 _STATES = {
     "PENDING": QUEUED, "REQUEUED": QUEUED, "REQUEUE_FED": QUEUED, "REQUEUE_HOLD": QUEUED, "SPECIAL_EXIT": QUEUED,

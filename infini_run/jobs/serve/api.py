@@ -17,20 +17,20 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from infini_run.errors import InfiniRunError, UsageError, printable
-from infini_run.jobs.array import indices, split
-from infini_run.jobs.detect_scheduler import facts_of, find_schedulers, scheduler_of
-from infini_run.jobs.each_job import ask_one
+from infini_run.jobs.folder.job_dir import JobDir
+from infini_run.jobs.folder.job_store import find_folder
 from infini_run.jobs.job import Job, find_jobs, forget
-from infini_run.jobs.job_dir import JobDir
-from infini_run.jobs.job_store import find_folder
-from infini_run.jobs.logs import check, narrow
 from infini_run.jobs.prepare import could_run, prepare, read_flags
+from infini_run.jobs.request.array import indices, split
+from infini_run.jobs.schedulers.detect_scheduler import facts_of, find_schedulers, scheduler_of
 from infini_run.jobs.serve import model
 from infini_run.jobs.serve.csrf import HEADER
 from infini_run.jobs.serve.http_errors import PROBLEM, Answer, NotThere, problem, problem_of
 from infini_run.jobs.serve.job_cache import JobCache
 from infini_run.jobs.serve.job_timeline import read_timelines
 from infini_run.jobs.serve.stream import Stream, Threads, events, lines
+from infini_run.jobs.status.each_job import ask_one
+from infini_run.jobs.status.logs import check, narrow
 from infini_run.jobs.stderr import print_line
 from infini_run.jobs.submit import SubmissionPlan, submit
 from infini_run.options.from_python import check_environment
@@ -38,9 +38,9 @@ from infini_run.version import VERSION
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from infini_run.jobs.schedulers.scheduler import Scheduler
+    from infini_run.jobs.scheduler import Scheduler
     from infini_run.jobs.serve.job_timeline import RunTimeline
-    from infini_run.jobs.status import Status
+    from infini_run.jobs.status.job_status import Status
 
 _ABOUT = f"""Jobs of one user: those of `infini-job` in one directory.
 

@@ -8,9 +8,9 @@ import json
 from starlette.responses import Response
 
 from infini_run.errors import InfiniRunError, UsageError, printable
-from infini_run.jobs.each_job import JobHung
 from infini_run.jobs.errors import QueryError, SubmitError
-from infini_run.jobs.schedulers.scheduler import REFUSED, TIMED_OUT
+from infini_run.jobs.scheduler import REFUSED, TIMED_OUT
+from infini_run.jobs.status.each_job import JobHung
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

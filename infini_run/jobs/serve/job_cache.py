@@ -13,24 +13,24 @@ import os
 import stat
 
 from infini_run.errors import InfiniRunError
-from infini_run.jobs.detect_scheduler import scheduler_of
-from infini_run.jobs.each_job import for_each, kept, note_progress
 from infini_run.jobs.errors import QueryError
-from infini_run.jobs.inotify import Changes, is_remote
-from infini_run.jobs.job_dir import JobDir
-from infini_run.jobs.job_store import all_names, begun_ns
+from infini_run.jobs.folder.inotify import Changes, is_remote
+from infini_run.jobs.folder.job_dir import JobDir
+from infini_run.jobs.folder.job_store import all_names, begun_ns
+from infini_run.jobs.schedulers.detect_scheduler import scheduler_of
 from infini_run.jobs.schedulers.local import open_process
-from infini_run.jobs.status_query import LOCAL, query_each, read_status
-from infini_run.jobs.watch import FIRST_S, GROWTH, LAST_S, REMOTE_S, answered, latest
+from infini_run.jobs.status.each_job import for_each, kept, note_progress
+from infini_run.jobs.status.status_query import LOCAL, query_each, read_status
+from infini_run.jobs.status.watch import FIRST_S, GROWTH, LAST_S, REMOTE_S, answered, latest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
     from typing import Any
 
-    from infini_run.jobs.records import Submission
-    from infini_run.jobs.schedulers.scheduler import Scheduler
-    from infini_run.jobs.status import Status
+    from infini_run.jobs.folder.records import Submission
+    from infini_run.jobs.scheduler import Scheduler
+    from infini_run.jobs.status.job_status import Status
 
 _LAST_LOOK_S = 5.0
 

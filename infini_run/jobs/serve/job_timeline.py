@@ -14,8 +14,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from infini_run.jobs.job_dir import JobDir
-    from infini_run.jobs.records import Phase
+    from infini_run.jobs.folder.job_dir import JobDir
+    from infini_run.jobs.folder.records import Phase
 
 
 @record

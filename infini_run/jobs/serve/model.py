@@ -11,9 +11,9 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from infini_run.display.timeline import Bar
 from infini_run.jobs.options.table import VERBS
-from infini_run.jobs.schedulers.scheduler import Facts
+from infini_run.jobs.scheduler import Facts
 from infini_run.jobs.serve.job_timeline import RunTimeline
-from infini_run.jobs.status import COMMON, Status
+from infini_run.jobs.status.job_status import COMMON, Status
 from infini_run.record import fields
 
 THE_COMMANDS_OWN = ("dir", "wait", "print", "check", "json", "flagfile", "fromenv", "tryfromenv", "undefok")

@@ -20,8 +20,8 @@ from starlette.responses import StreamingResponse
 
 from infini_run.crews.capture import capture_exception
 from infini_run.errors import InfiniRunError, printable
-from infini_run.jobs.logs import blocks
 from infini_run.jobs.serve.http_errors import Busy
+from infini_run.jobs.status.logs import blocks
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
     from starlette.types import Receive, Scope, Send
 
-    from infini_run.jobs.job_dir import JobDir
-    from infini_run.jobs.schedulers.scheduler import Scheduler
+    from infini_run.jobs.folder.job_dir import JobDir
+    from infini_run.jobs.scheduler import Scheduler
     from infini_run.jobs.serve.job_cache import JobCache
-    from infini_run.jobs.status import Status
+    from infini_run.jobs.status.job_status import Status
 
     T = TypeVar("T")
 

@@ -6,9 +6,9 @@ the first would win (OpenPBS 23.06). OpenPBS and PBS Professional from 2021.1 on
 
 from __future__ import annotations
 
-from infini_run.jobs.array import parse
-from infini_run.jobs.request import CPU, DETERMINED
-from infini_run.jobs.user_options import NONE, VALUE, Table, read, refusals
+from infini_run.jobs.request.array import parse
+from infini_run.jobs.request.job_request import CPU, DETERMINED
+from infini_run.jobs.request.user_options import NONE, VALUE, Table, read, refusals
 from infini_run.record import record
 from infini_run.value_types import number
 
@@ -16,8 +16,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from infini_run.jobs.node_shape import Layout
-    from infini_run.jobs.request import JobRequest
+    from infini_run.jobs.request.job_request import JobRequest
+    from infini_run.jobs.request.node_shape import Layout
 
 _LETTERS = {letter: (letter, VALUE) for letter in "aACcehJjklmMNopPqrRSuvW"}
 _LETTERS |= {letter: (letter, NONE) for letter in "fhIVXzG"}

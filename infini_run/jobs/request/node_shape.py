@@ -9,13 +9,13 @@ A layout says what is asked for; slurm and pbs know the words for it.
 from __future__ import annotations
 
 from infini_run.errors import UsageError
-from infini_run.jobs.request import CPU, CUDA, DETERMINED
+from infini_run.jobs.request.job_request import CPU, CUDA, DETERMINED
 from infini_run.record import record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from infini_run.jobs.request import JobRequest
-    from infini_run.jobs.schedulers.scheduler import Facts, Kind, Queue
+    from infini_run.jobs.request.job_request import JobRequest
+    from infini_run.jobs.scheduler import Facts, Kind, Queue
 
 
 @record

@@ -9,7 +9,7 @@ from infini_run.record import record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from infini_run.jobs.container import Image
+    from infini_run.jobs.request.container import Image
 
 CUDA, ROCM, CPU = "cuda", "rocm", "cpu"
 DEFAULT, DETERMINED = "default", "determined"
@@ -35,7 +35,7 @@ class JobRequest:
     options: for sbatch or qsub, words as on its command line, or lines such as `-C a100`.
     container: what wraps the command. env: set for the ranks, any bytes (surrogateescape).
     run_options: for infini-run itself, such as --keep_going.
-    array: indices of tasks, each of which is such a job, as sbatch has them (jobs/array.py).
+    array: indices of tasks, each of which is such a job, as sbatch has them (jobs/request/array.py).
     restarts: how often it is run again after a failure. warn_s: this long before the limit the ranks get
     warn_signal (a number). python: the interpreter of the nodes.
     """

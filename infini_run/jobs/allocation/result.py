@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from infini_run.errors import NodeLost
-from infini_run.jobs.records import JobResult
-from infini_run.jobs.schedulers.scheduler import (
+from infini_run.jobs.folder.records import JobResult
+from infini_run.jobs.scheduler import (
     CANCELLED,
     COMPLETED,
     END_REASONS,

@@ -11,20 +11,20 @@ import select
 import time
 
 from infini_run.jobs.errors import QueryError
-from infini_run.jobs.inotify import Changes, is_remote
+from infini_run.jobs.folder.inotify import Changes, is_remote
+from infini_run.jobs.scheduler import LOST
 from infini_run.jobs.schedulers.local import Local, open_process
-from infini_run.jobs.schedulers.scheduler import LOST
-from infini_run.jobs.status import whole
-from infini_run.jobs.status_query import is_lost_for_good, query_status, read_status
+from infini_run.jobs.status.job_status import whole
+from infini_run.jobs.status.status_query import is_lost_for_good, query_status, read_status
 from infini_run.record import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from infini_run.jobs.job_dir import JobDir
-    from infini_run.jobs.schedulers.scheduler import Scheduler
-    from infini_run.jobs.status import Status
+    from infini_run.jobs.folder.job_dir import JobDir
+    from infini_run.jobs.scheduler import Scheduler
+    from infini_run.jobs.status.job_status import Status
 
 FIRST_S, GROWTH, LAST_S = 2.0, 1.5, 60.0  # between two questions
 REMOTE_S = 5.0  # between two looks at a directory that says nothing by itself

@@ -10,14 +10,14 @@ import os
 import select
 import time
 
-from infini_run.jobs.schedulers.scheduler import strip_scheduler_environment
+from infini_run.jobs.scheduler import strip_scheduler_environment
 from infini_run.record import record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from infini_run.jobs.request import JobRequest
+    from infini_run.jobs.request.job_request import JobRequest
 
 NEVER = float("inf")
 _ANSWER_S = 5.0  # that a question about a limit may take
@@ -73,7 +73,7 @@ class Deadline:
         if not self._job:
             return False
         self._end()
-        from infini_run.jobs.scheduler_command import IGNORE_TERM, above_stdio, start
+        from infini_run.jobs.schedulers.scheduler_command import IGNORE_TERM, above_stdio, start
 
         null = above_stdio(os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC))
         words = ["sh", "-c", IGNORE_TERM + (_ASK_PBS if self._is_pbs else _ASK), self._job]
@@ -110,7 +110,7 @@ class Deadline:
         PreemptTime is set of a job that is preempted, in every mode (measured on 22.05.8)."""
         if not self._job or self._is_pbs:
             return EndReason(is_late=self._is_past(spare_s, limit_s))
-        from infini_run.jobs.scheduler_command import run_command
+        from infini_run.jobs.schedulers.scheduler_command import run_command
 
         words = ["squeue", "--noheader", "--states=all", f"--jobs={self._job}", f"--Format={_FIELDS}"]
         answer = run_command(words, self._environ, limit_s, ignores_term=True)
@@ -130,7 +130,7 @@ class Deadline:
 
     def _end(self) -> None:
         if self._pid:
-            from infini_run.jobs.scheduler_command import kill_group, reap
+            from infini_run.jobs.schedulers.scheduler_command import kill_group, reap
 
             kill_group(self._pid)
             reap(self._pid)

@@ -16,12 +16,12 @@ from infini_run.core.signal_pipe import STOP_SIGNALS, SignalPipe
 from infini_run.environments.environment import BATCH
 from infini_run.environments.hostlist import Host
 from infini_run.errors import InfiniRunError, UsageError
-from infini_run.jobs.job_dir import JobDir
-from infini_run.jobs.records import JobResult, Phase
-from infini_run.jobs.result import classify
-from infini_run.jobs.schedulers.scheduler import FAILED, RUNNING, STARTING, WARNED
+from infini_run.jobs.allocation.result import classify
+from infini_run.jobs.allocation.time_limit import NEVER, EndReason, TimeLimitTimer
+from infini_run.jobs.folder.job_dir import JobDir
+from infini_run.jobs.folder.records import JobResult, Phase
+from infini_run.jobs.scheduler import FAILED, RUNNING, STARTING, WARNED
 from infini_run.jobs.stderr import write_line, write_text
-from infini_run.jobs.time_limit import NEVER, EndReason, TimeLimitTimer
 from infini_run.multinode.command import raise_fd_limit
 from infini_run.multinode.head import Head
 from infini_run.options.nodes import NodeList
@@ -33,7 +33,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from infini_run.jobs.records import Submission
+    from infini_run.jobs.folder.records import Submission
     from infini_run.options.options import Options
 
 ENGINES = {"slurm": "slurm", "pbs": "pbs"}  # all others: here

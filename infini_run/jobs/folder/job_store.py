@@ -6,9 +6,9 @@ import os
 import stat
 
 from infini_run.errors import UsageError
-from infini_run.jobs.array import split
-from infini_run.jobs.job_dir import JobDir
-from infini_run.jobs.task import task_of
+from infini_run.jobs.folder.job_dir import JobDir
+from infini_run.jobs.folder.task import task_of
+from infini_run.jobs.request.array import split
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -9,22 +9,23 @@ from __future__ import annotations
 import os
 
 from infini_run.errors import UsageError
-from infini_run.jobs.array import parse
-from infini_run.jobs.container import Place, srun_options, wrap
-from infini_run.jobs.container import problems as image_problems
-from infini_run.jobs.node_shape import counted, lay_out
-from infini_run.jobs.request import LOG, SPOOL
-from infini_run.jobs.schedulers import pbs_script, slurm_script
+from infini_run.jobs.request import pbs_script, slurm_script
+from infini_run.jobs.request.array import parse
+from infini_run.jobs.request.container import Place, srun_options, wrap
+from infini_run.jobs.request.container import problems as image_problems
+from infini_run.jobs.request.job_request import LOG, SPOOL
+from infini_run.jobs.request.node_shape import counted, lay_out
 from infini_run.record import replace
 from infini_run.system.interpreter import is_foreign
 from infini_run.system.shell import joined, quoted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from infini_run.jobs.node_shape import Layout
-    from infini_run.jobs.request import JobRequest
-    from infini_run.jobs.schedulers.scheduler import Facts
+    from infini_run.jobs.request.job_request import JobRequest
+    from infini_run.jobs.request.node_shape import Layout
+    from infini_run.jobs.scheduler import Facts
 
+_START = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "start.py")
 _INDEX = {
     "slurm": "$SLURM_ARRAY_TASK_ID",
     "pbs": "$PBS_ARRAY_INDEX",
@@ -84,7 +85,7 @@ def render_task(text: str, index: int) -> str:
 def inside_of(python: str) -> list[str]:
     """Return the words that start the launcher on the first node. This interpreter starts without site."""
     if not is_foreign(python):
-        return [python, "-S", os.path.join(os.path.dirname(os.path.abspath(__file__)), "start.py")]
+        return [python, "-S", _START]
     return [python, "-m", "infini_run.jobs.allocation_main"]
 
 

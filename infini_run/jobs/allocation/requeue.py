@@ -9,18 +9,18 @@ from __future__ import annotations
 import _signal as signal
 
 from infini_run.errors import InfiniRunError, UsageError
-from infini_run.jobs.detect_scheduler import find_scheduler
 from infini_run.jobs.errors import QueryError, SubmitError
-from infini_run.jobs.schedulers.scheduler import TIMED_OUT
-from infini_run.jobs.task import Task
+from infini_run.jobs.folder.task import Task
+from infini_run.jobs.scheduler import TIMED_OUT
+from infini_run.jobs.schedulers.detect_scheduler import find_scheduler
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from infini_run.jobs.job_dir import JobDir
-    from infini_run.jobs.records import Submission
-    from infini_run.jobs.schedulers.scheduler import Scheduler
+    from infini_run.jobs.folder.job_dir import JobDir
+    from infini_run.jobs.folder.records import Submission
+    from infini_run.jobs.scheduler import Scheduler
 
 
 def keep_out(
@@ -66,7 +66,7 @@ def requeue(
 
 def _hand_over(folder: JobDir, scheduler: Scheduler, print_line: Callable[[str], None]) -> str:
     """As a new job. Raises SubmitError."""
-    from infini_run.jobs.script import render_task
+    from infini_run.jobs.request.script import render_task
     from infini_run.jobs.submit import hand_over
 
     if scheduler.name == "pbs" and isinstance(folder, Task):

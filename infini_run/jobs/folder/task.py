@@ -8,14 +8,14 @@ from __future__ import annotations
 import os
 
 from infini_run.errors import UsageError
-from infini_run.jobs.array import own_name, split, task_id
-from infini_run.jobs.job_dir import JobDir
+from infini_run.jobs.folder.job_dir import JobDir
+from infini_run.jobs.request.array import own_name, split, task_id
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from infini_run.jobs.records import Submission
+    from infini_run.jobs.folder.records import Submission
 
 
 class Task(JobDir):

@@ -10,10 +10,10 @@ import contextlib
 import time
 
 from infini_run.errors import UsageError
-from infini_run.jobs.each_job import for_each, kept, note_progress
 from infini_run.jobs.errors import QueryError
-from infini_run.jobs.records import REQUEUED, JobResult
-from infini_run.jobs.schedulers.scheduler import (
+from infini_run.jobs.folder.records import REQUEUED, JobResult
+from infini_run.jobs.folder.task import Task, tasks_of
+from infini_run.jobs.scheduler import (
     CANCELLED,
     COMPLETED,
     END_REASONS,
@@ -26,8 +26,8 @@ from infini_run.jobs.schedulers.scheduler import (
     SUSPENDED,
 )
 from infini_run.jobs.schedulers.slurm_output import is_out_of_memory
-from infini_run.jobs.status import Status, whole
-from infini_run.jobs.task import Task, tasks_of
+from infini_run.jobs.status.each_job import for_each, kept, note_progress
+from infini_run.jobs.status.job_status import Status, whole
 from infini_run.record import replace
 from infini_run.system.secure_files import read_end
 
@@ -35,9 +35,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from infini_run.jobs.job_dir import JobDir
-    from infini_run.jobs.records import Phase, Submission
-    from infini_run.jobs.schedulers.scheduler import Scheduler, SchedulerJob
+    from infini_run.jobs.folder.job_dir import JobDir
+    from infini_run.jobs.folder.records import Phase, Submission
+    from infini_run.jobs.scheduler import Scheduler, SchedulerJob
 
 LOCAL = "local"
 _LEFT_OUT = "its array is there without it: it was cancelled while it waited"

@@ -5,7 +5,7 @@ The one rule: of an array nothing is kept that does not follow from its tasks.
 
 from __future__ import annotations
 
-from infini_run.jobs.schedulers.scheduler import (
+from infini_run.jobs.scheduler import (
     CANCELLED,
     COMPLETED,
     LIVE,

@@ -11,8 +11,8 @@ import select
 from collections import deque
 
 from infini_run.errors import InfiniRunError, UsageError
-from infini_run.jobs.task import task_of, tasks_of
-from infini_run.jobs.watch import JobWatcher
+from infini_run.jobs.folder.task import task_of, tasks_of
+from infini_run.jobs.status.watch import JobWatcher
 from infini_run.system.io_sizes import READ_CHUNK
 from infini_run.system.secure_files import open_regular
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from io import FileIO
 
-    from infini_run.jobs.job_dir import JobDir
-    from infini_run.jobs.records import Phase
-    from infini_run.jobs.schedulers.scheduler import Scheduler
-    from infini_run.jobs.status import Status
-    from infini_run.jobs.task import Task
+    from infini_run.jobs.folder.job_dir import JobDir
+    from infini_run.jobs.folder.records import Phase
+    from infini_run.jobs.folder.task import Task
+    from infini_run.jobs.scheduler import Scheduler
+    from infini_run.jobs.status.job_status import Status
 
 # of plan/model.py, of one node or of many; stderr has its own word. Bounded: what a rank writes is no label of ours
 _LABEL = re.compile(rb"\[(?:rank (\d{1,9})|([^\]\s]{0,255}):(\d{1,9}))(?: ERROR)?\] ")

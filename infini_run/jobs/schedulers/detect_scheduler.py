@@ -10,7 +10,7 @@ import os
 
 from infini_run.errors import UsageError
 from infini_run.jobs.errors import QueryError
-from infini_run.jobs.schedulers.scheduler import Facts
+from infini_run.jobs.scheduler import Facts
 from infini_run.system.shell import find_program
 
 TYPE_CHECKING = False
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import NoReturn
 
-    from infini_run.jobs.records import Submission
-    from infini_run.jobs.schedulers.scheduler import Scheduler
+    from infini_run.jobs.folder.records import Submission
+    from infini_run.jobs.scheduler import Scheduler
 
 _COMMANDS = {"slurm": "sbatch", "pbs": "qsub"}
 _HERE = "--scheduler=local runs it on this machine"

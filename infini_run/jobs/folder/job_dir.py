@@ -17,9 +17,9 @@ from __future__ import annotations
 import os
 
 from infini_run.errors import InfiniRunError, UsageError
-from infini_run.jobs.container import Image
-from infini_run.jobs.records import JobResult, Phase, Submission
-from infini_run.jobs.request import LOG, SPOOL, JobRequest
+from infini_run.jobs.folder.records import JobResult, Phase, Submission
+from infini_run.jobs.request.container import Image
+from infini_run.jobs.request.job_request import LOG, SPOOL, JobRequest
 from infini_run.record import replace
 from infini_run.system.json_codec import decode, encode
 from infini_run.system.secure_files import read_regular, write_atomic

@@ -5,12 +5,12 @@ The one rule: a record is whole and frozen; job_dir.py alone reads and writes it
 
 from __future__ import annotations
 
-from infini_run.jobs.array import parse
+from infini_run.jobs.request.array import parse
 from infini_run.record import record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from infini_run.jobs.request import JobRequest
+    from infini_run.jobs.request.job_request import JobRequest
 
 
 @record

@@ -6,14 +6,14 @@ Options of Slurm 20.11 to 25.11; the last #SBATCH line of an option wins (22.05)
 
 from __future__ import annotations
 
-from infini_run.jobs.request import CPU, DETERMINED
-from infini_run.jobs.user_options import MAYBE, NONE, VALUE, Table, read, refusals
+from infini_run.jobs.request.job_request import CPU, DETERMINED
+from infini_run.jobs.request.user_options import MAYBE, NONE, VALUE, Table, read, refusals
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from infini_run.jobs.node_shape import Layout
-    from infini_run.jobs.request import JobRequest
-    from infini_run.jobs.user_options import Read
+    from infini_run.jobs.request.job_request import JobRequest
+    from infini_run.jobs.request.node_shape import Layout
+    from infini_run.jobs.request.user_options import Read
 
 _WITH_VALUE = """
 account acctg-freq array batch bb bbf begin chdir cluster-constraint clusters comment constraint container

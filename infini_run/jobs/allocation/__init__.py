@@ -1,0 +1,1 @@
+"""What runs on the first node of an allocation."""

@@ -1,0 +1,1 @@
+"""A job's directory: all facts about it, and who waits for them."""

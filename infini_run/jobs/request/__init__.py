@@ -1,0 +1,1 @@
+"""What is asked of a scheduler, and the script that it gets. Pure."""

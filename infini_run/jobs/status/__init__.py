@@ -1,0 +1,1 @@
+"""How a job is: read, asked, followed."""
