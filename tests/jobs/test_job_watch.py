@@ -14,7 +14,7 @@ from infini_run.jobs.folder.records import JobResult, Phase
 from infini_run.jobs.folder.task import tasks_of
 from infini_run.jobs.scheduler import SchedulerJob
 from infini_run.jobs.serve import job_cache
-from infini_run.jobs.status import watch as module
+from infini_run.jobs.status import follower as module
 from infini_run.jobs.status.logs import Reader
 from infini_run.jobs.status.watch import JobWatcher
 from tests.jobs.test_job_status import ID, Said, begin, made
@@ -114,12 +114,26 @@ def test_the_scheduler_is_asked_ever_more_rarely(folder, slurm, monkeypatch):
             count = len(slurm.asked)
             job.poll()
             if len(slurm.asked) > count:
-                seen.append(job._interval_s)
+                seen.append(job._follower.interval_s)
         assert seen == sorted(seen)
         assert seen[-1] == 0.04
     finally:
         job.close()
     assert (module.GROWTH, module.REMOTE_S) == (1.5, 5.0)
+
+
+def test_what_happens_while_a_scheduler_is_asked_is_a_reason_to_ask_again():
+    follower = module.Follower()
+    try:
+        follower.begin_query(100.0)
+        follower.begin_query(102.0)
+        assert follower.query_at_s == 105.0
+        follower.ask_now()
+        assert follower.query_at_s == 0.0
+        follower.begin_query(103.0)
+        assert follower.query_at_s == 107.5
+    finally:
+        follower.close()
 
 
 def test_an_end_that_somebody_else_brought_is_asked_about_at_once(job, folder, slurm):

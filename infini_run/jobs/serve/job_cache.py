@@ -1,8 +1,7 @@
 """Every job's status, kept as it is now while somebody looks, and pushed to who does.
 
-The one rule: it is looked at when something happens, by one look for all. Directories tell by themselves (inotify),
-a local job's end is its process's; schedulers are asked as by a follower: after 2 s, then ever more rarely. While
-nobody looks, nothing runs.
+The one rule: it is looked at when something happens (status/follower.py), by one look for all. While nobody looks,
+nothing runs.
 """
 
 from __future__ import annotations
@@ -13,19 +12,18 @@ import os
 import stat
 
 from infini_run.errors import InfiniRunError
-from infini_run.jobs.errors import QueryError
-from infini_run.jobs.folder.inotify import Changes, is_remote
+from infini_run.jobs.folder.inotify import is_remote
 from infini_run.jobs.folder.job_dir import JobDir
 from infini_run.jobs.folder.job_store import all_names, begun_ns
 from infini_run.jobs.schedulers.detect_scheduler import scheduler_of
-from infini_run.jobs.schedulers.local import open_process
 from infini_run.jobs.status.each_job import for_each, kept, note_progress
-from infini_run.jobs.status.status_query import LOCAL, query_each, read_status
-from infini_run.jobs.status.watch import FIRST_S, GROWTH, LAST_S, REMOTE_S, answered, latest
+from infini_run.jobs.status.follower import REMOTE_S, Follower
+from infini_run.jobs.status.status_query import query_each, read_status
+from infini_run.jobs.status.watch import answered, latest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
     from typing import Any
 
     from infini_run.jobs.folder.records import Submission
@@ -50,7 +48,7 @@ class JobCache:
         self._watchers: set[asyncio.Event] = set()
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._interval_s = FIRST_S
+        self._follower: Follower | None = None
         self._begun_ns: dict[str, int] = {}  # when each was submitted, by name
         self._is_filled = False
         self._is_over = False
@@ -59,7 +57,8 @@ class JobCache:
         """All jobs and the problem, now and whenever they have changed; at its end the service ends."""
         mine = asyncio.Event()
         self._watchers.add(mine)
-        self._interval_s = FIRST_S
+        if self._follower is not None:
+            self._follower.start_over()
         self._changed.set()
         try:
             if self._task is None:
@@ -95,32 +94,31 @@ class JobCache:
         """As long as somebody looks."""
         loop = asyncio.get_running_loop()
         try:
-            watch = _DirectoryWatch(self._above, self._changed)
+            self._follower = follower = Follower()
         except InfiniRunError as error:
             self.problem, self._task = str(error), None
             self._notify()
             return
-        ask_at_s = 0.0
+        watch = _DirectoryWatch(self._above, self._changed, follower)
+        follower.ask_now()
         try:
             while self._watchers and not self._is_over:
                 self._changed.clear()
-                is_due = loop.time() >= ask_at_s or watch.has_ended
-                watch.has_ended = False
+                is_due = loop.time() >= follower.query_at_s
+                if is_due:
+                    follower.begin_query(loop.time())
                 before = (self.jobs, self.problem)
                 await self._do(lambda: self._refresh(watch, is_due))  # noqa: B023
-                watch.processes(self.jobs.values())
-                if self.jobs.keys() != before[0].keys():
-                    self._interval_s = FIRST_S
+                watch.watch_ends(self.jobs.values())
+                if self._is_filled and self.jobs.keys() != before[0].keys():
+                    follower.start_over()
                 if not self._is_filled or (self.jobs, self.problem) != before:
                     self._is_filled = True
                     self._notify()
-                if is_due:
-                    ask_at_s = loop.time() + self._interval_s
-                    self._interval_s = min(self._interval_s * GROWTH, LAST_S)
-                await self._wait(watch, ask_at_s - loop.time())
+                await self._wait(watch, follower.query_at_s - loop.time())
         finally:
             watch.close()
-            self._task = None
+            self._task = self._follower = None
             self._is_filled = False
 
     async def _wait(self, watch: _DirectoryWatch, due_s: float) -> None:
@@ -185,27 +183,25 @@ def _tasks_made(folder: JobDir) -> list[JobDir]:
 
 
 class _DirectoryWatch:
-    """What stirs the board. has_ended: a job's process, so its scheduler knows more than before."""
+    """What stirs the board: a follower's descriptors, in the loop."""
 
-    def __init__(self, above: str, changed: asyncio.Event) -> None:
+    def __init__(self, above: str, changed: asyncio.Event, follower: Follower) -> None:
         self.is_remote = False
-        self.has_ended = False
+        self._follower = follower
         self._above = above
         self._changed = changed
         self._loop = asyncio.get_running_loop()
-        self._processes: dict[str, int] = {}
-        self._changes = Changes()
-        self._loop.add_reader(self._changes.fileno(), self._on_change)
+        self._loop.add_reader(follower.changes.fileno(), self._on_change)
 
     def _on_change(self) -> None:
-        self._changes.clear()
+        self._follower.changes.clear()
         self._changed.set()
 
     def add_home(self) -> None:
         """Watch the directory of all jobs. In a thread. Raises OSError: it is not there."""
         os.stat(self._above)
         self.is_remote = is_remote(self._above)
-        self._changes.add(self._above, names_only=True)
+        self._follower.changes.add(self._above, names_only=True)
 
     def add(self, folder: JobDir) -> None:
         """In a thread. Before it is looked at, so nothing is missed; what is being made is no job yet. Raises
@@ -219,33 +215,21 @@ class _DirectoryWatch:
 
     def _add_directory(self, path: str) -> None:
         try:
-            self._changes.add(path, names_only=True)
+            self._follower.changes.add(path, names_only=True)
         except InfiniRunError as error:
             if os.path.isdir(path):  # else it is being removed
                 raise InfiniRunError(f"{path}: {error}") from None
 
-    def processes(self, jobs: Any) -> None:
-        """Of jobs on this machine their end is an event, whatever ends them."""
-        for status in jobs:
-            if status.scheduler == LOCAL and status.id and not status.is_final and status.name not in self._processes:
-                with contextlib.suppress(QueryError):
-                    fd = open_process(status.id)
-                    if fd >= 0:
-                        self._processes[status.name] = fd
-                        self._loop.add_reader(fd, self._on_process_end, status.name)
+    def watch_ends(self, jobs: Iterable[Status]) -> None:
+        for name, fd in self._follower.watch_ends(jobs):
+            self._loop.add_reader(fd, self._on_process_end, name)
 
     def _on_process_end(self, name: str) -> None:
-        self._unwatch(name)
-        self.has_ended = True
+        self._loop.remove_reader(self._follower.processes[name])
+        self._follower.end(name)
         self._changed.set()
 
-    def _unwatch(self, name: str) -> None:
-        fd = self._processes.pop(name)
-        self._loop.remove_reader(fd)
-        os.close(fd)
-
     def close(self) -> None:
-        for name in list(self._processes):
-            self._unwatch(name)
-        self._loop.remove_reader(self._changes.fileno())
-        self._changes.close()
+        for fd in (self._follower.changes.fileno(), *self._follower.processes.values()):
+            self._loop.remove_reader(fd)
+        self._follower.close()

@@ -1,8 +1,5 @@
-"""A job, followed: its directory tells at once, its scheduler is asked now and then, only while somebody waits.
-
-The one rule: what can be heard of is not asked for. The scheduler is asked after 2 s, then ever more rarely, once
-in a minute at last; directories that other machines write are read every 5 s.
-"""
+"""A job, followed by a command: its directory tells at once, its scheduler is asked now and then (follower.py), only
+while somebody waits."""
 
 from __future__ import annotations
 
@@ -10,10 +7,9 @@ import os
 import select
 import time
 
-from infini_run.jobs.errors import QueryError
-from infini_run.jobs.folder.inotify import Changes, is_remote
+from infini_run.jobs.folder.inotify import is_remote
 from infini_run.jobs.scheduler import LOST
-from infini_run.jobs.schedulers.local import Local, open_process
+from infini_run.jobs.status.follower import NEVER, REMOTE_S, Follower
 from infini_run.jobs.status.job_status import whole
 from infini_run.jobs.status.status_query import is_lost_for_good, query_status, read_status
 from infini_run.record import replace
@@ -25,10 +21,6 @@ if TYPE_CHECKING:
     from infini_run.jobs.folder.job_dir import JobDir
     from infini_run.jobs.scheduler import Scheduler
     from infini_run.jobs.status.job_status import Status
-
-FIRST_S, GROWTH, LAST_S = 2.0, 1.5, 60.0  # between two questions
-REMOTE_S = 5.0  # between two looks at a directory that says nothing by itself
-_NEVER = float("inf")
 
 
 def latest(known: Status, found: Status) -> Status:
@@ -64,15 +56,13 @@ class JobWatcher:
     def __init__(self, folder: JobDir, scheduler: Scheduler) -> None:
         self._folder = folder
         self._scheduler = scheduler
-        self._pidfd = -1
-        self._changes = Changes()
+        self._follower = Follower()
         self._watched: set[str] = set()
         try:
             self._watch(folder.path)
-            self._read_interval_s = REMOTE_S if is_remote(folder.path) else _NEVER
-            self._interval_s = FIRST_S
-            self._query_at_s = self._read_at_s = _NEVER
-            self._missing_s = _NEVER  # since when the scheduler does not know it
+            self._read_interval_s = REMOTE_S if is_remote(folder.path) else NEVER
+            self._read_at_s = NEVER
+            self._missing_s = NEVER  # since when the scheduler does not know it
             self.status = read_status(folder)
             self._ended_runs = _runs_ended_by_scheduler(self.status)
             self._watch_attempts()
@@ -90,7 +80,7 @@ class JobWatcher:
 
     def fileno(self) -> int:
         """Readable when its directory has changed."""
-        return self._changes.fileno()
+        return self._follower.changes.fileno()
 
     def poll(self, timeout_s: float | None = None, also: Sequence[int] = ()) -> bool:
         """Wait for a change, the next query, or a descriptor.
@@ -107,14 +97,13 @@ class JobWatcher:
         """
         before = self.status
         now_s = time.monotonic()
-        due_s = min(self._query_at_s, self._read_at_s) - now_s
+        due_s = min(self._follower.query_at_s, self._read_at_s) - now_s
         wait_s = max(0.0, due_s if timeout_s is None else min(due_s, timeout_s))
         if self._wait(wait_s, also):
-            self._changes.clear()
+            self._follower.changes.clear()
             self._read()
         now_s = time.monotonic()
-        if now_s >= self._query_at_s:
-            self._interval_s = min(self._interval_s * GROWTH, LAST_S)
+        if now_s >= self._follower.query_at_s:
             self.status = self._query()
         elif now_s >= self._read_at_s:
             self._read()
@@ -124,14 +113,14 @@ class JobWatcher:
     def _wait(self, wait_s: float, also: Sequence[int]) -> bool:
         """Whether something of the job's has happened."""
         poll = select.poll()
-        ours = [self._changes.fileno(), *([self._pidfd] if self._pidfd >= 0 else [])]
+        processes = dict(self._follower.processes)
+        ours = [self._follower.changes.fileno(), *processes.values()]
         for fd in (*ours, *also):
             poll.register(fd, select.POLLIN)
         ready = [fd for fd, _ in poll.poll(wait_s * 1000 + 1)]
-        if self._pidfd in ready:
-            os.close(self._pidfd)
-            self._pidfd = -1
-            self._query_at_s = 0.0
+        for name, fd in processes.items():
+            if fd in ready:
+                self._follower.end(name)
         return any(fd in ready for fd in ours)
 
     def _read(self) -> None:
@@ -142,30 +131,22 @@ class JobWatcher:
         self.status = latest(self.status, found)
         ended = _runs_ended_by_scheduler(found)
         if ended - self._ended_runs:
-            self._query_at_s = 0.0
+            self._follower.ask_now()
         self._ended_runs = ended
 
     def _query(self) -> Status:
         self._folder.require()
         now_s = time.monotonic()
+        self._follower.begin_query(now_s)
         status = query_status([self._folder], lambda _: self._scheduler)[0]
         is_missing = status.state == LOST
         self._missing_s = (
-            min(self._missing_s, now_s) if is_missing else self._missing_s if status.query_error else _NEVER
+            min(self._missing_s, now_s) if is_missing else self._missing_s if status.query_error else NEVER
         )
         status = answered(self.status, status)
-        self._query_at_s = now_s + self._interval_s
         self._read_at_s = now_s + self._read_interval_s
-        self._open_process(status)
+        self._follower.watch_ends([status])
         return status
-
-    def _open_process(self, status: Status) -> None:
-        """Of a job on this machine its end is an event, whatever ends it."""
-        if isinstance(self._scheduler, Local) and self._pidfd < 0 and status.id and not status.is_final:
-            try:
-                self._pidfd = open_process(status.id)
-            except QueryError:
-                return
 
     def _follow_attempts(self) -> None:
         """As `_watch_attempts`; what was written in a directory before it was watched is read."""
@@ -184,12 +165,9 @@ class JobWatcher:
 
     def _watch(self, path: str) -> None:
         if path not in self._watched and os.path.isdir(path):  # a task's may have been removed
-            self._changes.add(path)
+            self._follower.changes.add(path)
             self._watched.add(path)
 
     def close(self) -> None:
         """Safe twice."""
-        self._changes.close()
-        if self._pidfd >= 0:
-            os.close(self._pidfd)
-            self._pidfd = -1
+        self._follower.close()
