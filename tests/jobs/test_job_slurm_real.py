@@ -105,6 +105,7 @@ def test_titled_array_is_shown_and_found_by_name(queue, bell):
     bell.hear(1)
     asked = ["squeue", "-h", "-o", "%j", "-t", "all", "-n", f"llama_7b__lr_3e-4.{name}"]
     assert subprocess.run(asked, env=queue.env, capture_output=True, text=True, check=True).stdout.split()
+    until(lambda: queue.status(name)["tasks"][0]["attempt"] == 1)  # who runs it again needs the id
     (queue.path / name / "id").unlink()
     status = queue.status(name)
     assert status["query_error"] == ""
