@@ -10,7 +10,8 @@ from posixpath import dirname, normpath
 
 ROOT = Path(__file__).parent.parent
 LINK = re.compile(r"(?<=\]\()(\.\./[^)#\s]*)(#[^)\s]*)?(?=\))")
-FILE = re.compile(r"^<!-- file: (\S+) -->\n((?:<!--.*-->\n)*```\w+)$", re.MULTILINE)
+FILE = re.compile(r"^( *)<!-- file: (\S+) -->\n((?:\1<!--.*-->\n)*\1```\w+)$", re.MULTILINE)
+TITLED = r'\3 title="\2"'
 COMMENT = re.compile(r"^[ \t]*<!--.*?-->[ \t]*\n", re.DOTALL | re.MULTILINE)
 SHORT_CODE = re.compile(r"<code>(?=[^<\s]{1,30}</code>)")
 MESSAGES = "troubleshooting.md"
@@ -44,7 +45,7 @@ def on_page_markdown(markdown, page, **_):
         kind = "tree" if (ROOT / path).is_dir() else "blob"
         return f"{home}/{kind}/main/{path}{match[2] or ''}"
 
-    return LINK.sub(outside, COMMENT.sub("", FILE.sub(r'\2 title="\1"', markdown)))
+    return LINK.sub(outside, COMMENT.sub("", FILE.sub(TITLED, markdown)))
 
 
 def on_page_content(html, page, **_):

@@ -6,6 +6,7 @@ several ranks may come in any order.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import subprocess
@@ -78,9 +79,59 @@ def test_a_block_that_says_nothing_is_found(text, wrong, tmp_path, monkeypatch):
     assert problem.startswith(wrong)
 
 
-def test_a_block_of_spaces_is_found(tmp_path):
+def test_block_of_spaces_is_found(tmp_path):
     (tmp_path / "page.md").write_text("Text:\n\n    ls\n\n- item\n\n    more of it\n\n```sh\n\n    ls\n```\n")
     assert indented(tmp_path / "page.md") == [3]
+
+
+TABS = """=== "Command"
+
+    Text in a tab.
+
+    <!-- given: train.py=done.py -->
+    <!-- dry run: it is only an example -->
+    ```sh
+    if true; then
+        ls
+    fi
+    ```
+
+    !!! note
+
+        Text in a note.
+
+        ```python
+        print(1)
+        ```
+
+=== "Python"
+
+        ls
+
+    - item
+
+      ```text
+      done
+      ```
+"""
+
+
+def test_blocks_in_tabs_admonitions_and_lists_are_found(tmp_path, monkeypatch):
+    monkeypatch.setattr("tests.support.blocks.ROOT", tmp_path)
+    (tmp_path / "page.md").write_text(TABS)
+    found = [(block.line, block.language, block.text) for block in blocks(tmp_path / "page.md")]
+    assert found == [(7, "sh", "if true; then\n    ls\nfi\n"), (17, "python", "print(1)\n"), (27, "text", "done\n")]
+    assert set(blocks(tmp_path / "page.md")[0].said) == {"given", "dry run"}
+    assert indented(tmp_path / "page.md") == [23]
+
+
+def test_file_of_indented_block_becomes_its_title():
+    spec = importlib.util.spec_from_file_location("site_hooks", ROOT / "scripts/site_hooks.py")
+    hooks = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hooks)
+    page = "    <!-- file: fit.py -->\n    <!-- on: ssh -->\n    ```python\n    ```\n"
+    titled = hooks.COMMENT.sub("", hooks.FILE.sub(hooks.TITLED, page))
+    assert titled == '    ```python title="fit.py"\n    ```\n'
 
 
 @pytest.mark.parametrize(

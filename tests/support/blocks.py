@@ -19,9 +19,10 @@ PROGRAMS = ROOT / "tests/documents/programs"
 SHELL = ("sh", "console")
 SHOWN = ("text", "json", "yaml", "dockerfile", "ini", "toml", "c")  # neither shell nor Python
 PLACES = ("ssh", "slurm", "gpus", "service")
-_FENCE = re.compile(r"^(```+)(\S*)[^\n]*\n(.*?)^\1$", re.MULTILINE | re.DOTALL)
-_COMMENTS = re.compile(r"(?:^<!--[^\n]*-->\n)+\Z", re.MULTILINE)
-_COMMENT = re.compile(r"^<!-- ([a-z ]+): (.*) -->$", re.MULTILINE)
+_FENCE = re.compile(r"^( *)(```+)(\S*)[^\n]*\n(.*?)^\1\2$", re.MULTILINE | re.DOTALL)
+_COMMENTS = re.compile(r"(?:^ *<!--[^\n]*-->\n)+\Z", re.MULTILINE)
+_COMMENT = re.compile(r"^ *<!-- ([a-z ]+): (.*) -->$", re.MULTILINE)
+_CONTAINER = re.compile(r"( *)(?:===[!+]?|!!!|\?\?\?\+?) ")  # a tab or an admonition: its content is set in by 4
 
 
 @dataclass(frozen=True)
@@ -71,29 +72,34 @@ def pages() -> list[Path]:
 
 
 def blocks(path: Path) -> list[Block]:
-    """The blocks of a document, in its order."""
+    """Return the blocks of a document in order, also those in tabs, admonitions, and lists."""
     text, page = path.read_text(), str(path.relative_to(ROOT))
     found = []
     for match in _FENCE.finditer(text):
         before = _COMMENTS.search(text, 0, match.start())
         said = dict(_COMMENT.findall(before[0])) if before else {}
         line = text.count("\n", 0, match.start()) + 1
-        found.append(Block(page, line, match[2], match[3], said))
+        content = re.sub(f"^{match[1]}", "", match[4], flags=re.MULTILINE)
+        found.append(Block(page, line, match[3], content, said))
     return found
 
 
 def indented(path: Path) -> list[int]:
-    """Lines where a block is made by spaces alone: no language and no comment can be given to it."""
-    found, in_list, in_fence, is_after_blank = [], False, False, True
+    """Return the lines where a block is made by spaces alone: it cannot have a language or a comment."""
+    found, depth, in_list, in_fence, is_after_blank = [], 0, False, False, True
     for number, line in enumerate(path.read_text().splitlines(), 1):
-        if line.startswith("```"):
+        indent = len(line) - len(line.lstrip())
+        if line.lstrip().startswith("```"):
             in_fence = not in_fence
         elif not in_fence and line.strip():
-            if re.match(r"( *[-*]|\d+\.) ", line):
+            depth = min(depth, indent - indent % 4)
+            if re.match(r" *([-*]|\d+\.) ", line):
                 in_list = True
-            elif not line.startswith(" "):
+            elif indent <= depth:
                 in_list = False
-            if line.startswith("    ") and is_after_blank and not in_list:
+            if indent >= depth + 4 and is_after_blank and not in_list:
                 found.append(number)
+            if container := _CONTAINER.match(line):
+                depth = len(container[1]) + 4
         is_after_blank = not line.strip()
     return found
