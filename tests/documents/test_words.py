@@ -1,0 +1,98 @@
+"""Pages, messages, help, and docstrings are written in plain words and short sentences.
+
+not_rewritten.txt lists what is exempt: pages, folders of pages, and parts of the package. It only shrinks: whatever
+is written anew leaves it, and an entry that would pass fails.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.support.blocks import pages
+from tests.support.paths import ROOT
+from tests.support.prose import long_sentences, paragraphs, phrases, sentences, texts_of_module
+
+STRICT = ("Home", "Start here", "A tour", "Guides")  # groups of the navigation where no sentence is too long
+SHARE = 0.05  # of the sentences of a page elsewhere
+PAGES = [str(path.relative_to(ROOT)) for path in [*pages(), ROOT / "CHANGELOG.md"]]
+PARTS = sorted(
+    f"infini_run/{path.name}"
+    for path in (ROOT / "infini_run").iterdir()
+    if path.suffix == ".py" or (path / "__init__.py").exists()
+)
+ENTRIES = Path(__file__).with_name("not_rewritten.txt").read_text().split()
+EXEMPT = [entry for entry in ENTRIES if (ROOT / "bench").exists() or not entry.startswith("bench/")]  # as in pages()
+
+
+def strict_pages() -> set[str]:
+    """Return the pages that new users read."""
+    found, group = {"README.md"}, ""
+    for line in (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2].splitlines():
+        if top := re.match(r"  - ([^:]+):", line):
+            group = top[1]
+        if (page := re.search(r"(\S+\.md)$", line)) and group in STRICT:
+            found.add(f"docs/{page[1]}")
+    return found
+
+
+def faults(name: str) -> list[str]:
+    """Return what is wrong with the words of a page or of a part of the package."""
+    path = ROOT / name
+    if not name.startswith("infini_run/"):
+        return faults_of_page(path.read_text(), 0 if name in strict_pages() else SHARE)
+    modules = path.rglob("*.py") if path.is_dir() else [path]
+    return [phrase for module in modules for text in texts_of_module(module.read_text()) for phrase in phrases(text)]
+
+
+def faults_of_page(text: str, share: float) -> list[str]:
+    found = [phrase for paragraph in paragraphs(text) for phrase in phrases(paragraph)]
+    long = long_sentences(text)
+    return found + (long if len(long) > share * len(sentences(text)) else [])
+
+
+def is_exempt(name: str) -> bool:
+    return any(name == entry or (entry.endswith("/") and name.startswith(entry)) for entry in EXEMPT)
+
+
+@pytest.mark.parametrize("name", [name for name in PAGES + PARTS if not is_exempt(name)])
+def test_words_are_plain_and_sentences_short(name):
+    assert faults(name) == []
+
+
+@pytest.mark.parametrize("entry", EXEMPT)
+def test_exempt_entry_still_has_faults(entry):
+    covered = [name for name in PAGES + PARTS if name == entry or (entry.endswith("/") and name.startswith(entry))]
+    assert any(faults(name) for name in covered), f"take {entry} off not_rewritten.txt"
+
+
+def test_strict_pages_are_those_of_new_users():
+    assert {"README.md", "docs/index.md", "docs/tour.md", "docs/restarts.md"} < strict_pages()
+    assert not {"docs/design.md", "docs/troubleshooting.md", "docs/torchrun.md"} & strict_pages()
+
+
+TWENTY_SIX = "It has " + "one " * 23 + "more."
+
+
+@pytest.mark.parametrize(
+    ("text", "share", "found"),
+    [
+        ("A rank is told to stop.\n", 0, ["is told"]),
+        ("A node that is\nlost starts\nagain.\n", 0, ["starts again"]),
+        ("| flag | we restart it |\n|---|---|\n| `--us` | honoured |\n", 0, ["we", "honoured"]),
+        ("Read `is told`:\n\n```text\nwe go on\n```\n\n- It goes on 3 nodes.\n", 0, []),
+        (f"{TWENTY_SIX}\n", 0, [TWENTY_SIX]),
+        (f"{TWENTY_SIX[4:]}\nShort. infini-run is, too.\n", 0, []),
+        (f"# Title\n\n- {TWENTY_SIX}\n" + "- One.\n" * 19, SHARE, []),
+        (f"=== \"Tab\"\n\n    {TWENTY_SIX}\n\n    ```sh\n    ls\n    ```\n", 0, [TWENTY_SIX]),
+    ],
+)  # fmt: skip
+def test_fault_of_page_is_found(text, share, found):
+    assert faults_of_page(text, share) == found
+
+
+def test_docstrings_and_messages_are_read():
+    source = 'def stop():\n    """We stop `it of ours`."""\n    raise Error(f"{name} goes on", "us")\n'
+    assert [phrases(text) for text in texts_of_module(source)] == [["We"], ["goes on"]]
