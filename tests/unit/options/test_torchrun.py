@@ -1,4 +1,4 @@
-"""Moving over from torchrun: every option of its own is honoured, without effect, or refused, as docs/torchrun.md
+"""Moving over from torchrun: every option of its own works, has no effect, or is refused, as docs/torchrun.md
 says. The tests with torch itself are in test_torch.py."""
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from tests.unit.plan.test_model import plan_of
 DOCUMENT = ROOT / "docs" / "torchrun.md"
 GOLDEN = ROOT / "tests" / "support" / "golden" / "torchrun-2.15.0.txt"  # of the newest torch that we compared with
 NEWEST = tuple(map(int, GOLDEN.stem.rpartition("-")[2].split(".")))
-ROW = re.compile(r"^\| `--(?P<name>[a-z-]+)` \| (`(?P<variable>\w+)`)? ?\| (?P<fate>honoured|no effect|refused) \|")
-# a value that makes a difference where the flag is honoured, and is allowed where it has none
+ROW = re.compile(r"^\| `--(?P<name>[a-z-]+)` \| (`(?P<variable>\w+)`)? ?\| (?P<fate>works|no effect|refused) \|")
+FATES = {"honoured": "works", "ignored": "no effect", "refused": "refused"}  # in the help, in the document
+# a value that makes a difference where the flag works, and is allowed where it has none
 VALUES = {
     "nnodes": "2:2",
     "nproc_per_node": "3",
@@ -138,22 +139,22 @@ def test_the_document_has_a_row_for_each_of_torchruns_flags_that_we_know():
 def test_the_help_text_says_what_the_document_says():
     for name, (_, fate) in DOCUMENTED.items():
         text = TABLE[name][0].help
-        said = next((word for word in ("honoured", "ignored", "refused") if text.startswith(word + ": ")), "honoured")
-        assert said == {"no effect": "ignored"}.get(fate, fate), name
+        word = next((word for word in FATES if text.startswith(word + ": ")), "honoured")
+        assert FATES[word] == fate, name
 
 
 @pytest.mark.parametrize(
     "name", [n for n, (_, fate) in DOCUMENTED.items() if fate != "refused" and n not in ASKS | ELSEWHERE]
 )
 @pytest.mark.rows(12)
-def test_a_flag_that_is_honoured_makes_a_difference_and_one_without_effect_none(name):
+def test_working_flags_make_a_difference_and_others_none(name):
     variable, fate = DOCUMENTED[name]
     more = WITH.get(name, [])
     ways = [options(*more, **{variable: VALUES.get(name, "1")})]
     for spelling in ("--" + name, "--" + name.replace("_", "-")):
         ways.append(options(*more, *([spelling, VALUES[name]] if name in VALUES else [spelling])))
     for got in ways:
-        assert (got != options(*more)) == (fate == "honoured")
+        assert (got != options(*more)) == (fate == "works")
 
 
 def test_a_flag_that_is_refused_says_what_to_use():
