@@ -15,7 +15,7 @@ TITLED = r'\3 title="\2"'
 COMMENT = re.compile(r"^[ \t]*<!--.*?-->[ \t]*\n", re.DOTALL | re.MULTILINE)
 SHORT_CODE = re.compile(r"<code>(?=[^<\s]{1,30}</code>)")
 MESSAGES = "troubleshooting.md"
-ALONE = ("index.md", MESSAGES)  # there is nothing beside them in the navigation
+DECISIONS = "decisions/"
 HOMEPAGE = re.compile(r'^Homepage = "(.+)"$', re.MULTILINE)
 
 log = logging.getLogger("mkdocs.hooks.site")  # a warning fails a strict build
@@ -32,8 +32,10 @@ def on_config(config):
 def on_page_markdown(markdown, page, **_):
     """Drop comments, which are for the tests of the blocks, but for names of files, which become titles. Turn links
     that leave docs/ into the repository's."""
-    if page.file.src_uri in ALONE:
+    if page.file.src_uri == "index.md":  # nothing is beside it in the navigation
         page.meta["hide"] = ["navigation"]
+    if page.file.src_uri.startswith(DECISIONS):  # the last in a search
+        page.meta["search"] = {"boost": 0.3}
     home = HOMEPAGE.search((ROOT / "pyproject.toml").read_text())[1]
 
     def outside(match):

@@ -519,5 +519,5 @@ total = sum(parameter.sum() for parameter in model.parameters())
 assert dist.get_world_size() == 4
 print("loss", f"{total.item():.6f}", flush=True)
 dist.destroy_process_group()
-os._exit(0)  # a thread of gloo that still holds a tensor would abort the end of the interpreter (docs/gotchas.md)
+os._exit(0)  # a thread of gloo that still holds a tensor would abort the end of Python (docs/start/workstation.md)
 """

@@ -18,7 +18,7 @@ TESTS = [f"tests/launch/test_{name}.py" for name in ("exit_code", "orphan", "gua
 TESTS += ["tests/installation/test_installed.py", "tests/api/test_launch.py"]
 # Under emulation all takes ten times as long, and each start of an interpreter a second.
 EMULATED = [*TESTS[:3], "-k", "exit_code or daemons_are_gone or guard"]
-NOT_BY_QEMU = (  # of qemu-user 7.2 (docs/installing.md): what it does instead, measured with QEMU_STRACE=1
+NOT_BY_QEMU = (  # of qemu-user 7.2 (docs/architecture/tested.md): what it does instead, measured with QEMU_STRACE=1
     "error_folder_of_a_killed_launcher_is_removed[flags1]",  # --isolate: clone(CLONE_NEWPID) is EINVAL
     "an_isolated_launch_without_a_folder_needs_no_guard",  # the same
     "a_program_with_a_pid_namespace_for_its_children_has_them_run_as_without_us",  # qemu_thread_create: EINVAL

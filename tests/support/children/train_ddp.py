@@ -19,4 +19,4 @@ everyone = [torch.zeros_like(weights) for _ in range(size)]
 dist.all_gather(everyone, weights)
 print(f"same {all(torch.equal(weights, other) for other in everyone)} of {size}", flush=True)
 dist.destroy_process_group()
-os._exit(0)  # a thread of gloo that still holds a tensor would abort the end of the interpreter (docs/gotchas.md)
+os._exit(0)  # a thread of gloo that holds a tensor would abort the end of Python (docs/start/workstation.md)
