@@ -103,10 +103,10 @@ def _entry(flag: Flag, linked: set[str], prefix: str, has_variable: bool, python
     text = _text(flag.help[0].upper() + flag.help[1:] + ".", linked)
     has_value = not flag.help.startswith(("ignored", "refused")) and flag.group != "flags"
     facts = [f"`{usage(flag)}`"]
-    facts += [f"Default: `{_default(flag)}`"] if has_value else []
-    facts += [f"Variable: `{prefix}{flag.name.upper()}`"] if has_variable else []
-    facts += [f"Python: {python}"] if python else []
-    return f"### `--{flag.name}`{suffix}\n\n{text}\n\n" + "\n".join(f"- {fact}" for fact in facts) + "\n"
+    facts += [f"default `{_default(flag)}`"] if has_value else []
+    facts += [f"variable `{prefix}{flag.name.upper()}`"] if has_variable else []
+    facts += [f"Python {python}"] if python else []
+    return f"### `--{flag.name}`{suffix}\n\n{text}\n\n{' · '.join(facts)}\n"
 
 
 def _default(flag: Flag) -> str:
