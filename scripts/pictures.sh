@@ -39,5 +39,5 @@ time.sleep(60)
 END
 run="infini-run --nproc_per_node=4 --log_dir=logs train.py"
 # shellcheck disable=SC2086 # words
-python "$here/scripts/record.py" "$here/docs/assets/failure.svg" --still --columns=96 \
+python "$here/scripts/record.py" "$here/docs/assets/failure.svg" --still --most=26 --columns=96 \
     -- "$run" $run -- "python -m torch.distributed.run --nproc_per_node=4 train.py" /opt/torch/bin/python -m torch.distributed.run --nproc_per_node=4 train.py

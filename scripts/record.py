@@ -1,6 +1,6 @@
-"""Run commands on a terminal, and draw what a person would see as an SVG: one panel for each command, side by side.
+"""Run commands on a terminal, and draw what a person would see as an SVG: a panel per command, each below the last.
 
-    record.py OUT.svg [--columns=80] [--still] -- TITLE COMMAND... [-- TITLE COMMAND...]
+    record.py OUT.svg [--columns=80] [--still] [--most=LINES] -- TITLE COMMAND... [-- TITLE COMMAND...]
 
 With --still a panel shows what is on the terminal at the end; otherwise the picture moves as the run did. Those of
 the documentation are made by scripts/pictures.sh, from real runs.
@@ -89,31 +89,32 @@ class Panel:
             parts.append(f'<tspan fill="{color}"{weight}>{escape("".join(cell.data for cell in run))}</tspan>')
         return "".join(parts)
 
-    @property
-    def rows(self) -> int:
-        return max((y + 1 for _, lines in self.frames for y, line in enumerate(lines) if line), default=1)
+
+def shorten(lines: list[str], most: int) -> list[str]:
+    """Return the lines, with the middle replaced by one that counts what it stands for."""
+    while lines and not lines[-1]:
+        lines = lines[:-1]
+    if len(lines) <= most:
+        return lines
+    count = f'<tspan fill="#9cdcfe">… {len(lines) - most + 1} lines …</tspan>'
+    return [*lines[: most // 2], count, *lines[most // 2 + len(lines) - most + 1 :]]
 
 
-def draw(panels: list[Panel], *, is_still: bool) -> str:
-    """Return the SVG."""
-    rows = max(panel.rows for panel in panels)
-    widths = [panel.columns * CHARACTER + 24 for panel in panels]
-    width, height = sum(widths) + 12 * (len(panels) - 1), rows * LINE + 48
-    font = 'font-family="ui-monospace, Menlo, Consolas, monospace" font-size="12"'
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height}" {font}>',
-        "<style>text { white-space: pre; }</style>",
-    ]
-    at = 0.0
+def draw(panels: list[Panel], *, is_still: bool, most: int) -> str:
+    """Return the SVG: the panels, one below the other, so that a page shows them at their own size."""
+    width = max(panel.columns for panel in panels) * CHARACTER + 24
+    parts, at = [], 0
     for number, panel in enumerate(panels):
-        parts.append(f'<g transform="translate({at:.0f} 0)">')
-        parts.append(f'<rect width="{widths[number]:.0f}" height="{height}" rx="8" fill="#1e1e1e"/>')
+        frames = [(at_s, shorten(lines, most)) for at_s, lines in (panel.frames[-1:] if is_still else panel.frames)]
+        height = max(1, *(len(lines) for _, lines in frames)) * LINE + 48
+        parts.append(f'<g transform="translate(0 {at})">')
+        parts.append(f'<rect width="{width:.0f}" height="{height}" rx="8" fill="#1e1e1e"/>')
         parts.append(f'<text x="12" y="22" fill="#9cdcfe">$ {escape(panel.title)}</text>')
-        frames = panel.frames[-1:] if is_still else panel.frames
-        parts += _frames(number, frames)
-        parts.append("</g>")
-        at += widths[number] + 12
-    return "\n".join([*parts, "</svg>", ""])
+        parts += [*_frames(number, frames), "</g>"]
+        at += height + 12
+    font = 'font-family="ui-monospace, Menlo, Consolas, monospace" font-size="12"'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {at - 12}" {font}>'
+    return "\n".join([head, "<style>text { white-space: pre; }</style>", *parts, "</svg>", ""])
 
 
 def _frames(number: int, frames: list[tuple[float, list[str]]]) -> list[str]:
@@ -149,11 +150,12 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--columns", type=int, default=80)
     parser.add_argument("--still", action="store_true")
+    parser.add_argument("--most", type=int, default=ROWS, help="lines of a panel; those in the middle are counted")
     asked = parser.parse_args(words[:cut])
     groups = [list(group) for is_cut, group in groupby(words[cut + 1 :], key=lambda word: word == "--") if not is_cut]
     rows = ROWS if asked.still else MOVING_ROWS
     panels = [Panel(title, command, asked.columns, rows) for title, *command in groups]
-    asked.out.write_text(draw(panels, is_still=asked.still), encoding="utf-8")
+    asked.out.write_text(draw(panels, is_still=asked.still, most=asked.most), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ def texts(svg):
     return ["".join(text.itertext()) for text in svg.iter(f"{SVG}text")]
 
 
-def test_a_still_shows_each_command_beside_the_others_as_it_was_at_the_end(tmp_path):
+def test_still_shows_each_command_as_it_ended(tmp_path):
     svg = record(
         tmp_path / "out.svg", "--still", "--columns=20",
         "--", "one <&>", "sh", "-c", r"printf 'gone\rleft \033[31mred\033[0m <b>'",
@@ -32,6 +32,13 @@ def test_a_still_shows_each_command_beside_the_others_as_it_was_at_the_end(tmp_p
     colors = {part.text: part.get("fill") for part in svg.iter(f"{SVG}tspan")}
     assert colors["red"] != colors["left "]
     assert not any(style.text and "animation" in style.text for style in svg.iter(f"{SVG}style"))
+
+
+def test_long_panel_counts_the_lines_in_its_middle(tmp_path):
+    svg = record(tmp_path / "out.svg", "--still", "--most=5", "--", "one", "seq", "9", "--", "two", "seq", "5")
+    assert texts(svg) == ["$ one", "1", "2", "… 5 lines …", "8", "9", "$ two", "1", "2", "3", "4", "5"]
+    _, _, width, height = map(int, svg.get("viewBox").split())
+    assert (width, height) == (600, 2 * (5 * 16 + 48) + 12)
 
 
 def test_a_recording_has_a_frame_for_each_change_and_ends_with_the_last(tmp_path):
