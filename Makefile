@@ -168,6 +168,7 @@ $(DOCS)/made: pyproject.toml
 docs: $(DOCS)/made
 	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict --quiet
 	$(DOCS)/bin/python scripts/check_site.py site
+	@echo "the site is in site/; to read it: python3 -m http.server --directory site"
 
 clean:
 	rm -rf .venv build dist site *.egg-info csrc/_irun.c infini_run/_irun.c infini_run/*.so bench/results
