@@ -1,10 +1,11 @@
-"""What MkDocs is told beside mkdocs.yml: links that leave docs/ go to the repository, and every decision is in the
-navigation, and names that stay on one line are marked for the style sheet."""
+"""What mkdocs.yml cannot express: links that leave docs/ go to the repository, every decision is in the navigation,
+and blocks, code, and tables are prepared for the style sheet and the copy button."""
 
 from __future__ import annotations
 
 import logging
 import re
+from html import escape, unescape
 from pathlib import Path
 from posixpath import dirname, normpath
 
@@ -13,6 +14,12 @@ LINK = re.compile(r"(?<=\]\()(\.\./[^)#\s]*)(#[^)\s]*)?(?=\))")
 FILE = re.compile(r"^( *)<!-- file: (\S+) -->\n((?:\1<!--.*-->\n)*\1```\w+)$", re.MULTILINE)
 TITLED = r'\3 title="\2"'
 COMMENT = re.compile(r"^[ \t]*<!--.*?-->[ \t]*\n", re.DOTALL | re.MULTILINE)
+BLOCK = re.compile(r'<div class="(language-(\w+) highlight)">(.*?<code>)(.*?)</code>', re.DOTALL)
+LINE = re.compile(r'<span id="(line-\d+-\d+)">(.*?)(?=<span id="line-|\Z)', re.DOTALL)
+INLINE = re.compile(r"(?<!<pre>)(?<!</span>)(<code>)((?:(?!</code>).)*? .*?)</code>", re.DOTALL)
+TABLE = re.compile(r"<table>.*?</table>", re.DOTALL)
+TAG = re.compile(r"<[^>]+>")
+FLAG = re.compile(r"(?<![\w&-])(--?[a-z][\w-]*)")
 SHORT_CODE = re.compile(r"<code>(?=[^<\s]{1,30}</code>)")
 MESSAGES = "troubleshooting.md"
 DECISIONS = "decisions/"
@@ -51,6 +58,55 @@ def on_page_markdown(markdown, page, **_):
 
 
 def on_page_content(html, page, **_):
-    """Mark code without a space that fits into a line of a phone: it is not broken at its dashes. Messages are."""
-    html = SHORT_CODE.sub('<code class="whole">', html)
+    """Prepare blocks, code, and tables for the style sheet and the copy button."""
+    html = BLOCK.sub(_block, html)
+    html = INLINE.sub(lambda match: f"{match[1]}{_keep_flags(match[2])}</code>", html)
+    html = TABLE.sub(_label_cells, SHORT_CODE.sub('<code class="whole">', html))
     return f'<div class="messages">{html}</div>' if page.file.src_uri == MESSAGES else html
+
+
+def _block(match):
+    """Mark where a line of a block continues, and give the copy button its text."""
+    lines = [(name, body, plain(body)) for name, body in LINE.findall(match[4])]
+    text = "".join(text for _, _, text in lines)
+    copied = commands(text) if match[2] == "console" else text
+    marked = "".join(
+        f'<span id="{name}" style="--indent: {len(text) - len(text.lstrip(" "))}ch">{_keep_flags(body)}'
+        for name, body, text in lines
+    )
+    return f'<div class="{match[1]}" data-copy="{escape(copied.rstrip())}">{match[3]}{marked}</code>'
+
+
+def plain(html):
+    """Return the text of HTML."""
+    return unescape(TAG.sub("", html))
+
+
+def commands(dialogue):
+    """Return what a reader of a dialogue types, without prompts and outputs."""
+    typed, continues = [], False
+    for line in dialogue.splitlines():
+        if continues or line.startswith("$ "):
+            typed.append(line if continues else line[2:])
+            continues = line.endswith("\\")
+    return "\n".join(typed)
+
+
+def _keep_flags(html):
+    """Mark flags: a line isn't broken after their dashes."""
+    parts = re.split(TAG, html)
+    tags = [*TAG.findall(html), ""]
+    return "".join(
+        FLAG.sub(r'<span class="flag">\1</span>', part) + tag for part, tag in zip(parts, tags, strict=True)
+    )
+
+
+def _label_cells(match):
+    """Give each cell the title of its column, for screens that show a row as a card."""
+    titles = [plain(title) for title in re.findall(r"<th[^>]*>(.*?)</th>", match[0], re.DOTALL)]
+
+    def row(cells):
+        names = iter(titles)
+        return re.sub(r"<td", lambda _: f'<td data-label="{escape(next(names, ""))}"', cells[0])
+
+    return re.sub(r"<tr>.*?</tr>", row, match[0], flags=re.DOTALL)

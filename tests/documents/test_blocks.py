@@ -6,7 +6,6 @@ several ranks may come in any order.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import subprocess
@@ -123,15 +122,6 @@ def test_blocks_in_tabs_admonitions_and_lists_are_found(tmp_path, monkeypatch):
     assert found == [(7, "sh", "if true; then\n    ls\nfi\n"), (17, "python", "print(1)\n"), (27, "text", "done\n")]
     assert set(blocks(tmp_path / "page.md")[0].said) == {"given", "dry run"}
     assert indented(tmp_path / "page.md") == [23]
-
-
-def test_file_of_indented_block_becomes_its_title():
-    spec = importlib.util.spec_from_file_location("site_hooks", ROOT / "scripts/site_hooks.py")
-    hooks = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(hooks)
-    page = "    <!-- file: fit.py -->\n    <!-- on: ssh -->\n    ```python\n    ```\n"
-    titled = hooks.COMMENT.sub("", hooks.FILE.sub(hooks.TITLED, page))
-    assert titled == '    ```python title="fit.py"\n    ```\n'
 
 
 @pytest.mark.parametrize(

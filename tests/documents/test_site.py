@@ -95,5 +95,17 @@ def test_a_word_is_found(site, browser):
     context.close()
 
 
+def test_copy_button_copies_commands_alone(site, browser):
+    context = browser.new_context(viewport={"width": 1280, "height": 844})
+    context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page = context.new_page()
+    page.goto(site[0])
+    page.locator("[data-copy*='--nproc_per_node=2'] .md-code__button").click()
+    assert (
+        page.evaluate("navigator.clipboard.readText()") == "infini-run --nproc_per_node=2 --console=prefix train.py"
+    )
+    context.close()
+
+
 def _is_ours(url: str, address: str) -> bool:
     return url.startswith((address, "data:", "blob:"))
