@@ -1,4 +1,4 @@
-"""docs/teardown.md shows the timetable that csrc/group/stop_state.c has, and names tests that there are."""
+"""docs/architecture/launch-end.md shows the timetable of csrc/group/stop_state.c, and names tests that exist."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 from tests.support.paths import ROOT
 
-TEARDOWN = (ROOT / "docs" / "teardown.md").read_text()
+PAGE = (ROOT / "docs" / "architecture" / "launch-end.md").read_text()
 WORDS = {"stay": "-", "impossible": "never"}
 
 
@@ -18,7 +18,7 @@ def table_of_the_code():
 
 
 def test_the_documented_table_is_that_of_the_code():
-    lines = [line.strip("|").split("|") for line in TEARDOWN.splitlines() if re.match(r"\| [A-Z]+ \|", line)]
+    lines = [line.strip("|").split("|") for line in PAGE.splitlines() if re.match(r"\| [A-Z]+ \|", line)]
     documented = {cells[0].strip(): [cell.strip() for cell in cells[1:]] for cells in lines}
     assert len(documented) == 9
     assert documented == table_of_the_code()
@@ -26,7 +26,7 @@ def test_the_documented_table_is_that_of_the_code():
 
 def test_every_test_that_is_named_exists():
     named, file = [], ""
-    for in_file, name in re.findall(r"`(test_\w+\.py)?::(test_\w+)`", TEARDOWN):
+    for in_file, name in re.findall(r"`(test_\w+\.py)?::(test_\w+)`", PAGE):
         file = in_file or file
         named.append((file, name))
     assert len(named) > 70
