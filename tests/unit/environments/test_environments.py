@@ -276,7 +276,7 @@ def test_an_engine_is_found_by_its_variables(environ, wanted):
 def test_every_engine_has_a_vector_and_a_line_in_the_documentation():
     engines = {detector.__module__.rpartition(".")[2] for detector in DETECTORS}
     assert {name.partition(",")[0].split()[0] for name in VECTORS} == engines
-    rows = (Path(infini_run.__path__[0]).parent / "docs/sites.md").read_text().splitlines()
+    rows = (Path(infini_run.__path__[0]).parent / "docs/reference/environments.md").read_text().splitlines()
     order = [row.split("`")[1] for row in rows if row.startswith("| `") and row.split("`")[1] in engines]
     assert order == [detector.__module__.rpartition(".")[2] for detector in DETECTORS]
 
