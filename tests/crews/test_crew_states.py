@@ -9,7 +9,7 @@ from infini_run.crews.supervision.supervised_worker import SupervisedWorker
 from infini_run.crews.supervision.worker_states import EVENTS, IMPOSSIBLE, STATES, TABLE
 from tests.support.paths import ROOT
 
-DOC = ROOT / "docs/crews.md"
+DOC = ROOT / "docs/architecture/crews.md"
 
 
 def test_no_cell_is_blank():
