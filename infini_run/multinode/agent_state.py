@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from infini_run.report.report import Report
 
 
-STATES = ("connecting", "connected", "ready", "running", "done", "lost")  # docs/nodes.md has the table
+STATES = ("connecting", "connected", "ready", "running", "done", "lost")  # docs/architecture/nodes.md has the table
 NOT_READY = ("connecting", "connected")
 OVER = ("done", "lost")
 

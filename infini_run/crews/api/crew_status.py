@@ -15,9 +15,10 @@ if TYPE_CHECKING:
 class WorkerStatus:
     """One worker, now.
 
-    rank: its rank. state: as in docs/crews.md. pid, host: of its latest process; 0 and "": it has had none. restarts:
-    how often it was started again. tasks: how many it has, begun or waiting. text, done, of: what it last reported by
-    ctx.status and ctx.progress. dropped: how many of its events were dropped, because nobody read them.
+    rank: its rank. state: as in docs/architecture/crews.md. pid, host: of its latest process; 0 and "": it has had
+    none. restarts: how often it was started again. tasks: how many it has, begun or waiting. text, done, of: what it
+    last reported by ctx.status and ctx.progress. dropped: how many of its events were dropped, because nobody read
+    them.
     """
 
     rank: int
