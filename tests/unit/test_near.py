@@ -35,7 +35,7 @@ def test_near_names_only_paths_that_exist():
 @pytest.mark.parametrize(
     ("path", "first", "near"),
     [
-        ("infini_run/jobs/watch.py", "tests/jobs/test_job_watch.py", "tests/jobs"),
+        ("infini_run/jobs/status/watch.py", "tests/jobs/test_job_watch.py", "tests/jobs"),
         ("infini_run/crews/api/launcher.py", None, "tests/crews"),
         ("infini_run/system/json_codec.py", TEXT, "tests/unit/system"),
         ("infini_run/new.py", None, "tests/unit"),
