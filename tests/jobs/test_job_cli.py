@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -417,6 +419,26 @@ def test_wait_has_a_line_that_lives_on_a_terminal(local, tmp_path, bell):
         assert window.text[2] == ""
     finally:
         window.close()
+
+
+@pytest.mark.parametrize("words", ["submit --wait -- sleep 1000", "logs -f NAME"], ids=["submit", "logs"])
+def test_ctrl_c_ends_loop_around_who_waits_and_not_job(words, local):
+    name = local.submit("--", "sh", "-c", "echo up; exec sleep 1000")
+    local.wait(name, "RUNNING")
+    loop = f"for i in 1 2 3; do echo begin; {shlex.join(JOB)} {words.replace('NAME', name)}; done; echo still here"
+    window = Window("-c", loop, program=["bash"], columns=160, **local.env)
+    try:
+        window.see(lambda: any("up" in line or "RUNNING" in line for line in window.text))
+        os.write(window.master, b"\x03")
+        assert window.wait() == -signal.SIGINT
+        assert window.seen.count(b"begin") == 1
+        assert b"still here" not in window.seen
+    finally:
+        window.close()
+        for job in json.loads(local.call("list", "--json").stdout):
+            assert job["state"] == "RUNNING"
+            local.call("cancel", job["name"])
+            local.wait(job["name"])
 
 
 # ---- pure
