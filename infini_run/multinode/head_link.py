@@ -99,14 +99,14 @@ class HeadLink:
         handshake = self._handshake = Handshake(self.connection, token, is_head=False)
         start_s, notice = time.monotonic(), ""
         while not handshake.is_done:
-            end_s = start_s + (limit_s if notice else min(HANDSHAKE_S, limit_s))
+            silence_s = limit_s if notice else min(HANDSHAKE_S, limit_s)
+            end_s = start_s + silence_s
             self.poll(max(0.0, end_s - time.monotonic()))
             if self.is_lost:
                 is_known = identity.get("last_job")  # a head has taken our token before
                 error_class = LinkError if handshake.has_received and not is_known else Unheard
                 raise error_class("the head did not take our token, or is no infini-run")
             if time.monotonic() >= end_s and not handshake.is_done:
-                silence_s = end_s - start_s
                 notice = f"what listens there has said nothing for {silence_s:g} s: is it node 0's infini-run?"
                 if silence_s >= limit_s:
                     raise Silent(notice)

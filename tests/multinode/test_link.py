@@ -491,9 +491,13 @@ def test_silence_is_a_reason_to_dial_again_only_where_a_head_listens_for_certain
         retry_unheard(fails_then(7, Silent("nothing")), is_head_there=False)
 
 
-def test_an_engines_agent_lets_go_of_a_silent_connection_before_it_dials_again():
-    code = """
-        import sys
+@pytest.mark.parametrize("uptime_s", [0.0, 10_000.1, 20_000.2, 40_000.3, 80_000.7, 160_000.9])
+def test_an_engines_agent_lets_go_of_a_silent_connection_before_it_dials_again(uptime_s):
+    """Whatever a sum of the clock and the limit is rounded to."""
+    code = f"""
+        import sys, time
+        monotonic = time.monotonic
+        time.monotonic = lambda: monotonic() + {uptime_s}
         from infini_run.multinode import agent, agent_main, head_link
         agent.HANDSHAKE_S = head_link.HANDSHAKE_S = 0.1
         sys.exit(agent_main.main(sys.argv[1:]))

@@ -86,14 +86,15 @@ class Window:
         os.write(self.master, text.encode())
 
     def wait(self):
-        """Its exit code, and everything that it wrote is seen."""
+        """Its exit code as a shell has it: 130 if it died of SIGINT. Everything that it wrote is seen."""
         end = time.monotonic() + LIMIT_S
         while self.process.poll() is None:
             assert time.monotonic() < end, f"it never ended: {self.text}"
             self.read(0.02)
         while self.read(0):
             pass
-        return self.process.returncode
+        code = self.process.returncode
+        return code if code >= 0 else 128 - code
 
     def hang_up(self):
         os.close(self.slave)

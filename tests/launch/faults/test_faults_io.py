@@ -199,11 +199,12 @@ class Session:
         self.master = -1
 
     def wait(self):
-        """Reads on, so that nobody waits for the terminal."""
+        """Its exit code as a shell has it. Reads on, so that nobody waits for the terminal."""
         with contextlib.suppress(OSError):  # EIO: nobody has it open any more
             while select.select([self.master], [], [], LIMIT_S)[0]:
                 self.seen += os.read(self.master, 65536)
-        return self.command.process.wait(LIMIT_S)
+        code = self.command.process.wait(LIMIT_S)
+        return code if code >= 0 else 128 - code
 
 
 @pytest.fixture
