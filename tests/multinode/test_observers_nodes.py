@@ -253,7 +253,7 @@ def test_sigkill_leaves_the_terminal_in_order_and_no_rank(flags, window, bell): 
     bell.hear(4)
     one.see(lambda: row(one, 3)[1:2] == ["running"])
     os.kill(one.pid, signal.SIGKILL)
-    assert one.wait() == -9
+    assert one.wait() == 128 + signal.SIGKILL
     assert_in_order(one)
     until(lambda: not marked())
 
