@@ -44,23 +44,25 @@ struct worker {
     uint32_t status_size;
     pid_t asks;        /* > 0: this process group is stopped until it gets the terminal */
     bool asks_to_read; /* and not to change its modes */
-    bool has_asked;    /* reported */
+    bool has_asked, was_refused; /* reported */
 };
 
 /* ---- terminal*.c: who has the foreground */
 struct terminal {
     int fd;                /* -1: there is none, or nobody needed it so far */
     int timer_fd;          /* of the loan; -1: there was none */
+    int typed_fd;          /* sends SIGIO while it is lent */
     bool has_owner;        /* worker 0 has it whenever it is ours to give */
     bool lent;             /* to one that asked for it */
-    bool reads;            /* it asked to read, and no line has come since */
     bool probed;           /* it has just been taken back: a line that comes now may be the holder's */
     pid_t holder;          /* the process group that has it; 0: none */
     uint32_t holder_index; /* of its worker */
     struct termios modes;  /* when the holder got it */
     bool has_modes;
     int64_t look_ms;       /* until we look whether it is still used */
-    int64_t suspended_ns;  /* when we were suspended last for a worker that asked; 0: never */
+    int64_t suspended_ns;  /* when we asked to be suspended, and perhaps were not; 0: we were */
+    pid_t last_group;      /* who had the loan before */
+    bool others_stopped;   /* of our process group, for the terminal, while it was lent */
 };
 
 /* ---- guard.c: the process that ends what we leave when we are killed */
@@ -133,10 +135,10 @@ void tty_typed(struct ir_group *g);
 
 /* terminal_suspend.c */
 void tty_hand_over(struct ir_group *g);
-void tty_suspend(struct ir_group *g);
+void tty_suspend(struct ir_group *g, bool whole_group);
 void tty_asked(struct ir_group *g);
 void tty_check_stopped(struct ir_group *g);
-void tty_worker_ended(struct ir_group *g, uint32_t index, bool by_signal);
+bool tty_worker_ended(struct ir_group *g, uint32_t index, bool by_signal);
 
 /* guard.c */
 int guard_open(struct ir_group *g);

@@ -51,7 +51,8 @@ static void worker_finish(struct ir_group *g, uint32_t index, const siginfo_t *i
     worker_report_start_failure(g, index);
     struct ir_event *event = event_push(g, IR_EXITED, (int)index, w->pid);
     event->time_ns = now;
-    tty_worker_ended(g, index, info != NULL && info->si_code != CLD_EXITED);
+    if (tty_worker_ended(g, index, info != NULL && info->si_code != CLD_EXITED))
+        event->flags |= IR_HAD_TERMINAL;
     if (w->stop_sent) event->flags |= IR_AFTER_STOP;
     if (info == NULL || info->si_code != CLD_EXITED || info->si_status != 0) g->went_badly = true;
     if (info == NULL) {

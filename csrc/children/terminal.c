@@ -50,9 +50,13 @@ bool tty_give(struct ir_group *g, uint32_t index, pid_t group) {
     return given;
 }
 
-/* Only from the holder: the foreground may be the shell's again, or another job's. */
+/* Only from the holder, or a group that it made and that has ended: the foreground may be the shell's
+ * again, or another job's. */
 void tty_restore(struct ir_group *g) {
-    if (tty_is_held(g)) (void)tcsetpgrp(g->terminal.fd, getpgrp());
+    if (g->terminal.holder <= 0) return;
+    const pid_t front = tcgetpgrp(g->terminal.fd);
+    if (front == g->terminal.holder || (front > 0 && kill(-front, 0) < 0 && errno == ESRCH))
+        (void)tcsetpgrp(g->terminal.fd, getpgrp());
 }
 
 bool tty_has_modes_of(const struct ir_group *g, const struct termios *given) {

@@ -4,11 +4,13 @@
  * SIGTTIN or SIGTTOU. It gets the foreground, and goes on. It keeps it while it reads and while it has
  * changed the modes; so Ctrl-C reaches all workers again as soon as a prompt is answered.
  *
- * Nothing tells that a line has been read. But a line that is typed tells us, too: some time later nothing
- * is left to read. Then we take the foreground back, and stop and continue the worker: a read that it is
- * in begins anew (n_tty.c), so that it asks again; one that does not read notices nothing. */
+ * Nothing tells that a line has been read. But a line that is typed sends SIGIO to us: some time later
+ * nothing is left to read. (An edge of epoll is lost if the worker reads first.) Then we take the
+ * foreground back, and stop and continue the worker: a read that it is in begins anew (n_tty.c), so that
+ * it asks again; one that does not read notices EINTR at most (signal(7)). */
 #include "group/group.h"
 
+#include <fcntl.h>
 #include <sys/epoll.h>
 #include <sys/ioctl.h>
 #include <sys/timerfd.h>
@@ -17,7 +19,10 @@
 #define LOOK_FIRST_MS                                                                              \
     100 /* after a line, and after the worker went on: what it has to do takes less */
 #define LOOK_MOST_MS 1000
-#define ANSWER_MS 50      /* for the holder to ask again, if it reads */
+#define READER_FIRST_MS 1000 /* a read may end without a line: by a timeout, by a signal */
+#define READER_MOST_MS 5000
+#define ANSWER_MS 250     /* for the holder to ask again, if it reads */
+#define SECRET_MS 1000    /* the same while the echo is off: nobody is to see what it reads */
 #define ASKS_AGAIN_MS 100 /* sooner than anybody can type `bg`: nobody has stopped us */
 
 static void loan_timer(struct ir_group *g, int64_t delay_ns) {
@@ -32,15 +37,20 @@ static int loan_open(struct ir_group *g) {
     if (t->fd < 0) t->fd = tty_open();
     if (t->fd < 0) return t->fd;
     if (t->timer_fd >= 0) return 0;
+    /* of its own: who is told is a matter of the open file, which stdin shares with others */
+    t->typed_fd = tty_open();
+    if (t->typed_fd < 0) return t->typed_fd;
+    (void)fcntl(t->typed_fd, F_SETOWN, getpid());
     t->timer_fd = fd_new(timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC));
     return t->timer_fd < 0 ? t->timer_fd : fd_watch(g, t->timer_fd, EPOLLIN, WATCH_LOAN, 0);
 }
 
-/* Once for each worker: a debugger asks at each of its prompts. False: there is nothing to report. */
+/* Each once for a worker: a debugger asks at each of its prompts. False: there is nothing to report. */
 static bool loan_report(struct ir_group *g, uint32_t index, bool refused) {
     struct worker *w = &g->workers[index];
-    if (w->has_asked || (g->n == 1 && !refused) || !event_room(g)) return false;
-    w->has_asked = true;
+    bool *reported = refused ? &w->was_refused : &w->has_asked;
+    if (*reported || (g->n == 1 && !refused) || !event_room(g)) return false;
+    *reported = true;
     event_push(g, IR_ASKS_TERMINAL, (int)index, w->pid)->code = refused;
     return true;
 }
@@ -69,17 +79,18 @@ bool tty_asked_for(struct ir_group *g, uint32_t index, pid_t pid, int sig) {
     if (g->state != RUNNING || group <= 0) return false;
     w->asks = group;
     w->asks_to_read = sig == SIGTTIN;
-    const bool may = (g->config.flags & IR_SHARES_TERMINAL) != 0 || t->has_owner;
+    /* inside --isolate it is only ours to give if who waits outside had it as its stdin */
+    const bool may = ((g->config.flags & IR_SHARES_TERMINAL) != 0 || t->has_owner) &&
+                     (g->config.suspend_write_fd < 0 || isatty(0));
     if (!may || loan_open(g) < 0) {
         (void)loan_report(g, index, true);
         return false;
     }
     if (t->holder > 0 ? t->lent : tty_is_ours(g)) {
-        if (!t->lent) loan_timer(g, 0);
+        if (!t->lent && (!t->probed || index == t->holder_index)) loan_timer(g, 0);
         return false;
     }
     if (clock_ns() - t->suspended_ns >= ASKS_AGAIN_MS * NS_PER_MS) return true;
-    t->suspended_ns = clock_ns();
     (void)loan_report(g, index, true);
     return false;
 }
@@ -91,6 +102,14 @@ void tty_refuse_asks(struct ir_group *g) {
 
 void tty_clear_asks(struct ir_group *g) {
     for (uint32_t i = 0; i < g->started; i++) g->workers[i].asks = 0;
+}
+
+/* A reader that was probed, and reads still, is left alone for longer. */
+static void loan_set_look(struct terminal *t, pid_t group, bool reads) {
+    const int64_t doubled_ms = t->look_ms * 2 < READER_MOST_MS ? t->look_ms * 2 : READER_MOST_MS;
+    const bool again = group == t->last_group && t->look_ms >= READER_FIRST_MS;
+    t->look_ms = !reads ? LOOK_FIRST_MS : again ? doubled_ms : READER_FIRST_MS;
+    t->last_group = group;
 }
 
 /* The report comes first, so that its line is above the worker's prompt. True: as tty_asked_for. */
@@ -105,16 +124,18 @@ static bool loan_begin(struct ir_group *g) {
         loan_timer(g, 0);
         return false;
     }
+    const struct termios before = t->modes;
+    const bool reads_on = t->probed && group == t->last_group;
     w->asks = 0;
     if (!tty_give(g, index, group)) {
         (void)loan_report(g, index, true);
         loan_timer(g, 0);
         return false;
     }
+    if (reads_on) t->modes = before; /* and not those of its question */
     t->lent = !is_owner(g, group);
-    t->reads = w->asks_to_read;
-    t->look_ms = LOOK_FIRST_MS;
-    if (t->lent) (void)fd_watch(g, t->fd, EPOLLIN | EPOLLET, WATCH_TYPED, 0);
+    loan_set_look(t, group, w->asks_to_read);
+    if (t->lent) (void)fcntl(t->typed_fd, F_SETFL, O_RDWR | O_NONBLOCK | O_ASYNC);
     if (t->lent) loan_timer(g, t->look_ms * NS_PER_MS);
     (void)kill(-group, SIGCONT);
     return false;
@@ -125,36 +146,38 @@ void tty_loan_ended(struct ir_group *g) {
     struct terminal *t = &g->terminal;
     if (!t->lent) return;
     tty_restore(g);
-    fd_unwatch(g, t->fd);
+    (void)fcntl(t->typed_fd, F_SETFL, O_RDWR | O_NONBLOCK);
     t->lent = false;
     t->holder = 0;
     loan_timer(g, 0);
     if (!t->probed) input_resume(g); /* what was typed meanwhile, and is not for the holder */
+    if (t->others_stopped) (void)kill(0, SIGCONT);
+    t->others_stopped = false;
 }
 
 void tty_typed(struct ir_group *g) {
     struct terminal *t = &g->terminal;
     if (!t->lent) return;
-    t->reads = false;
     t->look_ms = LOOK_FIRST_MS;
     loan_timer(g, t->look_ms * NS_PER_MS);
 }
 
 /* A job of the worker's own may have the foreground: then it is still in use. Of what was typed ahead it may read the
  * next line soon; what it leaves is for stdin. */
-static bool loan_is_used(const struct ir_group *g) {
+static bool loan_is_used(const struct ir_group *g, const struct termios *now) {
     const struct terminal *t = &g->terminal;
     int unread = 0;
     if (tcgetpgrp(t->fd) != t->holder) return !tty_is_ours(g);
-    if (!tty_has_modes_of(g, &t->modes)) return true;
+    if ((now->c_lflag & ICANON) == 0 && (t->modes.c_lflag & ICANON) != 0) return true; /* keys */
     (void)ioctl(t->fd, FIONREAD, &unread);
     return unread > 0 && t->look_ms < LOOK_MOST_MS;
 }
 
 static void loan_check(struct ir_group *g) {
     struct terminal *t = &g->terminal;
-    if (t->reads) return; /* until a line comes */
-    if (loan_is_used(g)) {
+    struct termios now = t->modes;
+    (void)tcgetattr(t->fd, &now);
+    if (loan_is_used(g, &now)) {
         t->look_ms = t->look_ms * 2 < LOOK_MOST_MS ? t->look_ms * 2 : LOOK_MOST_MS;
         loan_timer(g, t->look_ms * NS_PER_MS);
         return;
@@ -162,10 +185,19 @@ static void loan_check(struct ir_group *g) {
     const pid_t group = t->holder;
     t->probed = true;
     tty_loan_ended(g);
-    loan_timer(g, ANSWER_MS * NS_PER_MS);
+    loan_timer(g, (tty_has_modes_of(g, &t->modes) ? ANSWER_MS : SECRET_MS) * NS_PER_MS);
     if (g->state != RUNNING) return;
     (void)kill(-group, SIGSTOP);
     (void)kill(-group, SIGCONT);
+}
+
+/* It was probed, and does not read: what it left is nobody's choice. A rank that looked at the modes while another one
+ * had the echo off restores that. */
+static void loan_undo_modes(struct ir_group *g) {
+    const struct terminal *t = &g->terminal;
+    const bool reads_on = t->holder_index < g->started && g->workers[t->holder_index].asks > 0;
+    if (t->probed && !reads_on && t->has_modes && tty_is_ours(g) && !tty_has_modes_of(g, &t->modes))
+        (void)tcsetattr(t->fd, TCSANOW, &t->modes);
 }
 
 /* True: as tty_asked_for. */
@@ -181,6 +213,7 @@ bool tty_loan_due(struct ir_group *g) {
         loan_timer(g, 0);
         return false;
     }
+    loan_undo_modes(g);
     const bool suspends = loan_begin(g);
     t->probed = false;
     if (!t->lent) input_resume(g);

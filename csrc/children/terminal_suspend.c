@@ -16,14 +16,16 @@ void tty_hand_over(struct ir_group *g) {
 }
 
 /* A program that ends by itself has chosen the modes that it leaves, as `stty` has. */
-void tty_worker_ended(struct ir_group *g, uint32_t index, bool by_signal) {
+bool tty_worker_ended(struct ir_group *g, uint32_t index, bool by_signal) {
     const struct terminal *t = &g->terminal;
     g->workers[index].asks = 0;
-    if (t->holder <= 0 || t->holder_index != index) return;
-    if (by_signal && t->has_modes && (tty_is_held(g) || tty_is_ours(g)) &&
+    if (t->holder <= 0 || t->holder_index != index) return false;
+    const bool held = tty_is_held(g);
+    if ((by_signal || t->lent) && t->has_modes && (held || tty_is_ours(g)) &&
         !tty_has_modes_of(g, &t->modes))
         (void)tcsetattr(t->fd, TCSANOW, &t->modes);
     tty_loan_ended(g);
+    return held;
 }
 
 /* Process 1 of a PID namespace is stopped from outside only (pid_namespaces(7)). SIGCONT will come from
@@ -33,33 +35,35 @@ static bool stop_is_asked_for(const struct ir_group *g) {
 }
 
 /* Stops ourselves the way an unblocked SIGTSTP would: the kernel knows about orphaned process
- * groups, which nobody could continue, and drops it there. Returns when we are continued. */
-static bool stop_self(void) {
+ * groups, which nobody could continue, and drops it there. Returns when we are continued. The rest of our
+ * process group stops, too, where a worker alone had what stops it: a pipeline, the script that runs us. */
+static bool stop_self(bool whole_group) {
     sigset_t only, before, pending;
     (void)sigemptyset(&only);
     (void)sigaddset(&only, SIGTSTP);
-    (void)kill(getpid(), SIGTSTP);
+    (void)kill(whole_group ? 0 : getpid(), SIGTSTP);
     (void)pthread_sigmask(SIG_UNBLOCK, &only, &before);
     (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
     return sigpending(&pending) == 0 && sigismember(&pending, SIGCONT) == 1;
 }
 
 /* A worker that asks for the terminal would only stop again where nobody could bring us to the foreground. */
-void tty_suspend(struct ir_group *g) {
+void tty_suspend(struct ir_group *g, bool whole_group) {
+    g->terminal.suspended_ns = clock_ns();
     group_signal_groups(g, SIGSTOP);
     tty_restore(g);
     if (stop_is_asked_for(g)) return;
-    bool stopped = stop_self();
+    bool stopped = stop_self(whole_group);
+    if (stopped) g->terminal.suspended_ns = 0;
     tty_hand_over(g);
     if (stopped || tty_is_held(g)) tty_clear_asks(g);
     else tty_refuse_asks(g);
     group_continue(g);
-    g->terminal.suspended_ns = clock_ns();
 }
 
 void ir_group_suspend(struct ir_group *g) {
     if (g == NULL) return;
-    tty_suspend(g);
+    tty_suspend(g, false);
 }
 
 /* Our worker is a launcher, too: it has stopped what it started and asks for the same; or a key of the
@@ -69,7 +73,7 @@ void tty_asked(struct ir_group *g) {
     if (read(g->config.suspend_read_fd, &byte, 1) != 1) {
         fd_unwatch(g, g->config.suspend_read_fd);
     } else if (byte != SIGINT && byte != SIGQUIT) {
-        tty_suspend(g);
+        tty_suspend(g, true);
     } else if (event_room(g)) {
         struct ir_event *event = event_push(g, IR_SIGNALLED, 0, g->workers[0].pid);
         event->signal = byte;
@@ -93,7 +97,7 @@ static void worker_stopped(struct ir_group *g, uint32_t index, pid_t pid, int si
     const struct terminal *t = &g->terminal;
     const bool asks = sig == SIGTTIN || sig == SIGTTOU;
     const bool has_key = t->has_owner || (t->holder > 0 && t->holder_index == index);
-    if (asks ? tty_asked_for(g, index, pid, sig) : sig == SIGTSTP && has_key) tty_suspend(g);
+    if (asks ? tty_asked_for(g, index, pid, sig) : sig == SIGTSTP && has_key) tty_suspend(g, true);
 }
 
 /* Called for SIGCHLD, of which one may stand for several. */

@@ -61,7 +61,7 @@ int ir_group_new(const struct ir_config *config, uint32_t n, struct ir_group **r
     g->self = getpid();
     g->proc_error = process_sees_itself(g->self);
     g->epoll_fd = g->exits_fd = g->timer_fd = g->signal_fd = g->execs_fd = -1;
-    g->terminal.fd = g->terminal.timer_fd = -1;
+    g->terminal.fd = g->terminal.timer_fd = g->terminal.typed_fd = -1;
     g->rest_fd = -1;
     g->input.fd = -1;
     g->cgroup.fd = g->lifeline[0] = g->lifeline[1] = -1;
@@ -108,9 +108,8 @@ static void dispatch(struct ir_group *g, uint64_t data) {
     case WATCH_LEASE: lease_ready(g); break;
     case WATCH_ASKED: tty_asked(g); break;
     case WATCH_LOAN:
-        if (tty_loan_due(g)) tty_suspend(g);
+        if (tty_loan_due(g)) tty_suspend(g, true);
         break;
-    case WATCH_TYPED: tty_typed(g); break;
     case WATCH_NOTIFY: notify_ready(g, index); break;
     case WATCH_DROPPED: notify_dropped(g, index); break;
     case WATCH_RESTS: rest_ready(g, pump_pass_rest); break;
@@ -177,9 +176,9 @@ void ir_group_free(struct ir_group **group) {
     }
     if (g->workers != NULL) sink_close(g);
     waiter_close(g, forked);
-    const int fds[] = {g->epoll_fd, g->exits_fd,        g->timer_fd,         g->signal_fd,
-                       g->execs_fd, g->terminal.fd,     g->lifeline[0],      g->lifeline[1],
-                       g->rest_fd,  g->guard.folder_fd, g->terminal.timer_fd};
+    const int fds[] = {g->epoll_fd, g->exits_fd,        g->timer_fd,          g->signal_fd,
+                       g->execs_fd, g->terminal.fd,     g->lifeline[0],       g->lifeline[1],
+                       g->rest_fd,  g->guard.folder_fd, g->terminal.timer_fd, g->terminal.typed_fd};
     for (size_t i = 0; i < sizeof fds / sizeof *fds; i++) (void)fd_close(fds[i]);
     if (forked)
         return; /* another thread of the parent may have been in the midst of any of these */

@@ -76,6 +76,11 @@ static void signal_stops(struct ir_group *g, const struct signalfd_siginfo *info
 
 static void signal_handle(struct ir_group *g, const struct signalfd_siginfo *info) {
     const int sig = (int)info->ssi_signo;
+    if (sig == SIGIO && g->terminal.typed_fd >= 0 && info->ssi_pid == 0) { /* of the terminal */
+        tty_typed(g);
+        return;
+    }
+    if (sig == SIGTTIN || sig == SIGTTOU) g->terminal.others_stopped = g->terminal.lent;
     if (was_ignored_at_entry(g, sig)) return;
     switch (ir_signal_meaning(sig)) {
     case IR_SIGNAL_REAPS:
@@ -86,7 +91,7 @@ static void signal_handle(struct ir_group *g, const struct signalfd_siginfo *inf
     case IR_SIGNAL_SUSPENDS:
         if (g->config.flags & IR_REPORT_TSTP && event_room(g))
             (void)event_push(g, IR_SUSPEND, -1, 0);
-        else if (g->config.suspend_read_fd < 0) tty_suspend(g);
+        else if (g->config.suspend_read_fd < 0) tty_suspend(g, false);
         else (void)group_signal_leaders(g, sig); /* it knows whom to stop first, and asks back */
         return;
     case IR_SIGNAL_FORWARD: (void)group_signal_leaders(g, sig); break;

@@ -76,6 +76,7 @@ static enum state stop_leaders(struct ir_group *g) {
 }
 
 static enum state stop_workers(struct ir_group *g) {
+    tty_loan_ended(g); /* or a second Ctrl-C would reach one worker alone */
     mark_stop_sent(g);
     if (g->grace_ms == 0) return kill_workers(g);
     return g->config.stop_scope == IR_SCOPE_GROUP ? stop_groups(g) : stop_leaders(g);

@@ -158,6 +158,7 @@ enum { /* ir_event.kind */
 enum { /* ir_event.flags of IR_EXITED */
     IR_DUMPED_CORE = 1,
     IR_AFTER_STOP = 2,  /* seen after our stop signal: never the first failure */
+    IR_HAD_TERMINAL = 8, /* it had the foreground: a key reached it alone */
     IR_STATUS_LOST = 4, /* somebody else reaped it; code and signal are unknown */
 };
 

@@ -114,9 +114,11 @@ void arena_free(struct ir_group *g) {
 }
 
 /* Handlers must not run in a child that shares our memory; SIGPIPE and SIGXFSZ are what Python
- * ignores for itself, and SIGCHLD ignored would be a trap for the worker as it was for us. */
-static uint64_t signals_to_default(void) {
+ * ignores for itself, and SIGCHLD ignored would be a trap for the worker as it was for us. A pane of tmux
+ * ignores what tells us of a worker that asks for the terminal: its read would fail with EIO. */
+static uint64_t signals_to_default(const struct ir_group *g) {
     uint64_t defaults = SIGNAL_BIT(SIGPIPE) | SIGNAL_BIT(SIGXFSZ) | SIGNAL_BIT(SIGCHLD);
+    if (g->config.flags & IR_SHARES_TERMINAL) defaults |= SIGNAL_BIT(SIGTTIN) | SIGNAL_BIT(SIGTTOU);
     for (int sig = 1; sig <= SIGRTMAX; sig++) {
         struct sigaction action;
         if (sigaction(sig, NULL, &action) < 0) continue;
@@ -140,7 +142,7 @@ static void slot_place(struct slot *slot, struct arena *arena, const struct ir_w
 static void slots_fill(struct ir_group *g, const struct ir_worker *workers, uint32_t n,
                        struct arena *arena, uint64_t blocked, int terminal_fd) {
     char **base = n > 0 ? arena_list(arena, workers[0].base_env) : NULL;
-    uint64_t defaults = signals_to_default();
+    uint64_t defaults = signals_to_default(g);
     char **argv = NULL;
     for (uint32_t i = 0; i < n; i++) {
         const struct ir_worker *worker = &workers[i];

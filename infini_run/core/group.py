@@ -127,6 +127,7 @@ class Event:
         signal: The signal that ended it, or that came.
         dumped_core: It left a core dump.
         after_stop: It ended after the stop signal.
+        had_terminal: It had the foreground of the terminal, so a key reached it alone.
         status_lost: Another part of the host program reaped it: code and signal are unknown.
         time_ns: When it happened, by CLOCK_MONOTONIC.
         user_us: The CPU time that it used, in microseconds.
@@ -144,6 +145,7 @@ class Event:
     signal: int = 0
     dumped_core: bool = False
     after_stop: bool = False
+    had_terminal: bool = False
     status_lost: bool = False
     time_ns: int = 0
     user_us: int = 0
@@ -676,6 +678,7 @@ def _event(event: Any, ranks: list[int]) -> Event:
         signal=event.signal,
         dumped_core=bool(event.flags & lib.IR_DUMPED_CORE),
         after_stop=bool(event.flags & lib.IR_AFTER_STOP),
+        had_terminal=bool(event.flags & lib.IR_HAD_TERMINAL),
         status_lost=bool(event.flags & lib.IR_STATUS_LOST),
         time_ns=event.time_ns,
         user_us=event.user_us,

@@ -193,7 +193,7 @@ class HeadObservers:
         agent, launch_id = node.agent, self._launch_id
         node.group = RemoteGroup()
         node.plan = plan = partial_plan(agent, launch_id, str(file), ranks)
-        outcome = node.outcome = Outcome(plan, self._options, has_terminal=False, oom_kills=-1)
+        outcome = node.outcome = Outcome(plan, self._options, oom_kills=-1)
         if self._path:
             if node.trace is None:
                 node.trace = self._open_trace(node, node.ours_ns(begin_ns))

@@ -106,7 +106,6 @@ class NodeLaunch:
         self._group: Group | None = None
         self._resources = LaunchResources()
         self._argvs: dict[tuple[str, ...], list[bytes]] = {}
-        self._has_terminal = False
         self._history: list[Event] = []  # until there is an outcome that knows them
         self._outcome: Outcome | None = None
         self._watchdog: Watchdog | None = None  # where a deadline was asked for
@@ -218,7 +217,7 @@ class NodeLaunch:
         ways = {"inherit": INHERIT, "pipe": PIPE, "null": self._resources.null}
         spec.stdio[0] = self._stdins.get(worker.rank, ways[worker.stdin])
         if worker.stdin == "inherit" and len(self.plan.workers) == 1 and self._entry is not None:
-            spec.foreground = self._has_terminal = os.isatty(0)
+            spec.foreground = os.isatty(0)
         for i, output in enumerate((worker.stdout, worker.stderr)):
             spec.stdio[i + 1] = self._target(output)
             spec.output[i] = (TO_CONSOLE if output.console else 0) | (TO_LOG if output.log else 0)
@@ -370,9 +369,7 @@ class NodeLaunch:
             if self._outcome is None:
                 from infini_run.node.outcome import Outcome
 
-                self._outcome = Outcome(
-                    self.plan, self.options, has_terminal=self._has_terminal, oom_kills=self._oom_kills
-                )
+                self._outcome = Outcome(self.plan, self.options, oom_kills=self._oom_kills)
                 for event in self._history:
                     self._outcome.record_event(event)
             return self._outcome

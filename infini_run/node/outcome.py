@@ -41,14 +41,13 @@ class Outcome:
     Args:
         plan: The plan of the launch.
         options: What the user asked for.
-        has_terminal: The only worker has the terminal, so Ctrl-C goes to it alone.
         oom_kills: How many processes the kernel had killed for memory before the launch. -1: not known.
     """
 
-    def __init__(self, plan: Plan, options: Options, *, has_terminal: bool, oom_kills: int) -> None:
+    def __init__(self, plan: Plan, options: Options, *, oom_kills: int) -> None:
         self._plan = plan
         self._options = options
-        self._terminal_ranks = {worker.rank for worker in plan.workers if has_terminal}  # Ctrl-C went to them alone
+        self._had_terminal: set[int] = set()  # ranks, at their end
         host = os.uname().nodename
         self._host = host
         self._exits = {
@@ -97,6 +96,8 @@ class Outcome:
         self._change(event.rank, start_failure=STEPS[event.code], start_errno=event.signal)
 
     def _record_exited(self, event: Event) -> None:
+        if event.had_terminal:
+            self._had_terminal.add(event.rank)
         unknown = event.status_lost or event.signal != 0
         self._change(
             event.rank,
@@ -179,7 +180,6 @@ class Outcome:
 
     def _record_asks_terminal(self, event: Event) -> str:
         if not event.code:
-            self._terminal_ranks.add(event.rank)
             return f"rank {event.rank} asks for the terminal: your next line goes to it"
         return self.add_notice(
             f"rank {event.rank} is stopped: it reads the terminal, which it cannot get here; give its input in a "
@@ -251,7 +251,7 @@ class Outcome:
     def is_interrupted(self) -> bool:
         """The user has ended the rank that had the terminal by Ctrl-C or Ctrl-\\: its failure is no news."""
         first = self.first_failure()
-        return first is not None and first.rank in self._terminal_ranks and first.shell_code in _INTERRUPTED
+        return first is not None and first.rank in self._had_terminal and first.shell_code in _INTERRUPTED
 
     def first_failure(self) -> Exit | None:
         """Return the worker that failed first, and not because the launcher stopped it. None: none has failed."""

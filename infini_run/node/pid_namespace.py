@@ -72,7 +72,7 @@ def run_isolated(
     argv = [os.fsencode(word) for word in command]
     spec = SpawnSpec(0, argv[0], argv, [])
     spec.isolate = spec.dies_with_us = True
-    spec.foreground = True  # it stands for us: a rank that reads the terminal asks it
+    spec.foreground = os.isatty(0)
     group = Group(
         1,
         mark=os.fsencode(f"{MARKER_VARIABLE}={os.urandom(6).hex()}"),

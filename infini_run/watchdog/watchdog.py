@@ -87,6 +87,7 @@ class Watchdog:
         self._environ = environ
         self._folder = os.path.abspath(options.log_dir) if options.log_dir else ""  # the launcher changes to / later
         self._ranks: dict[int, _Rank] = {}
+        self._asking: set[int] = set()  # by index: ranks that have asked for the terminal
         self._suspended: set[int] = set()  # by index: ranks that the launcher has suspended
         self._reasons: dict[int, tuple[str, str]] = {}  # by index: kind and why, without a snapshot so far
         self._collector: SnapshotCollector | None = None
@@ -103,6 +104,8 @@ class Watchdog:
             self._ranks[event.worker] = _Rank(event.worker, worker, event, self._options)
         elif event.kind == "exited":
             self._ranks.pop(event.worker, None)
+        elif event.kind == "asks_terminal":
+            self._asking.add(event.worker)
         elif event.kind == "signalled":
             self.stop()
         elif event.kind == "forwarded" and event.signal == SIGCONT:
@@ -219,7 +222,9 @@ class Watchdog:
                 reasons.setdefault(rank.index, (kind, why))
         if reasons.keys().isdisjoint(self._ranks):
             return None
-        order = sorted(self._ranks.values(), key=lambda rank: (rank.index not in reasons, rank.index))
+        order = sorted(
+            self._ranks.values(), key=lambda rank: _report_order(reasons.get(rank.index, ("", ""))[1], rank.index)
+        )
         return SnapshotCollector(
             [_subject(rank, *reasons.get(rank.index, ("", ""))) for rank in order],
             table,
@@ -244,7 +249,9 @@ class Watchdog:
             is_suspended=state == "t" or (state == "T" and rank.index in self._suspended),  # t: by a debugger
             reads_output=rank.reads_output,
         )
-        return "hung", f"{why}: suspended by a signal" if why and state == "T" else why
+        if why and state == "T":
+            why += ": waits for the terminal" if rank.index in self._asking else ": suspended by a signal"
+        return "hung", why
 
     def _find(self, snapshots: list[HangSnapshot]) -> HangFinding:
         written, problem = write_snapshots(snapshots)
@@ -271,6 +278,11 @@ class Watchdog:
         if self._collector is not None:
             self._collector.close()
             self._collector = None
+
+
+def _report_order(why: str, index: int) -> tuple[bool, bool, int]:
+    """Return a key: ranks with a reason come first, those that are stopped before others, which may wait for them."""
+    return not why, "suspended by" not in why and "waits for" not in why, index
 
 
 def _subject(rank: _Rank, kind: str, why: str) -> RankToInspect:

@@ -78,6 +78,11 @@ class Terminal:
         (pid,) = [pid for pid, (parent, _, _) in processes().items() if parent == self.shell.pid]
         return pid
 
+    def launcher_in_pipeline(self):
+        """infini-run, beside another child of the shell's."""
+        (pid,) = [pid for pid, (parent, _, name) in processes().items() if parent == self.shell.pid and name != "cat"]
+        return pid
+
     def close(self):
         for pid, (parent, _, _) in processes().items():
             if parent == self.shell.pid:
@@ -392,14 +397,149 @@ def test_a_single_rank_whose_stdin_is_a_file_may_ask(terminal, every_path):
 
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="a PID namespace of its own needs root")
-@pytest.mark.parametrize("end", ["\n", " < /dev/null\n"], ids=["", "without-stdin"])
-def test_a_rank_of_an_isolated_job_may_ask(terminal, end, every_path):
-    terminal.run("--isolate", "--nproc_per_node=2", sys.executable, "-c", PASSWORD.format(times=1), end=end)
+def test_a_rank_of_an_isolated_job_may_ask(terminal, every_path):
+    terminal.run("--isolate", "--nproc_per_node=2", sys.executable, "-c", PASSWORD.format(times=1))
     for number in range(2):
         (rank,) = terminal.see(rb"rank (\d)\? $")
         terminal.type(f"secret{number}\n")
         terminal.see(b"rank %s heard secret%d" % (rank, number))
     assert terminal.code() == 0
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="a PID namespace of its own needs root")
+def test_a_rank_of_an_isolated_job_without_the_terminal_as_stdin_is_named(terminal, every_path):
+    terminal.run(
+        "--isolate", "--nproc_per_node=2", sys.executable, "-c", PASSWORD.format(times=1), end=" < /dev/null\n"
+    )
+    terminal.see(rb"rank \d is stopped: it reads the terminal, which it cannot get here", 2)
+    terminal.type("\x03")
+    assert terminal.code() == 130
+
+
+READ_ONCE = """
+import os, signal, time
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+print("read", open("/dev/tty").readline().strip(), os.environ["RANK"], flush=True)
+if os.environ["RANK"] == "1":
+    signal.pause()
+"""
+
+
+def test_a_line_that_the_rank_has_read_before_us_ends_its_turn(terminal, every_path):
+    terminal.run("--nproc_per_node=3", sys.executable, "-c", READ_ONCE)
+    for number in range(3):
+        terminal.see(rb"asks for the terminal")
+        until(lambda: terminal.foreground not in (terminal.launcher(), terminal.shell.pid))
+        terminal.type(f"line{number}\n")
+        terminal.see(b"read line%d" % number)
+    until(lambda: terminal.foreground == terminal.launcher())
+    terminal.type("\x03")
+    terminal.see(rb"SIGINT: stopping")
+    assert terminal.code() == 130
+
+
+def test_ranks_that_ask_at_once_leave_the_echo_on(terminal, every_path):
+    """Each looks at the modes before it stops: while another one has the echo off."""
+    terminal.type("stty echo\n")
+    terminal.see(PROMPT)
+    before = termios.tcgetattr(terminal.master)
+    assert before[3] & termios.ECHO
+    asks = f"import termios; tty = open('/dev/tty'); was = termios.tcgetattr(tty){PASSWORD.format(times=1)}"
+    restores = "was[3] &= ~termios.ECHO; termios.tcsetattr(tty, termios.TCSANOW, was)"
+    terminal.run("--nproc_per_node=2", sys.executable, "-c", f"{asks}{restores}; import time; time.sleep(2.5)")
+    for number in range(2):
+        terminal.see(rb"rank \d\? $")
+        terminal.type(f"secret{number}\n")
+        terminal.see(b"heard secret%d" % number)
+    assert terminal.code() == 0
+    assert termios.tcgetattr(terminal.master) == before
+
+
+def test_ranks_may_ask_though_who_started_us_ignores_their_stop(terminal, every_path):
+    terminal.type("trap '' TTIN TTOU\n")
+    terminal.see(PROMPT)
+    terminal.run("--nproc_per_node=2", sys.executable, "-c", PASSWORD.format(times=1))
+    for number in range(2):
+        terminal.see(rb"rank \d\? $")
+        terminal.type(f"secret{number}\n")
+        terminal.see(b"heard secret%d" % number)
+    assert terminal.code() == 0
+
+
+def test_a_read_that_ends_without_a_line_ends_the_turn(terminal, every_path):
+    reads = "timeout --foreground 1 head -1 /dev/tty; echo over; exec sleep 1000"
+    terminal.run("--nproc_per_node=2", "sh", "-c", f"[ $RANK = 1 ] || exec sleep 1000; {reads}")
+    terminal.see(rb"over")
+    until(lambda: terminal.foreground == terminal.launcher())
+    terminal.type("\x03")
+    terminal.see(rb"SIGINT: stopping")
+    assert terminal.code() == 130
+
+
+@pytest.mark.parametrize("nproc", [1, 2])
+def test_bg_and_fg_bring_a_question_to_its_answer(terminal, nproc, every_path):
+    terminal.run(f"--nproc_per_node={nproc}", sys.executable, "-c", PASSWORD.format(times=1))
+    terminal.see(rb"rank \d\? $")
+    terminal.type("\x1a")
+    terminal.see(PROMPT)
+    for _ in range(2):
+        terminal.type("bg\n")
+        terminal.see(PROMPT)
+        until(lambda: state_of(terminal.launcher()) == "T")
+    terminal.type("fg\n")
+    until(lambda: terminal.foreground not in (terminal.launcher(), terminal.shell.pid))
+    for number in range(nproc):
+        if number > 0:
+            terminal.see(rb"rank \d\? $")
+        terminal.type(f"secret{number}\n")
+        terminal.see(b"heard secret%d" % number)
+    assert terminal.code() == 0
+
+
+def test_second_ctrl_c_kills_though_a_rank_has_the_terminal(terminal, every_path):
+    asks = "import signal\nsignal.signal(15, signal.SIG_IGN); signal.signal(2, signal.SIG_IGN)\n" + PASSWORD.format(
+        times=1
+    )
+    words = ["sh", "-c", '[ $RANK = 1 ] && exec "$@"; while [ ! -e $GO ]; do sleep 0.05; done; exit 3', "sh"]
+    go = os.path.join(os.environ["TMPDIR"], f"go{terminal.shell.pid}")
+    terminal.type(f"export GO={go}\n")
+    terminal.see(PROMPT)
+    terminal.run("--nproc_per_node=2", "--grace=1000", *words, sys.executable, "-c", asks)
+    terminal.see(rb"rank 1\? $")
+    with open(go, "w"):
+        pass
+    until(lambda: terminal.foreground == terminal.launcher())
+    terminal.type("\x03")
+    terminal.see(rb"SIGINT: stopping")
+    terminal.type("\x03")
+    assert terminal.code() == 3
+    os.unlink(go)
+
+
+def test_ctrl_z_at_a_question_stops_the_pipeline_around_it(terminal, every_path):
+    terminal.run("--nproc_per_node=2", sys.executable, "-c", PASSWORD.format(times=1), end=" | cat\n")
+    terminal.see(rb"rank \d\? $")
+    terminal.type("\x1a")
+    terminal.see(PROMPT)
+    terminal.type("fg\n")
+    until(lambda: terminal.foreground not in (os.getpgid(terminal.launcher_in_pipeline()), terminal.shell.pid))
+    for number in range(2):
+        if number > 0:
+            terminal.see(rb"rank \d\? $")
+        terminal.type(f"secret{number}\n")
+        terminal.see(b"heard secret%d" % number)
+    assert terminal.code() == 0
+
+
+def test_a_rank_that_once_asked_and_ends_itself_by_an_interrupt_has_failed(terminal, every_path):
+    asks = PASSWORD.format(times=1) + "import signal, time; time.sleep(1); signal.raise_signal(2)"
+    words = ["sh", "-c", '[ $RANK = 1 ] && exec "$@"; exec sleep 1000', "sh", sys.executable, "-c", asks]
+    terminal.run("--nproc_per_node=2", *words, end="; echo still here\n")
+    terminal.see(rb"rank 1\? $")
+    terminal.type("secret\n")
+    terminal.see(rb"rank 1 on \S+ failed")
+    terminal.see(rb"still here")
 
 
 def test_a_job_in_the_background_is_suspended_when_a_rank_asks_and_goes_on_with_fg(terminal, every_path):
@@ -452,7 +592,7 @@ def test_a_rank_that_asks_where_nobody_can_answer_is_named_and_counts_as_hung(te
     until(
         lambda: b"infini-run: rank 1 is stopped: it reads the terminal, which it cannot get here" in log.read_bytes()
     )
-    until(lambda: b"rank 1 on " in log.read_bytes() and b": suspended by a signal (pid " in log.read_bytes())
+    until(lambda: b"rank 1 on " in log.read_bytes() and b": waits for the terminal (pid " in log.read_bytes())
     until(lambda: b": stopping" in log.read_bytes() and not list(marked()))
 
 

@@ -158,7 +158,7 @@ class ZygoteProxy:
         self.plan = plan
         self._ended = False
         self._new_events: list[Event] = []  # that came while it was started
-        self.outcome = Outcome(plan, options, has_terminal=False, oom_kills=-1)
+        self.outcome = Outcome(plan, options, oom_kills=-1)
         self._zygote = zygote
         self._request = (plan, options, dict(environ), cwd or os.getcwd())
         self._channels = [stdins[worker.rank] for worker in plan.workers]

@@ -14,11 +14,11 @@ from infini_run.options.options import resolve
 from infini_run.plan.model import Command, Node, make_plan
 
 
-def outcome_of(*flags, has_terminal=False, oom_kills=-1):
+def outcome_of(*flags, oom_kills=-1):
     options = resolve([*flags, "prog"], {}).options
     node = Node(index=options.node_rank, host="here", nproc=options.nproc_per_node, cpus=1)
     plan = make_plan(options, Command(file="/p", argv=("p",)), [node], launch_id="ir-1", master_port=1, environ={})
-    return Outcome(plan, options, has_terminal=has_terminal, oom_kills=oom_kills)
+    return Outcome(plan, options, oom_kills=oom_kills)
 
 
 def event(kind, rank=-1, **fields):
@@ -162,8 +162,8 @@ def test_strays_and_what_is_stuck_are_kept():
 
 @pytest.mark.parametrize("how", [{"signal": 2}, {"signal": 3}, {"code": 130}, {"code": 131}])
 def test_ctrl_c_in_a_lone_ranks_terminal_is_not_told_to_the_one_who_typed_it(how):
-    outcome = outcome_of(has_terminal=True)
-    outcome.record_event(event("exited", 0, **how))
+    outcome = outcome_of()
+    outcome.record_event(event("exited", 0, had_terminal=True, **how))
     assert outcome.report().user_interrupted
     other = outcome_of()
     other.record_event(event("exited", 0, **how))
