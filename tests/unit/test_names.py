@@ -1,6 +1,7 @@
 """A word has one meaning in the whole repository: the words that were given up for the field's own do not come back.
 
-docs/design.md has the words that stand for them. A name is compared part by part: `is_told` has the part `told`.
+docs/reference/glossary.md has the words that stand for them. A name is compared part by part: `is_told` has the
+part `told`.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ RETIRED_FUNCTIONS = frozenset({"act", "follow", "forget", "happen", "look", "los
 
 # Words of the user's, or of another program's: `infini-job forget`, a step of Slurm.
 KEPT = frozenset({("jobs", "forget"), ("environments", "step")})
-KEPT_IN_C = frozenset({"step", "strays"})  # docs/design.md has the words
+KEPT_IN_C = frozenset({"step", "strays"})  # docs/reference/glossary.md has the words
 
 
 def parts_of(name: str) -> set[str]:
