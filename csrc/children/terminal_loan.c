@@ -105,7 +105,7 @@ void tty_clear_asks(struct ir_group *g) {
 }
 
 /* A reader that was probed, and reads still, is left alone for longer. */
-static void loan_set_look(struct terminal *t, pid_t group, bool reads) {
+static void loan_set_patience(struct terminal *t, pid_t group, bool reads) {
     const int64_t doubled_ms = t->look_ms * 2 < READER_MOST_MS ? t->look_ms * 2 : READER_MOST_MS;
     const bool again = group == t->last_group && t->look_ms >= READER_FIRST_MS;
     t->look_ms = !reads ? LOOK_FIRST_MS : again ? doubled_ms : READER_FIRST_MS;
@@ -134,7 +134,7 @@ static bool loan_begin(struct ir_group *g) {
     }
     if (reads_on) t->modes = before; /* and not those of its question */
     t->lent = !is_owner(g, group);
-    loan_set_look(t, group, w->asks_to_read);
+    loan_set_patience(t, group, w->asks_to_read);
     if (t->lent) (void)fcntl(t->typed_fd, F_SETFL, O_RDWR | O_NONBLOCK | O_ASYNC);
     if (t->lent) loan_timer(g, t->look_ms * NS_PER_MS);
     (void)kill(-group, SIGCONT);
