@@ -1,318 +1,42 @@
-"""In a zygote: the imports of a preload, and what they leave that each fork is to have for itself.
-
-The rule: a fork is as a process that has imported the modules itself. So a module is refused that reads, while it is
-imported, what differs between ranks; generators of random numbers are seeded anew, unless an import has seeded them;
-and forks have what imports have set: variables, sys.path, the directory. What cannot be seen stays as it is: a
-generator that a module has made for itself, a variable that was read in C or copied with all others. Decision 57.
-"""
+"""In a zygote of functions: the imports of a preload (warm/imports.py), guarded against launches in them."""
 
 from __future__ import annotations
 
-import atexit
-import ctypes
-import os
-import sys
-import weakref
-from contextlib import suppress
-
 from infini_run.crews.capture import capture_foreign
 from infini_run.crews.worker.import_guard import import_for_worker
-from infini_run.crews.worker.import_watch import call_when_imported
 from infini_run.errors import printable
+from infini_run.warm.imports import Preload, find_device, find_threads
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
-    from types import ModuleType, TracebackType
-    from typing import Any
+    from collections.abc import Collection, Sequence
 
-_BLAS = "OPENBLAS_NUM_THREADS"
-_DRAWN = 1600  # blocks of 624 numbers: who has drawn more than a million has surely seeded before
-_EXITS = {  # what ends a process's own children and threads, and writes out its own logs
-    "logging": "shutdown",
-    "multiprocessing.util": "_exit_function",
-    "torch.utils.data._utils": "_set_python_exit_flag",
-}
+_OF_CORE = "irun-drop"  # takes messages (csrc/io/rights_drop.c), and has no lock that a fork would miss
 
 
-class Preload:
-    """What was imported, and what it has done.
+class FunctionPreload(Preload):
+    """The preload of functions.
 
     Args:
-        variables: names that the plan of a launch sets for a rank or an attempt, but for the launch marker.
+        variables: As for Preload.
     """
 
     def __init__(self, variables: Collection[str]) -> None:
-        self._variables = frozenset(variables)
-        self._drawn = {name: kind() for name, kind in _GENERATORS.items()}
-        self._environ: dict[str, str | None] = {}  # that imports have set, or removed
-        self._path: tuple[list[str], list[str]] = [], []  # that they have put first and last
-        self._cwd = ""  # that they have changed to
-        self._blas: list[Any] = []  # functions that set its number of threads, one for each copy that was loaded
-        self.is_refused = False  # a module reads what it must not
+        super().__init__(variables, "preload", _import_one)
 
     def run(self, names: Sequence[str]) -> str:
-        """Import what workers will need; why that cannot be, or ""."""
-        for name in self._variables:
-            os.environ.pop(name, None)
-        environ, path, cwd = dict(os.environ), list(sys.path), _cwd()
-        watch = call_when_imported({name: drawn.begin for name, drawn in self._drawn.items()})
-        problem = self._import(names)
-        sys.meta_path.remove(watch)
-        _flush()
-        if problem:
-            return problem
-        self._environ = {
-            name: os.environ.get(name)
-            for name in environ.keys() | os.environ.keys()
-            if environ.get(name) != os.environ.get(name)
-        }
-        self._path = _added(path, sys.path)
-        self._cwd = "" if _cwd() == cwd else _cwd()
-        for drawn in self._drawn.values():
-            drawn.end()
-        self._blas = _find_blas()
-        return ""
-
-    def _import(self, names: Sequence[str]) -> str:
-        """One thread must be alive: OpenBLAS, in numpy, starts as many as there are cores while it is loaded, but for
-        this variable."""
-        reads: list[str] = []
-        before = os.environ.get(_BLAS)
-        os.environ[_BLAS] = "1"
-        try:
-            for name in names:
-                with _EnvironWatch(self._variables) as watch:
-                    _, error = capture_foreign(import_for_worker, name)
-                if error is not None:
-                    return printable(f"preload: {name} cannot be imported: {type(error).__name__}: {error}")
-                if watch.found:
-                    module, variable = watch.found
-                    reads.append(f"preload={name}: {module} reads {variable} while it is imported; drop {name}")
-        finally:
-            if before is None:
-                os.environ.pop(_BLAS, None)
-            else:
-                os.environ[_BLAS] = before
-        self.is_refused = bool(reads)
-        return "; ".join(reads)
-
-    # ---- in a fork
-
-    def set_environ(self, env: Mapping[str, str]) -> None:
-        """As os.environ.clear, update, and then what the imports did; but for those that stay as they are."""
-        env = {name: value for name, value in (dict(env) | self._environ).items() if value is not None}
-        for name in os.environ.keys() - env.keys():
-            del os.environ[name]
-        for name, value in env.items():
-            if os.environ.get(name) != value:
-                os.environ[name] = value
-
-    def path_after(self, path: Sequence[str]) -> list[str]:
-        """What sys.path is if it was this before the imports."""
-        first, last = self._path
-        return [*first, *path, *(folder for folder in last if folder not in path)]
-
-    def make_own(self) -> None:
-        """Make this process's what all forks had from the imports."""
-        if self._cwd:
-            os.chdir(self._cwd)
-        _disown()
-        for name, drawn in self._drawn.items():
-            if name in sys.modules:
-                drawn.renew(sys.modules[name])
-        self._set_threads()
-
-    def _set_threads(self) -> None:
-        """OpenBLAS, in what was loaded already, with the threads that it would have found for itself in a fresh
-        process. OMP_NUM_THREADS was the same at the imports."""
-        asked = os.environ.get(_BLAS) or os.environ.get("OMP_NUM_THREADS") or "0"
-        count = int(asked) if asked.isdigit() else 0
-        count = count or len(os.sched_getaffinity(0))
-        if count > 1:
-            for set_threads in self._blas:
-                set_threads(count)
+        """As Preload.run."""
+        return printable(super().run(names))
 
 
-def _cwd() -> str:
-    """The current directory; "": it was removed."""
-    try:
-        return os.getcwd()
-    except FileNotFoundError:
-        return ""
+def _import_one(name: str) -> BaseException | None:
+    return capture_foreign(import_for_worker, name)[1]
 
 
-def _flush() -> None:
-    """Write out what the imports have printed: each fork would, too."""
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(AttributeError, ValueError, OSError):  # None, closed, or nobody reads it
-            stream.flush()
-
-
-def _added(before: list[str], after: list[str]) -> tuple[list[str], list[str]]:
-    """What was put before the first entry that was there, and what after it."""
-    known = set(before)
-    first = next((at for at, folder in enumerate(after) if folder in known), len(after))
-    return after[:first], [folder for folder in after[first:] if folder not in known]
-
-
-def _find_blas() -> list[Any]:
-    names = ("scipy_openblas_set_num_threads64_", "scipy_openblas_set_num_threads", "openblas_set_num_threads")
-    with open("/proc/self/maps") as maps:
-        paths = {line.split()[-1] for line in maps if "openblas" in line}
-    libraries = [ctypes.CDLL(path) for path in paths]
-    return [getattr(library, name) for library in libraries for name in names if hasattr(library, name)]
-
-
-_not_ours: list[object] = []  # to free it would take longer than all else here
-
-
-def _disown() -> None:
-    """What the imports have left to be done at the end is the zygote's to do: it would be done once for each worker,
-    to what all of them share (a temporary folder, say). But what concerns a worker alone is done as ever, in its
-    order."""
-    atexit._clear()
-    if processes := sys.modules.get("multiprocessing.process"):
-        processes._children = set()  # type: ignore[attr-defined]  # the zygote's; multiprocessing's forks do so, too
-    _not_ours.append(weakref.finalize._registry)  # type: ignore[attr-defined]
-    weakref.finalize._registry = {}  # type: ignore[attr-defined]
-    weakref.finalize._registered_with_atexit = False  # type: ignore[attr-defined]
-    for name in list(sys.modules):
-        if name in _EXITS:
-            atexit.register(getattr(sys.modules[name], _EXITS[name]))
-
-
-# ---- what is read
-
-
-class _EnvironWatch:
-    """Notes the first of some variables that is read from os.environ within its block, and the module whose import
-    reads it: by `os.environ[...]`, `get`, `in`, os.getenv. A copy of all variables reads none of them, since none is
-    there."""
-
-    def __init__(self, names: frozenset[str]) -> None:
-        self._names = names
-        self._getitem: Callable[[Any, Any], Any] = os._Environ.__getitem__
-        self.found: tuple[str, str] | None = None
-
-    def __enter__(self) -> _EnvironWatch:
-        getitem = self._getitem
-
-        def note_and_get(environ: Any, name: Any) -> Any:
-            self._note(name)
-            return getitem(environ, name)
-
-        os._Environ.__getitem__ = note_and_get  # type: ignore[method-assign]
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        os._Environ.__getitem__ = self._getitem  # type: ignore[method-assign]
-
-    def _note(self, name: object) -> None:
-        if not isinstance(name, (str, bytes)) or self.found is not None:
-            return
-        text = os.fsdecode(name)
-        if text in self._names:
-            frame = sys._getframe(2)
-            while frame.f_back is not None and frame.f_code.co_name != "<module>":
-                frame = frame.f_back
-            self.found = str(frame.f_globals.get("__name__")), text
-
-
-# ---- what is drawn
-
-
-class _PythonRandom:
-    """`random`, which seeds itself anew in each fork, whatever it was seeded with."""
-
-    def __init__(self) -> None:
-        self._state: Any = None
-
-    def begin(self, module: ModuleType) -> None:
-        """It was imported."""
-        self._state = module.getstate()
-
-    def end(self) -> None:
-        """All imports are done: keep the state only if one of them has seeded it."""
-        if self._state is None:
-            return
-        random = sys.modules["random"]
-        state = random.getstate()
-        fresh = random.Random()
-        fresh.setstate(self._state)
-        is_drawn = _is_reached(state[1][:624], lambda: fresh.getstate()[1][:624], lambda: fresh.getrandbits(32 * 624))
-        self._state = None if is_drawn else state
-
-    def renew(self, module: ModuleType) -> None:
-        """In a fork."""
-        if self._state is not None:
-            module.setstate(self._state)
-
-
-class _NumpyRandom:
-    """The generator behind the functions of `numpy.random`."""
-
-    def __init__(self) -> None:
-        self._state: Any = None
-        self._is_seeded = False
-
-    def begin(self, module: ModuleType) -> None:
-        """It was imported."""
-        self._state = module.get_state()
-
-    def end(self) -> None:
-        """All imports are done."""
-        if self._state is None:
-            return
-        numpy = sys.modules["numpy.random"]
-        state = numpy.get_state()
-        if not isinstance(state, tuple):  # another kind of generator: somebody has chosen it
-            self._is_seeded = True
-            return
-        fresh = numpy.RandomState()
-        fresh.set_state(self._state)
-        self._is_seeded = not _is_reached(
-            state[1].tolist(), lambda: fresh.get_state()[1].tolist(), lambda: fresh.bytes(4 * 624)
-        )
-
-    def renew(self, module: ModuleType) -> None:
-        """In a fork."""
-        if not self._is_seeded:
-            module.seed()
-
-
-class _TorchRandom:
-    """torch's generator for the CPU, which has a seed of its own in each process. Those of devices are made with the
-    device, and so in each fork."""
-
-    def __init__(self) -> None:
-        self._seed: int | None = None
-        self._is_seeded = False
-
-    def begin(self, module: ModuleType) -> None:
-        """It was imported."""
-        if hasattr(module, "default_generator"):  # else it is another torch
-            self._seed = module.initial_seed()
-
-    def end(self) -> None:
-        """All imports are done."""
-        self._is_seeded = self._seed is None or sys.modules["torch"].initial_seed() != self._seed
-
-    def renew(self, module: ModuleType) -> None:
-        """In a fork."""
-        if not self._is_seeded:
-            module.default_generator.seed()  # not torch.seed(), which would seed what devices will have, too
-
-
-_GENERATORS: dict[str, Any] = {"random": _PythonRandom, "numpy.random": _NumpyRandom, "torch": _TorchRandom}
-
-
-def _is_reached(after: Sequence[int], key: Callable[[], Sequence[int]], draw_block: Callable[[], object]) -> bool:
-    """Whether the state of a Mersenne twister comes by drawing from another one, and not by a seed."""
-    for _ in range(_DRAWN):
-        if key() == after:
-            return True
-        draw_block()
-    return False
+def find_refusal() -> str:
+    """Return why this process must not be forked, or ""."""
+    threads = [name for name in find_threads() if name != _OF_CORE]
+    if len(threads) > 1:
+        return f"{len(threads)} threads run in it after the imports, and a fork has only one of them"
+    device = find_device()
+    return f"the imports have opened {device}, and a fork cannot use that" if device else ""

@@ -16,7 +16,7 @@ import time
 from errno import EMFILE
 
 from infini_run.crews.spawn.fork_launch import ChildSetup, ForkLaunch, InForkedChild
-from infini_run.crews.spawn.preloading import Preload
+from infini_run.crews.spawn.preloading import FunctionPreload, find_refusal
 from infini_run.crews.spawn.process_watch import ProcessWatch
 from infini_run.crews.spawn.spawner import PING_INTERVAL_S
 from infini_run.crews.spawn.start_errors import start_error
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from infini_run.core.group import Event
+    from infini_run.warm.imports import Preload
 
-_DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/", "/dev/davinci")
 _MADV_COLLAPSE, _HUGE = 25, 1 << 21
 
 
@@ -70,7 +70,7 @@ class Zygote:
         libc = ctypes.CDLL(None)
         libc.getenv.restype = ctypes.c_void_p
         self.mark: int = libc.getenv(MARKER_VARIABLE.encode()) or 0
-        self.preload = Preload(())
+        self.preload = FunctionPreload(())
         self._control = control
         self._poller = Poller()
         self._runs: list[_Run] = []
@@ -89,7 +89,7 @@ class Zygote:
 
         sys.path[:] = path or sys.path
         sys.argv[:] = argv
-        self.preload = Preload(variables)
+        self.preload = FunctionPreload(variables)
         problem = self.preload.run(names) if self.mark else _NO_MARK
         _freeze_memory(with_huge_pages=stays)
         send_with_fds(self._control, (problem, self.preload.is_refused or not self.mark))
@@ -290,30 +290,6 @@ def _use_huge_pages() -> None:
             size = end // _HUGE * _HUGE - start
             if size > 0:
                 libc.madvise(start, size, _MADV_COLLAPSE)
-
-
-def find_refusal() -> str:
-    """Why this process must not be forked, or ""."""
-    threads = [thread for thread in os.listdir("/proc/self/task") if not _is_of_core(thread)]
-    if len(threads) > 1:
-        return f"{len(threads)} threads run in it after the imports, and a fork has only one of them"
-    for fd in os.listdir("/proc/self/fd"):
-        try:
-            target = os.readlink(f"/proc/self/fd/{fd}")
-        except OSError:
-            continue
-        if target.startswith(_DEVICES):
-            return f"the imports have opened {target}, and a fork cannot use that"
-    return ""
-
-
-def _is_of_core(thread: str) -> bool:
-    """Whether it is a thread that takes messages (csrc/io/rights_drop.c): it has no lock that a fork would miss."""
-    try:
-        with open(f"/proc/self/task/{thread}/comm") as file:
-            return file.read() == "irun-drop\n"
-    except OSError:  # it has ended
-        return True
 
 
 def become(child_setup: ChildSetup, mark: int, preload: Preload) -> int:

@@ -11,7 +11,7 @@ import os
 import socket
 from struct import Struct
 
-from infini_run.crews.worker.import_watch import call_when_imported
+from infini_run.warm.imports import call_when_imported
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
