@@ -79,7 +79,7 @@ static int pipes_make(struct ir_group *g, const struct ir_worker *workers, uint3
     int *target_fds = calloc(n + 1, sizeof *target_fds);
     if (target_fds == NULL) return -ENOMEM;
     int r = 0;
-    for (uint32_t i = 0; r == 0 && i < n; i++) {
+    for (uint32_t i = 0; r >= 0 && i < n; i++) {
         int fds[2];
         g->workers[i].log_fd = workers[i].log_fd;
         g->workers[i].error_log_fd = workers[i].error_log_fd;
@@ -87,8 +87,11 @@ static int pipes_make(struct ir_group *g, const struct ir_worker *workers, uint3
         if (workers[i].stdio[0] == IR_FD_PIPE && (r = fd_pipe(fds, 1)) == 0) {
             g->slots[i].stdio[0] = g->workers[i].child_ends[0] = fds[0];
             target_fds[targets++] = fds[1];
+        } else if (workers[i].pid > 0 && workers[i].stdio[0] >= 0) {
+            r = fd_duplicate(workers[i].stdio[0]);
+            if (r >= 0) target_fds[targets++] = r;
         }
-        for (int k = 0; r == 0 && k < 2; k++) {
+        for (int k = 0; r >= 0 && k < 2; k++) {
             if (!is_piped(&workers[i], k + 1)) continue;
             struct stream *stream = &g->workers[i].streams[k];
             stream->to = workers[i].output[k];
@@ -101,7 +104,7 @@ static int pipes_make(struct ir_group *g, const struct ir_worker *workers, uint3
             if (r >= 0) r = fd_watch(g, stream->fd, EPOLLIN, k == 0 ? WATCH_OUT : WATCH_ERR, i);
         }
     }
-    if (r == 0) r = input_open(g, target_fds, targets);
+    if (r >= 0) r = input_open(g, target_fds, targets);
     else
         for (uint32_t i = 0; i < targets; i++) (void)fd_close(target_fds[i]);
     free(target_fds);
@@ -237,7 +240,8 @@ static int spawn_open_execs(struct ir_group *g) {
 
 static int spawn_all(struct ir_group *g, uint32_t n, int32_t *ret_worker) {
     for (uint32_t i = 0; i < n; i++) {
-        if (g->signal_fd >= 0) signal_ready(g);
+        /* SIGCHLD may be that of one that was forked, which nobody knows before all of them have started */
+        if (g->signal_fd >= 0 && g->workers[i].forked <= 0) signal_ready(g);
         if (g->state != RUNNING) break;
         *ret_worker = (int32_t)i;
         int r = worker_start(g, i);

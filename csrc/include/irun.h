@@ -109,7 +109,7 @@ struct ir_worker {
     int32_t pid;                 /* > 0: a child of ours that the caller has forked and that waits for its
                                   * word, in place of a new process; it makes itself what is said here */
     int32_t stdio[3];            /* a descriptor above 2, IR_FD_INHERIT or IR_FD_PIPE; of one that was forked
-                                  * IR_FD_INHERIT, or the reading end of its pipe, which does not block */
+                                  * IR_FD_INHERIT, or our end of its pipe, which does not block */
     int32_t output[2];           /* where piped stdout and stderr go: IR_TO_CONSOLE | IR_TO_LOG | IR_UNLABELLED */
     int32_t log_fd;              /* -1: none; stays the caller's, until IR_ENDED */
     int32_t error_log_fd;        /* of stderr alone, unmarked; -1: it goes to log_fd, marked */

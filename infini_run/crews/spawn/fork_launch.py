@@ -10,8 +10,9 @@ from __future__ import annotations
 import ctypes
 import os
 
-from infini_run.core.group import INHERIT, NO_CGROUP, PIPE, is_main_thread
+from infini_run.core.group import INHERIT, NO_CGROUP, is_main_thread
 from infini_run.errors import StartError
+from infini_run.node.forked_stdio import open_stdio
 from infini_run.node.launch import NodeLaunch
 from infini_run.record import record
 from infini_run.system.signal_numbers import SIGKILL
@@ -91,7 +92,8 @@ class ForkLaunch(NodeLaunch):
         parent = os.getpid()
         made: list[int] = []
         try:
-            outputs, ends = self._make_pipes(spec, made)
+            outputs, ends = open_stdio(spec, (1, 2), (-1, *self._console), made)
+            spec.stdio[0] = INHERIT
             gate, ours = os.pipe()
             made += (gate, ours)
             pid = os.fork()
@@ -112,25 +114,6 @@ class ForkLaunch(NodeLaunch):
         self._ends += ends
         spec.pid, spec.env = pid, []
         return spec
-
-    def _make_pipes(self, spec: SpawnSpec, made: list[int]) -> tuple[list[int], list[int]]:
-        """Return what the child writes to, its own copies, and the reading ends of the pipes among them, which go
-        into the spec. made: every descriptor is added to it."""
-        outputs, ends = [], []
-        for i in (1, 2):
-            if spec.stdio[i] == PIPE:
-                end, output = os.pipe()
-                made += (end, output)
-                os.set_blocking(end, False)
-                spec.stdio[i] = end
-                ends.append(end)
-            else:
-                output = os.dup(self._console[i - 1] if spec.stdio[i] == INHERIT else spec.stdio[i])
-                made.append(output)
-                spec.stdio[i] = INHERIT
-            outputs.append(output)
-        spec.stdio[0] = INHERIT
-        return outputs, ends
 
     def _child_setup(self, worker: Worker, outputs: list[int], ends: list[int], gate: int) -> ChildSetup:
         """In the child: tie it to the zygote, and keep what is its own of all that it has copies of."""
