@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from infini_run.environments.environment import ClusterEnvironment
     from infini_run.node.launch import NodeLaunch
     from infini_run.node.restarting_launch import RestartingLaunch
+    from infini_run.node.warm_zygote import WarmZygote
     from infini_run.options.options import Options, Request
     from infini_run.plan.model import Plan
 
@@ -289,21 +290,43 @@ def _start(
 ) -> NodeLaunch | RestartingLaunch:
     """What may start its ranks again stays in their directory, and keeps the descriptors that they are to have."""
     run: NodeLaunch | RestartingLaunch
+    zygote: WarmZygote | None = None
+    if options.preload:
+        from infini_run.node.warm_zygote import WarmZygote
+
+        zygote = WarmZygote(plan, options, environ=environ, entry=entry, print_line=_print_line)
     if options.max_restarts:
         from infini_run.node.restarting_launch import RestartingLaunch
 
         run = RestartingLaunch(
-            plan, options, environ=environ, entry=entry, print_line=_print_line, observers=observers
+            plan,
+            options,
+            environ=environ,
+            entry=entry,
+            print_line=_print_line,
+            observers=observers,
+            zygote=zygote,
         )
         run.start()
         return run
     from infini_run.core.group import release_caller_descriptors
-    from infini_run.node.launch import NodeLaunch
+    from infini_run.node.launch import make_launch
 
-    run = NodeLaunch(
-        plan, options, environ=environ, entry=entry, print_line=_print_line, observers=observers, is_last=True
+    run = make_launch(
+        plan,
+        options,
+        zygote=zygote,
+        environ=environ,
+        entry=entry,
+        print_line=_print_line,
+        observers=observers,
+        is_last=True,
     )
-    run.start()
+    try:
+        run.start()
+    finally:
+        if zygote is not None:
+            zygote.close()  # no attempt follows
     release_caller_descriptors()
     return run
 
@@ -398,7 +421,8 @@ def _show(plan: Plan, options: Options, mask_at_entry: set[int] | None, cluster:
 
     _unblock(mask_at_entry)
     render = render_json if options.dry_run == "json" else render_text
-    return _print(1, render(plan, cluster, least_nodes=options.least_nodes, spares=[""] * options.spares))
+    spares = [""] * options.spares
+    return _print(1, render(plan, cluster, least_nodes=options.least_nodes, spares=spares, preload=options.preload))
 
 
 def _unblock(mask_at_entry: set[int] | None) -> None:

@@ -33,7 +33,17 @@ TYPES = {  # by the metavar of a flag
     **dict.fromkeys(("TYPE", "SIZE", "IMAGE", "TEXT"), "str"),
     **dict.fromkeys(("HOST:PORT", "HOST", "ID", "NAME", "ADDR|INTERFACE", "K=V,..."), "str"),
 }
-COMMAND_ONLY = {"dry_run", "isolate", "report", "verbose", "plot", "completion", "doctor"}
+COMMAND_ONLY = {
+    "dry_run",
+    "isolate",
+    "report",
+    "verbose",
+    "plot",
+    "completion",
+    "doctor",
+    "preload",
+    "preload_timeout",
+}
 # A worker that runs Python has this Python as its program, and no input (crews/spawn/placement.py).
 PROGRAMS_ONLY = {
     *("module", "no_python", "distributed_args", "stdin", "live", "trace"),

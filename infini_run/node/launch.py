@@ -33,11 +33,13 @@ from infini_run.value_types import MARKER_VARIABLE
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from typing import Any
 
     from infini_run.core.group import Event, ProcessState
     from infini_run.display.observers import Observers
     from infini_run.display.relay import ObserverRelay
     from infini_run.node.outcome import Outcome
+    from infini_run.node.warm_zygote import WarmZygote
     from infini_run.options.options import Options
     from infini_run.plan.model import Output, Plan, RankRange, SingleRank, Worker
     from infini_run.report.report import Report
@@ -109,6 +111,7 @@ class NodeLaunch:
         self._history: list[Event] = []  # until there is an outcome that knows them
         self._outcome: Outcome | None = None
         self._watchdog: Watchdog | None = None  # where a deadline was asked for
+        self._started = 0  # ranks
         self._ready = 0  # ranks that said so
         self._oom_kills = -1  # not counted yet
         self._ended = False
@@ -126,13 +129,13 @@ class NodeLaunch:
             if self.options.console == "auto":
                 self._settle_console_mode()
             self._open()
-            specs = [self._spec(worker) for worker in self.plan.workers]
+            specs = self._specs()
             base = self.plan.base(self._environ) | dict(self.plan.env)
             if self.options.ready_timeout_s or self.options.hang_timeout_s:
                 self._watchdog = self._make_watchdog()
             if self._observers is not None:
                 self._observers.begin(self.plan, self.group, lambda: self.outcome)
-            started = self.group.spawn(specs, [os.fsencode(f"{name}={value}") for name, value in base.items()])
+            self._started = self.group.spawn(specs, [os.fsencode(f"{name}={value}") for name, value in base.items()])
         except StartError as error:
             self.close()
             raise self._explained(error) from None
@@ -145,7 +148,7 @@ class NodeLaunch:
             bound = [
                 f"  rank {worker.rank}: {worker.cpu_binding}" for worker in self.plan.workers if worker.cpu_binding
             ]
-            self._print(f"started {started} of {len(specs)} workers of {self.plan.launch_id}", *bound)
+            self._print(f"started {self._started} of {len(specs)} workers of {self.plan.launch_id}", *bound)
 
     def _settle_console_mode(self) -> None:
         """Whole lines need a pipe for each rank and stream: without enough descriptors ranks write themselves."""
@@ -162,6 +165,11 @@ class NodeLaunch:
         from infini_run.system.resource_limits import with_limit_hint
 
         return with_limit_hint(error)
+
+    @property
+    def lived_s(self) -> float | None:
+        """Seconds since the ranks were forked; None: they were not, but started."""
+        return None
 
     @property
     def group(self) -> Group:
@@ -205,6 +213,9 @@ class NodeLaunch:
                 shares_terminal=self._entry is not None and not self._has_head,
                 debug=debug_flags(self._environ) | self._debug,
             )
+
+    def _specs(self) -> list[SpawnSpec]:
+        return [self._spec(worker) for worker in self.plan.workers]
 
     def _spec(self, worker: Worker) -> SpawnSpec:
         env = [os.fsencode(f"{name}={value}") for name, value in worker.env]
@@ -551,6 +562,15 @@ def _labels(name: str) -> tuple[bytes, bytes]:
     return os.fsencode(f"[{name}] "), os.fsencode(f"[{name} +] ")
 
 
+def make_launch(*args: Any, zygote: WarmZygote | None = None, **keywords: Any) -> NodeLaunch:
+    """Return a NodeLaunch, whose ranks are forks of `zygote` if there is one."""
+    if zygote is None:
+        return NodeLaunch(*args, **keywords)
+    from infini_run.node.warm_launch import WarmLaunch
+
+    return WarmLaunch(*args, zygote=zygote, **keywords)
+
+
 def plan_node(
     options: Options,
     environ: Mapping[str, str],
@@ -585,6 +605,10 @@ def plan_node(
 
     words = options.program
     command = find_command(words, environ, module=options.module, no_python=options.no_python, cwd=cwd)
+    if options.preload:
+        from infini_run.plan.held_program import check_held
+
+        check_held(command, environ, f"--preload={','.join(options.preload)}")
     if "pydevd" in sys.modules:
         from infini_run.plan.debugger import attach_debugger
 

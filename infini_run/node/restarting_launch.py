@@ -14,7 +14,7 @@ from _thread import RLock
 
 from infini_run.core.group import Event, Group, debug_flags
 from infini_run.errors import InfiniRunError, StartError, printable
-from infini_run.node.launch import NodeLaunch
+from infini_run.node.launch import make_launch
 from infini_run.plan.program import absolute_flag_path
 from infini_run.record import replace
 
@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
     from infini_run.core.group import ProcessState
     from infini_run.display.observers import Observers
+    from infini_run.node.launch import NodeLaunch
     from infini_run.node.outcome import Outcome
+    from infini_run.node.warm_zygote import WarmZygote
     from infini_run.options.options import Options
     from infini_run.plan.model import Plan
     from infini_run.plan.restart_policy import RestartState
@@ -42,6 +44,7 @@ class RestartingLaunch:
         plan: The plan of the first attempt.
         options: What the user asked for.
         environ, entry, cwd, print_line, observers: As for NodeLaunch.
+        zygote: What ranks are forked from, and what is closed with the launch. None: they are started.
     """
 
     def __init__(
@@ -54,6 +57,7 @@ class RestartingLaunch:
         cwd: str | None = None,
         print_line: Callable[[str], None] | None = None,
         observers: Observers | None = None,
+        zygote: WarmZygote | None = None,
     ) -> None:
         log_dir = absolute_flag_path("log_dir", options.log_dir) if options.log_dir else ""
         self._options = replace(options, log_dir=log_dir)
@@ -62,6 +66,7 @@ class RestartingLaunch:
         self._cwd = cwd if cwd or entry is not None else _here()
         self._print_line = print_line
         self._observers = observers
+        self._zygote = zygote
         self._plan = plan  # what an attempt has changed for want of a folder, or of descriptors, is its own
         self._stdin_at = _stdin_offset(plan)
         self._lock = RLock()
@@ -71,9 +76,10 @@ class RestartingLaunch:
         self._restarts: RestartState | None = None  # no attempt has failed so far
 
     def _attempt(self, plan: Plan, heading: str = "") -> NodeLaunch:
-        return NodeLaunch(
+        return make_launch(
             plan,
             self._options,
+            zygote=self._zygote,
             environ=self._environ,
             entry=self._entry,
             cwd=self._cwd,
@@ -86,7 +92,11 @@ class RestartingLaunch:
 
     def start(self) -> None:
         """Start every worker for the first time. Raises as NodeLaunch.start."""
-        self._run.start()
+        try:
+            self._run.start()
+        except BaseException:
+            self._close_zygote()
+            raise
 
     @property
     def ended(self) -> bool:
@@ -146,6 +156,11 @@ class RestartingLaunch:
             self._stopped = self._over = True
             self._close_delay_group()
             self._run.close()
+            self._close_zygote()
+
+    def _close_zygote(self) -> None:
+        if self._zygote is not None:
+            self._zygote.close()
 
     def after_fork_in_child(self) -> None:
         """Close the copies of descriptors in a forked child. The launch stays the parent's."""
@@ -197,6 +212,8 @@ class RestartingLaunch:
     def _wait_or_end(self, restarts: RestartState, line: str) -> list[Event]:
         """Begin the delay before a restart that `line` announces; empty: end."""
         if line:
+            if self._zygote is not None:
+                self._zygote.renew(self._run.lived_s)
             try:
                 self._delay_group = self._open_delay_group()
             except StartError as error:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _FOR_FLAGS = ("INFINI_RUN_", "PET_", "TORCH_ELASTIC_")
 _PATHS = ("DIR", "FILE", "FILE.png")
-_COMMAND_ONLY = ("dry_run", "isolate", "report", "verbose")
+_COMMAND_ONLY = ("dry_run", "isolate", "report", "verbose", "preload")
 
 
 def check_names(

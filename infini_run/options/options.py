@@ -45,6 +45,7 @@ _LAUNCHERS = frozenset(
 _QUESTIONS = ("plot", "completion")  # answered in place of a launch; by a word of the command line only
 _ABOUT_NODES = ("ssh_config", "remote_python", "link_port", "link_address", "join_timeout", "node_timeout", "export",
                 "console", "node_check", "node_check_timeout")  # ineffective_flags.py  # fmt: skip
+_OF_NODES = ("hosts", "hostfile", "engine", "nnodes", "spares")  # who asked for several
 _OF_MEMBERSHIP = ("join_window", "on_join", "max_node_failures", "node_check_timeout")
 _SECONDS = (
     "restart_delay",
@@ -55,6 +56,7 @@ _SECONDS = (
     "node_timeout",
     "join_window",
     "node_check_timeout",
+    "preload_timeout",
 )
 
 
@@ -75,6 +77,8 @@ class Options:
     module: bool
     no_python: bool
     distributed_args: bool
+    preload: tuple[str, ...]  # modules that are imported once, before ranks are forked
+    preload_timeout_s: float
     engine: str
     hosts: str
     hostfile: str
@@ -211,6 +215,8 @@ def resolve(argv: Sequence[str], environ: Mapping[str, str]) -> Request:
         values["node_rank"] = HANDED_OUT
     _check_job(given, values, counts, is_ours=node_list is not None)
     _check_program(given, values)
+    if values["preload"]:
+        _check_preload(given, values, is_one_node=node_list is None and not (cluster is not None and cluster.is_task))
     _check_output(given, values)
     if not _is_open(values, node_list, has_token=has_token):
         _check_world(given, values, cluster, counts)
@@ -421,6 +427,17 @@ def _check_program(given: Given, values: Values) -> None:
             if setting.precedence == COMMAND_LINE and text.endswith(PYTHON_FILES):
                 raise UsageError(f"no {what} was given; {flag} has taken {text} as its value")
         raise UsageError(f"no {what} was given: {USAGE}; --help lists the flags")
+
+
+def _check_preload(given: Given, values: Values, *, is_one_node: bool) -> None:
+    flag = given["preload"].origin
+    if not is_one_node or values["nnodes"] > 1 or values["least_nodes"]:
+        several = next((given[name].origin for name in _OF_NODES if name in given), "several nodes")
+        raise UsageError(f"{flag}: works on one node; drop it, or {several}")
+    if values["bind"] != "none":
+        raise UsageError(
+            f"{flag}: conflicts with {given['bind'].origin}: imported memory stays where the imports ran; drop one"
+        )
 
 
 def _check_output(given: Given, values: Values) -> None:

@@ -96,6 +96,13 @@ def _variable_names(text: str) -> tuple[str, ...]:
     return names
 
 
+def _module_names(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    if not all(part.isidentifier() for name in names for part in name.split(".")):
+        raise ValueError("expected names of modules, such as torch,transformers.trainer")
+    return tuple(dict.fromkeys(names))
+
+
 def _rdzv_backend(text: str) -> str:
     if text not in ("static", "c10d"):
         raise ValueError("static or c10d is allowed; --rdzv_endpoint=HOST:PORT says where rank 0 listens")
@@ -196,6 +203,10 @@ FLAGS = (
            "folder with __main__.py, with -u, unless a #! line names something that is no Python"),
     switch("distributed_args", "program",
            "add --distributed-rank=R --distributed-world-size=W to each process's arguments"),
+    _flag("program", "preload", _module_names, (), "NAME,...",
+          "import these modules once in one process, and fork all ranks from it, also at restarts", shown="none"),
+    _flag("program", "preload_timeout", value_types.patience, 600.0, "TIME",
+          "give up if the imports of --preload take longer than TIME", shown="10m"),
 
     _choice("where", "engine", ("local", *ENGINES, "auto"),
             "what reaches the other nodes; auto: what started us says how many there are, which one this is and "

@@ -17,6 +17,7 @@ def render_text(
     *,
     least_nodes: int = 0,
     spares: Sequence[str] = (),
+    preload: Sequence[str] = (),
 ) -> str:
     """Render a plan for people: every rank's variables and its command, ready for a shell.
 
@@ -26,6 +27,7 @@ def render_text(
         later: Variables that are known only when all nodes have connected, with what they will be. None: none.
         least_nodes: With so many nodes the job runs as well; 0: it needs all.
         spares: Hosts that run nothing until a node is lost; "": one that is not known before it joins.
+        preload: Modules that are imported once, before the ranks are forked.
     """
     later = later or {}
     env = tuple((name, f"<{later[name]}>" if name in later else value) for name, value in plan.env)
@@ -44,6 +46,8 @@ def render_text(
     for node in plan.nodes:
         lines.append(f"node {node.index} ({node.host}):")
         lines += [_worker_text(plan, worker) for worker in plan.workers if worker.node == node.index]
+    if preload:
+        lines.append(f"preload: {', '.join(preload)}, imported once; the ranks are forked from that process")
     if spares:
         known = ", ".join(filter(None, spares))
         lines.append(f"spares: {known or f'{len(spares)} (the last by name of the nodes that join)'}")
@@ -79,6 +83,7 @@ def render_json(
     *,
     least_nodes: int = 0,
     spares: Sequence[str] = (),
+    preload: Sequence[str] = (),
 ) -> str:
     """Render a plan as one JSON object. The `env` of a rank is complete except for inherited variables.
 
@@ -88,6 +93,7 @@ def render_json(
         later: Variables that are known only when all nodes have connected: null in the object. None: none.
         least_nodes: As for render_text.
         spares: As for render_text; null in the object: not known before it joins.
+        preload: As for render_text.
     """
     import json
 
@@ -101,6 +107,7 @@ def render_json(
             "nnodes": plan.nnodes,
             "least_nodes": least_nodes or plan.nnodes,
             "spares": [host or None for host in spares],
+            "preload": list(preload),
             "world_size": plan.world_size,
             "master_addr": None if "MASTER_ADDR" in later else plan.master_addr,
             "master_port": None if "MASTER_PORT" in later else plan.master_port,

@@ -80,7 +80,7 @@ def _is_for_python(name: str, path: str) -> bool:
     if path.endswith(PYTHON_FILES) and os.isfile(path):
         if not os.access(path, os.R_OK):
             raise NotExecutable(f"{name} cannot be read: permission denied", name)
-        return _is_python(_first_line(path))
+        return names_python(first_line(path))
     return os.isdir(path) and os.isfile(os.join(path, "__main__.py"))
 
 
@@ -137,12 +137,12 @@ def _check_executable(name: str, path: str) -> None:
     if S_ISDIR(mode):
         raise NotExecutable(f"{name} is a directory; give the program in it", name)
     if not os.access(path, os.X_OK):
-        first = _first_line(path)
+        first = first_line(path)
         raise NotExecutable(f"{path} has no run bit; try: {_way(path, first)}, or chmod +x {path}", name)
-    _check_shebang(name, path, _first_line(path))
+    _check_shebang(name, path, first_line(path))
 
 
-def _first_line(path: str) -> bytes:
+def first_line(path: str) -> bytes:
     """At most what the kernel reads of a file to decide how to run it (BINPRM_BUF_SIZE, Linux 5.1: 256)."""
     try:
         with open(path, "rb", buffering=0) as file:
@@ -153,7 +153,7 @@ def _first_line(path: str) -> bytes:
 
 def _way(path: str, first: bytes) -> str:
     """How it runs with its interpreter in front; without a #! line the name may say which one that is."""
-    words = _shebang(first)
+    words = shebang_words(first)
     if words:
         return f"infini-run ... {os.fsdecode(b' '.join(words)).rstrip(chr(13))} {path}"
     if path.endswith(PYTHON_FILES):
@@ -163,16 +163,16 @@ def _way(path: str, first: bytes) -> str:
     return f"infini-run ... sh {path} (python3 for Python)"
 
 
-def _shebang(first: bytes) -> list[bytes]:
+def shebang_words(first: bytes) -> list[bytes]:
     """The words after #!, parted as the kernel parts them: by spaces and tabs, and by nothing else."""
     line = first[2:] if first.startswith(b"#!") else b""
     return [word for word in line.replace(b"\t", b" ").split(b" ") if word]
 
 
-def _is_python(first: bytes) -> bool:
+def names_python(first: bytes) -> bool:
     """Whether a .py file is one of Python's: no #! line says otherwise. Of env(1) the word that it looks for counts:
     the first one that is no option (-S may have it in the same word) and sets no variable."""
-    words = _shebang(first)
+    words = shebang_words(first)
     if not words:
         return not first.startswith(b"\x7fELF")
     named = words[0]
@@ -184,7 +184,7 @@ def _is_python(first: bytes) -> bool:
 
 def _check_shebang(name: str, path: str, first: bytes) -> None:
     if first.startswith(b"#!"):
-        words = _shebang(first)
+        words = shebang_words(first)
         interpreter = os.fsdecode(words[0]) if words else ""
         if not os.exists(interpreter):
             shown = interpreter.replace("\r", "\\r") or "nothing"

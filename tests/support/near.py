@@ -45,7 +45,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "infini_run/plan/": ("tests/unit/plan", "tests/launch"),
     "infini_run/report/": ("tests/unit/report", "tests/launch"),
     "infini_run/system/": ("tests/unit/system", "tests/launch", "tests/crews"),
-    "infini_run/warm/": ("tests/crews/test_zygote.py",),
+    "infini_run/warm/": ("tests/launch/test_warm.py", "tests/launch/test_warm_ends.py", "tests/crews/test_zygote.py"),
     "infini_run/watchdog/": (
         "tests/launch/test_hang.py",
         "tests/launch/test_stalled.py",

@@ -37,6 +37,8 @@ function __infini_run_offer --argument-names name value prefix # what the value 
     switch $name
         case nproc_per_node
             __infini_run_say $prefix 'auto' 'gpu' 'cpu'
+        case preload
+            __infini_run_say $prefix(string match -r -- '.*,' $value; or echo) (set -nx)
         case engine
             __infini_run_say $prefix 'local' 'ssh' 'slurm' 'pbs' 'mpi' 'auto'
         case hostfile
@@ -120,6 +122,8 @@ function __infini_run_flags --argument-names verb current
                 module 'the program is a Python module, run with python -u -m' \
                 no_python 'execute the program itself, always' \
                 distributed_args 'add --distributed-rank=R --distributed-world-size=W to each process\'s arguments' \
+                preload= 'import these modules once in one process, and fork all ranks from it, also at restarts' \
+                preload_timeout= 'give up if the imports of --preload take longer than TIME' \
                 engine= 'what reaches the other nodes' \
                 hosts= 'the nodes, with how many processes each has room for' \
                 hostfile= 'the same from a file' \
@@ -231,7 +235,7 @@ function __infini_run_complete
             return
         end
         set -l name (string replace -r -- '^-*' '' $word | string replace -a -- - _)
-        if string match -q -- '-*' $word; and contains -- $name nnodes nproc_per_node node_rank rdzv_endpoint master_addr master_port run_id rdzv_id engine hosts hostfile ssh_config remote_python link_port link_address token_file join_timeout node_timeout export spares join_window on_join node_check node_check_timeout max_node_failures gpus_per_proc bind omp_num_threads log_dir log_layout console ranks_on_console stdin redirects r tee t local_ranks_filter grace shutdown_timeout stop_signal stop_scope max_restarts restart_delay restart_window max_no_progress ready_timeout hang_timeout on_hang report trace plot completion print_completion rdzv_backend rdzv_conf role numa_binding monitor_interval start_method event_log_handler log_line_prefix_template local_addr signals_to_handle logs_specs duplicate_stdout_filters duplicate_stderr_filters flagfile fromenv tryfromenv undefok
+        if string match -q -- '-*' $word; and contains -- $name nnodes nproc_per_node node_rank rdzv_endpoint master_addr master_port run_id rdzv_id preload preload_timeout engine hosts hostfile ssh_config remote_python link_port link_address token_file join_timeout node_timeout export spares join_window on_join node_check node_check_timeout max_node_failures gpus_per_proc bind omp_num_threads log_dir log_layout console ranks_on_console stdin redirects r tee t local_ranks_filter grace shutdown_timeout stop_signal stop_scope max_restarts restart_delay restart_window max_no_progress ready_timeout hang_timeout on_hang report trace plot completion print_completion rdzv_backend rdzv_conf role numa_binding monitor_interval start_method event_log_handler log_line_prefix_template local_addr signals_to_handle logs_specs duplicate_stdout_filters duplicate_stderr_filters flagfile fromenv tryfromenv undefok
             if test $i -eq $last
                 __infini_run_offer $name "$current" ''
                 return

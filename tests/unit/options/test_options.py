@@ -29,7 +29,7 @@ DESIGN = [
         "standalone",
         "run_id",
     ),
-    *("module", "no_python", "distributed_args"),
+    *("module", "no_python", "distributed_args", "preload", "preload_timeout"),
     *("engine", "hosts", "hostfile", "ssh_config", "remote_python", "link_port", "link_address", "token_file"),
     *("join_timeout", "node_timeout", "export"),
     *("spares", "join_window", "on_join", "node_check", "node_check_timeout", "max_node_failures"),
@@ -133,6 +133,8 @@ def test_the_defaults_are_complete():
         module=False,
         no_python=False,
         distributed_args=False,
+        preload=(),
+        preload_timeout_s=600.0,
         engine="local",
         hosts="",
         hostfile="",
@@ -236,6 +238,7 @@ RENDERED = {
     "redirects": mapped,
     "tee": mapped,
     "export": ",".join,
+    "preload": ",".join,
     "grace_s": "{!r}s".format,
 }
 
@@ -281,6 +284,7 @@ def every_option(draw):
         module=module,
         no_python=not module and draw(st.booleans()),
         distributed_args=draw(st.booleans()),
+        preload_timeout_s=draw(st.floats(0.1, MAX_INT)),
         ssh_config=draw(names),
         remote_python=draw(names),
         link_port=draw(st.integers(0, 65535)),

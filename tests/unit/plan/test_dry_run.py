@@ -107,6 +107,7 @@ def test_the_json_describes_the_job_and_its_nodes(shown):
         "nnodes": 2,
         "least_nodes": 2,
         "spares": [],
+        "preload": [],
         "world_size": 4,
         "master_addr": "n0",
         "master_port": 7,

@@ -1,0 +1,124 @@
+"""A NodeLaunch whose ranks are forks of the process of --preload, or are started cold if they cannot be.
+
+The ranks are our children when the core gets them (decision 66), so that all else is as for those that it starts.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from infini_run.core.group import NO_CGROUP, Event
+from infini_run.errors import StartError
+from infini_run.node.forked_stdio import open_stdio
+from infini_run.node.launch import NodeLaunch
+from infini_run.node.warm_zygote import CannotFork
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+    from infini_run.core.group import SpawnSpec
+    from infini_run.node.warm_zygote import Fork, WarmZygote
+
+
+class WarmLaunch(NodeLaunch):
+    """The ranks of one attempt. zygote: their owner closes it; all else as for NodeLaunch."""
+
+    def __init__(self, *args: Any, zygote: WarmZygote, **keywords: Any) -> None:
+        super().__init__(*args, **keywords)
+        self._zygote = zygote
+        self._fork: Fork | None = None
+        self._ends: list[int] = []  # of the ranks' pipes, until the core has copies
+        self._forked_s: float | None = None
+        self._early: list[Event] = []  # of a launch that was stopped before it had ranks
+
+    def start(self) -> None:
+        """As NodeLaunch.start, after the imports. Raises UsageError: a module cannot be imported."""
+        signalled = self._zygote.prepare()
+        if signalled is not None:
+            self._end_before_start(signalled)
+            return
+        if self._zygote.can_fork:
+            self._debug = NO_CGROUP  # a fork is not born into one
+        try:
+            super().start()
+            if self._fork is not None and self._started == len(self.plan.workers):
+                self._fork.open_gate()
+                self._forked_s = time.monotonic()
+        finally:
+            self._drop_fork()
+
+    def _end_before_start(self, signalled: Event) -> None:
+        from infini_run.report.text import signal_name
+
+        self._ended = True
+        events = [signalled, Event(kind="ended", time_ns=time.monotonic_ns())]
+        for event in events:
+            self.outcome.record_event(event)
+        self._print(f"{signal_name(signalled.signal)}: stopped during the imports of --preload")
+        self._early = events
+
+    @property
+    def ended(self) -> bool:
+        return super().ended and not self._early
+
+    @property
+    def lived_s(self) -> float | None:
+        return None if self._forked_s is None else time.monotonic() - self._forked_s
+
+    def poll(self, timeout_s: float | None = None, also: Sequence[int] = ()) -> list[Event]:
+        if self._early:
+            events, self._early = self._early, []
+            return events
+        return super().poll(timeout_s, also)
+
+    def _specs(self) -> list[SpawnSpec]:
+        specs = super()._specs()
+        if not self._zygote.can_fork:
+            return specs
+        try:
+            self._fork_ranks(specs)
+        except CannotFork as error:
+            self._drop_fork()
+            self._zygote.fall_back(str(error))
+            return super()._specs()
+        return specs
+
+    def _fork_ranks(self, specs: Sequence[SpawnSpec]) -> None:
+        base = self.plan.base(self._environ) | dict(self.plan.env)
+        fork = self._fork = self._zygote.begin_fork(
+            len(specs), [os.fsencode(f"{name}={value}") for name, value in base.items()]
+        )
+        same = len(self._zygote.argv)
+        for spec in specs:
+            theirs = self._open_stdio(spec)
+            try:
+                fork.add(spec.env, spec.argv[same:], theirs, foreground=spec.foreground)
+            finally:
+                for fd in theirs:
+                    os.close(fd)
+            spec.env = []
+        for spec, pid in zip(specs, fork.end(), strict=True):
+            spec.pid = pid
+
+    def _open_stdio(self, spec: SpawnSpec) -> list[int]:
+        """Return what the rank gets. Raises StartError: no descriptor is left."""
+        made: list[int] = []
+        try:
+            theirs, ours = open_stdio(spec, (0, 1, 2), (0, *self._console), made)
+        except OSError as error:
+            for fd in made:
+                os.close(fd)
+            raise StartError(os.strerror(error.errno or 0), "opening pipes", error.errno or 0, spec.rank) from None
+        self._ends += ours
+        return theirs
+
+    def _drop_fork(self) -> None:
+        """Forget the fork: ranks whose gate was not opened end."""
+        fork, self._fork = self._fork, None
+        if fork is not None:
+            fork.close()
+        while self._ends:
+            os.close(self._ends.pop())

@@ -1,0 +1,491 @@
+"""The process of --preload: the user's command, held before its script, which forks the ranks of each attempt.
+
+The hook within it is warm/site/sitecustomize.py, and decision 66 says why it is there. The process is the launcher's,
+in a group of the core beside that of the ranks. What it says is the user's to make up: each answer is a short text,
+and a process number counts only if the process is a child of ours.
+"""
+
+from __future__ import annotations
+
+import array
+import marshal
+import os
+import select
+import time
+from _socket import AF_UNIX, MSG_DONTWAIT, SCM_RIGHTS, SOCK_SEQPACKET, SOL_SOCKET, socket, socketpair
+from contextlib import suppress
+
+from infini_run.core.group import GUARD, PIPE, TO_CONSOLE, Group, SpawnSpec, debug_flags
+from infini_run.errors import InfiniRunError, StartError, UsageError, printable
+from infini_run.report.text import duration_text, signal_name
+from infini_run.system.signal_numbers import SIGKILL
+from infini_run.value_types import MARKER_VARIABLE
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from infini_run.core.group import Event, ProcessState
+    from infini_run.options.options import Options
+    from infini_run.plan.model import Plan
+
+HOOK_VARIABLE = "INFINI_WARM_HOOK"  # of warm/site/sitecustomize.py
+EARLY_S = 10.0  # who fails so soon after a fork may have failed for what was imported
+_FOLDER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "warm", "site")
+_OF_ATTEMPT = ("MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")
+_ANSWER_S = 5.0  # it forks, or looks at its files
+_MOST_ANSWER = 1 << 17  # bytes
+_AHEAD = 32  # ranks that may be on their way at once
+
+
+class CannotFork(InfiniRunError):
+    """The ranks of this attempt cannot be forked; the text says why."""
+
+
+class _Gone(Exception):
+    """The process does not answer any more."""
+
+
+class WarmZygote:
+    """The held process, from one attempt to the next.
+
+    Attributes:
+        cold_because: Why the ranks of the next attempt are not forked. Empty: they are.
+
+    Args:
+        plan: The plan of the first attempt.
+        options: What the user asked for.
+        environ: The environment of the ranks, to which the plan adds.
+        entry: The state of this process at its start.
+        print_line: Gets a line for the user.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        options: Options,
+        *,
+        environ: Mapping[str, str],
+        entry: ProcessState,
+        print_line: Callable[[str], None],
+    ) -> None:
+        self._plan = plan
+        self._options = options
+        self._environ = environ
+        self._entry = entry
+        self._print_line = print_line
+        self._group: Group | None = None
+        self._control: socket | None = None
+        self._received = bytearray()
+        self._env: list[bytes] = []  # of the process, without what is there for the hook
+        self._start_s = 0.0
+        self._is_held = self._is_ready = self._is_hopeless = False
+        self._is_first = True  # no attempt has begun so far
+        self._exit: Event | None = None
+        self.cold_because = ""
+
+    # ---- the imports
+
+    def prepare(self) -> Event | None:
+        """Wait until the next attempt can be forked, or must start cold.
+
+        Returns:
+            The signal that stops the launch meanwhile. None: there was none.
+
+        Raises:
+            UsageError: A module cannot be imported, or must not be.
+            StartError: The imports take too long, or the process cannot be created.
+        """
+        if self.cold_because or self._is_hopeless:
+            return None
+        try:
+            if self._group is None:
+                self._start()
+            event = None if self._is_ready or self.cold_because else self._await_imports()
+        except BaseException:
+            self.close()
+            raise
+        if event is not None:
+            self.close()
+        self._is_first = False
+        return event
+
+    def _start(self) -> None:
+        """Start the process, and tell it what to import. It is not waited for."""
+        plan = self._plan
+        watched = {name for worker in plan.workers for name, _ in worker.env}
+        watched |= {name for name, value in plan.env if name in _OF_ATTEMPT or value == plan.launch_id}
+        watched.discard(MARKER_VARIABLE)
+        self._is_held = self._is_ready = False
+        self._exit, self._start_s, self._received = None, time.monotonic(), bytearray()
+        try:
+            self._control, theirs = socketpair()
+            try:
+                self._spawn(theirs.fileno(), watched)
+            finally:
+                theirs.close()
+        except (OSError, StartError) as error:
+            self._fall_back(f"the process of the imports cannot be started: {error}")
+            return
+        with suppress(OSError):  # it is gone: its socket tells
+            names = list(self._options.preload)
+            self._send({"names": names, "watched": sorted(watched), "flag": "--preload", "env": self._env})
+
+    def _spawn(self, control: int, watched: set[str]) -> None:
+        env = self._plan.base(self._environ) | dict(self._plan.env)
+        mark = f"{self._plan.launch_id}.preload"  # else its group would take ranks for what it has left
+        path = self._environ.get("PYTHONPATH", "")
+        env = {name: value for name, value in env.items() if name not in watched} | {MARKER_VARIABLE: mark}
+        self._env = [os.fsencode(f"{name}={value}") for name, value in env.items()]
+        env |= {"PYTHONPATH": f"{_FOLDER}:{path}" if path else _FOLDER}
+        env[HOOK_VARIABLE] = "set" if "PYTHONPATH" in self._environ else ""
+        spec = SpawnSpec(0, os.fsencode(self._plan.file), [os.fsencode(word) for word in self.argv], [])
+        spec.stdio = [control, PIPE, PIPE]
+        is_shown = self._options.console != "none" and self._options.live != "on"
+        spec.output = [TO_CONSOLE if is_shown else 0] * 2
+        spec.label = ((b"[preload] ", b"[preload +] "),) * 2
+        spec.dies_with_us = True
+        self._group = Group(
+            1,
+            mark=os.fsencode(f"{MARKER_VARIABLE}={mark}"),
+            grace_s=0.0,
+            stop_signal=SIGKILL,
+            stop_scope="group",
+            console=(1, 2),
+            guard=GUARD,
+            entry=self._entry,
+            beside=True,
+            debug=debug_flags(self._environ),
+        )
+        self._group.spawn([spec], [os.fsencode(f"{name}={value}") for name, value in env.items()])
+
+    @property
+    def can_fork(self) -> bool:
+        """Whether the ranks of this attempt can be forked."""
+        return self._is_ready and not self.cold_because
+
+    @property
+    def argv(self) -> tuple[str, ...]:
+        """The command of the process, which is that of each rank without what differs."""
+        argv = self._plan.workers[0].argv
+        return argv[:-2] if self._options.distributed_args else argv
+
+    def _await_imports(self) -> Event | None:
+        """Wait for the answer. A group of no ranks takes the signals meanwhile, as between two attempts."""
+        assert self._group is not None
+        assert self._control is not None
+        waiting = Group(
+            0,
+            mark=b"",
+            grace_s=0.0,
+            stop_signal=self._options.stop_signal,
+            stop_scope=self._options.stop_scope,
+            entry=self._entry,
+            debug=debug_flags(self._environ),
+        )
+        due_s = self._start_s + self._options.preload_timeout_s
+        try:
+            while not self._is_ready and not self.cold_because:
+                left_s = due_s - time.monotonic()
+                if left_s <= 0:
+                    self._fail_late()
+                waiting.wait(min(left_s, 3600.0), [self._group.fileno(), self._control.fileno()])
+                self._pass_output()  # before the other group may reap it
+                for event in waiting.run_once():
+                    if event.kind == "signalled":
+                        return event
+                while self._read_answer():
+                    pass
+        finally:
+            waiting.close()
+        return None
+
+    def _fail_late(self) -> None:
+        text = duration_text(self._options.preload_timeout_s)
+        if not self._is_first:
+            self._fall_back(f"the imports took longer than {text}")
+            return
+        raise StartError(
+            f"--preload: the imports took longer than {text}; add --preload_timeout=TIME, or drop a module",
+            "preloading",
+            110,
+        )
+
+    def _pass_output(self) -> None:
+        """Pass on what the imports print, and note how the process ended."""
+        group = self._group
+        if group is None or group.ended:
+            return
+        for event in group.run_once():
+            if event.kind in ("exited", "start_failed"):
+                self._exit = event
+
+    def _wait_for_exit(self) -> None:
+        """Its socket is closed, so it ends now; a wrapper around it that does not is killed."""
+        due_s = time.monotonic() + _ANSWER_S
+        while self._group is not None and not self._group.ended:
+            self._pass_output()
+            if time.monotonic() >= due_s:
+                self._group.kill()
+            self._group.wait(max(0.1, due_s - time.monotonic()))
+
+    def _read_answer(self) -> bool:
+        """Take in an answer. Return whether there may be another."""
+        try:
+            answer = self._receive()
+        except _Gone:
+            self._wait_for_exit()
+            self._handle_end()
+            return False
+        if answer is None:
+            return False
+        word, text = answer
+        if word == "held":
+            self._is_held = True
+        elif word == "ready":
+            self._is_ready = True
+            self._pass_output()
+        elif word == "failed" and self._is_first:
+            raise UsageError(text)
+        elif word in ("failed", "cold"):
+            self._is_hopeless = word == "cold"
+            self._fall_back(text)
+        return word == "held"
+
+    def _handle_end(self) -> None:
+        """The process ended before it had imported all. If it never was held, Python has run the script."""
+        name = self.argv[0]
+        has_run = self._exit is not None and not self._exit.signal and self._exit.code not in (126, 127)
+        if has_run and not self._is_held and self._is_first:
+            raise UsageError(
+                f"--preload: {name} does not import sitecustomize from PYTHONPATH; drop --preload, or the wrapper "
+                "that removes it"
+            )
+        self._fall_back(f"the process of the imports {self._describe_end()}")
+
+    def _describe_end(self) -> str:
+        if self._exit is None or self._exit.status_lost:
+            return "is gone"
+        return f"was killed by {signal_name(self._exit.signal)}" if self._exit.signal else "exited"
+
+    def _fall_back(self, reason: str) -> None:
+        """Have the next attempt start cold, and say so."""
+        self.cold_because = reason
+        self._print_line(f"infini-run: ranks start cold: {printable(reason)}")
+        self.close()
+
+    # ---- between two attempts
+
+    def renew(self, lived_s: float | None) -> None:
+        """Get ready for another attempt: begin the imports again if what was imported has changed.
+
+        Args:
+            lived_s: For how long the last attempt lived after its fork, in seconds. None: it was not forked.
+        """
+        self.cold_because = ""
+        if lived_s is not None and lived_s < EARLY_S:
+            self.cold_because = f"the last attempt failed {lived_s:.1f} s after it was forked"
+            self._print_line(f"infini-run: ranks start cold: {self.cold_because}")
+        elif not self._is_hopeless and not (self._is_ready and self._is_unchanged()):
+            self.close()
+            self._start()
+
+    def _is_unchanged(self) -> bool:
+        try:
+            self._send({"word": "check"})
+            return self._answer()[0] == "same"
+        except (_Gone, OSError):
+            return False
+
+    # ---- a fork
+
+    def begin_fork(self, count: int, env: Sequence[bytes]) -> Fork:
+        """Have a process forked that forks the ranks.
+
+        Args:
+            count: How many ranks.
+            env: The variables that all of them have, each as `NAME=value`.
+
+        Raises:
+            CannotFork: It does not answer.
+        """
+        try:
+            ours, theirs = socketpair(AF_UNIX, SOCK_SEQPACKET)
+            gate = os.pipe()
+        except OSError as error:
+            raise CannotFork(f"the fork failed: {os.strerror(error.errno or 0)}") from None
+        request = {
+            "word": "fork",
+            "count": count,
+            "env": list(env),
+            "launcher": os.getpid(),
+        }
+        ours.settimeout(_ANSWER_S)
+        try:
+            self._send(request, [theirs.fileno(), gate[0]])
+        except (_Gone, OSError):
+            ours.close()
+            for fd in gate:
+                os.close(fd)
+            raise CannotFork(f"the process of the imports {self._describe_end()}") from None
+        finally:
+            theirs.close()
+        return Fork(self, ours, gate, count)
+
+    def check_forked(self) -> None:
+        """Wait until the process between has ended, so that its ranks are ours. Raises CannotFork."""
+        try:
+            word, _ = self._answer()
+        except (_Gone, OSError):
+            word = "gone"
+        if word != "forked":
+            raise CannotFork("the fork failed")
+
+    def fall_back(self, reason: str) -> None:
+        """Have this attempt start cold, for this reason, and the process made anew for the next."""
+        self._fall_back(reason)
+
+    # ---- the socket
+
+    def _send(self, message: Mapping[str, object], fds: Sequence[int] = ()) -> None:
+        """Raises OSError: it is gone, or does not read."""
+        if self._control is None:
+            raise _Gone
+        data = marshal.dumps(dict(message), 2)
+        self._control.settimeout(_ANSWER_S)
+        rights = [(SOL_SOCKET, SCM_RIGHTS, array.array("i", fds).tobytes())] if fds else []
+        self._control.sendmsg([len(data).to_bytes(4, "big")], rights, 0x4000)  # MSG_NOSIGNAL
+        self._control.sendall(data, 0x4000)
+        self._control.settimeout(None)  # else a recv that is not to wait does
+
+    def _answer(self) -> tuple[str, str]:
+        """Wait for an answer. Raises _Gone: there is none."""
+        due_s = time.monotonic() + _ANSWER_S
+        while (answer := self._receive()) is None:
+            assert self._control is not None
+            poll = select.poll()
+            poll.register(self._control.fileno(), select.POLLIN)
+            if not poll.poll(max(0.0, due_s - time.monotonic()) * 1000):
+                raise _Gone
+        return answer
+
+    def _receive(self) -> tuple[str, str] | None:
+        """The next answer, if there is one. Raises _Gone: there will be none."""
+        while self._control is not None:
+            size = int.from_bytes(self._received[:4], "big") if len(self._received) >= 4 else 0
+            if size > _MOST_ANSWER:
+                raise _Gone
+            if len(self._received) >= 4 + size and len(self._received) >= 4:
+                data = bytes(self._received[4 : 4 + size])
+                del self._received[: 4 + size]
+                word, _, text = data.decode("utf-8", "surrogateescape").partition(" ")
+                return word, text
+            try:
+                piece = self._control.recv(1 << 16, MSG_DONTWAIT)
+            except BlockingIOError:
+                return None
+            except OSError:
+                piece = b""
+            if not piece:
+                break
+            self._received += piece
+        raise _Gone
+
+    def close(self) -> None:
+        """Kill the process. Ranks that it has forked go on. Safe twice."""
+        control, self._control = self._control, None
+        if control is not None:
+            control.close()
+        group, self._group = self._group, None
+        self._is_ready = False
+        if group is not None:
+            group.close()
+
+
+class Fork:
+    """The fork of all ranks of one attempt. They wait at a gate until it is opened, and end if it is closed.
+
+    Args:
+        zygote: Whose fork it is.
+        exchange: The socket to the process that forks them.
+        gate: Both ends of their gate: it is written to even if all of them have died.
+        count: How many ranks.
+    """
+
+    def __init__(self, zygote: WarmZygote, exchange: socket, gate: tuple[int, int], count: int) -> None:
+        self._zygote = zygote
+        self._exchange = exchange
+        self._gate = list(gate)
+        self._pids = [0] * count
+        self._sent = self._known = 0
+
+    def add(self, env: Sequence[bytes], more: Sequence[bytes], fds: Sequence[int], *, foreground: bool) -> None:
+        """Have the next rank forked.
+
+        Args:
+            env: Its own variables, each as `NAME=value`.
+            more: Its own arguments, behind those of the command.
+            fds: Its stdin, stdout and stderr.
+            foreground: It takes the terminal that is its stdin.
+
+        Raises:
+            CannotFork: The process that forks does not read.
+        """
+        rank = {"index": self._sent, "env": list(env), "more": list(more), "foreground": foreground}
+        rights = (SOL_SOCKET, SCM_RIGHTS, array.array("i", fds).tobytes())
+        try:
+            self._exchange.sendmsg([marshal.dumps(rank, 2)], [rights], 0x4000)
+        except OSError:
+            raise CannotFork(self._read_reason()) from None
+        self._sent += 1
+        if self._sent - self._known > _AHEAD:
+            self._receive_pid()
+
+    def end(self) -> list[int]:
+        """Return the process of each rank, in the order in which they were added. Raises CannotFork."""
+        while self._known < self._sent:
+            self._receive_pid()
+        self._exchange.close()
+        self._zygote.check_forked()
+        for pid in self._pids:
+            try:
+                os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                raise CannotFork(
+                    "this kernel does not give the ranks to infini-run (PR_SET_CHILD_SUBREAPER)"
+                ) from None
+        return self._pids
+
+    def _receive_pid(self) -> None:
+        """Learn that one more rank waits at the gate."""
+        words = self._read().split()
+        if len(words) != 2 or not all(word.isdigit() and len(word) < 10 for word in words):
+            raise CannotFork(" ".join(words[1:]) if words[:1] == ["cold"] else "the fork failed")
+        index, pid = map(int, words)
+        if index >= self._sent or self._pids[index] or pid < 2:
+            raise CannotFork("the fork failed")
+        self._pids[index] = pid
+        self._known += 1
+
+    def _read(self) -> str:
+        try:
+            return self._exchange.recv(512).decode("utf-8", "replace")
+        except OSError:
+            return ""
+
+    def _read_reason(self) -> str:
+        text = self._read()
+        return text[5:] if text.startswith("cold ") else "the fork failed"
+
+    def open_gate(self) -> None:
+        """Let all ranks go on."""
+        data = b"+" * len(self._pids)
+        while data:
+            data = data[os.write(self._gate[1], data) :]
+        self.close()
+
+    def close(self) -> None:
+        """Close the gate. Safe twice."""
+        self._exchange.close()
+        while self._gate:
+            os.close(self._gate.pop())

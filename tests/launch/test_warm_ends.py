@@ -1,0 +1,394 @@
+"""--preload: what is refused, what starts cold, what restarts do, and that nothing is left of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+
+import pytest
+
+from tests.support.processes import is_alive, marked, processes, state_of
+from tests.support.waiting import until
+
+COLD = b"infini-run: ranks start cold: "
+
+
+@pytest.fixture
+def module(tmp_path):
+    """Write a module that can be preloaded, and return the variables with which it is found."""
+
+    def write(source, name="preloaded"):
+        (tmp_path / f"{name}.py").write_text(source)
+        return {**os.environ, "PYTHONPATH": str(tmp_path)}
+
+    return write
+
+
+def run(infini_run, *words, **kwargs):
+    command = infini_run(*words, **kwargs)
+    return command.wait(), command.out, command.err
+
+
+def code(text):
+    return [sys.executable, "-c", text]
+
+
+# ---- refused
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["sh", "-c", "true"], b"--preload=decimal: needs a Python program, and sh is not one; drop --preload"),
+        ([sys.executable, "-I", "x.py"], b"conflicts with python -I, which ignores the hook in PYTHONPATH; drop one"),
+        ([sys.executable, "-uE", "x.py"], b"conflicts with python -E"),
+        ([sys.executable, "-X", "utf8", "-S", "-m", "x"], b"conflicts with python -S"),
+        ([sys.executable, "-W", "ignore", "-i", "x.py"], b"conflicts with an interactive Python"),
+        ([sys.executable, "-u", "-"], b"reads its program from stdin; give a file"),
+        ([sys.executable], b"reads its program from stdin; give a file"),
+        (["--bind=numa", sys.executable, "x.py"], b"conflicts with --bind=numa"),
+        (["--nnodes=2", sys.executable, "x.py"], b"--preload=decimal: works on one node; drop it, or --nnodes=2"),
+        (["--hosts=a,b", sys.executable, "x.py"], b"works on one node; drop it, or --hosts=a,b"),
+        (["--nnodes=1:2", "--hosts=a,b", sys.executable, "x.py"], b"works on one node; drop it, or --hosts=a,b"),
+        (["--preload=os.,x", sys.executable, "x.py"], b"--preload=os.,x: expected names of modules, such as torch"),
+    ],
+)  # fmt: skip
+def test_preload_is_refused_before_anything_starts(infini_run, words, text):
+    command = infini_run("--preload=decimal", *words)
+    assert command.wait() == 2
+    assert text in command.err
+    assert command.err.count(b"\n") == 1
+
+
+def test_preload_of_missing_module_is_refused(infini_run):
+    found = run(infini_run, "--preload=decimal,nosuch", *code("print(1)"))
+    text = b"infini-run: --preload: nosuch cannot be imported: ModuleNotFoundError: No module named 'nosuch'\n"
+    assert found == (2, b"", text)
+
+
+def test_preload_of_module_that_reads_rank_is_refused(infini_run, module):
+    env = module("import os\nRANK = os.environ.get('LOCAL_RANK')\n")
+    status, out, err = run(infini_run, "--preload=preloaded", *code("print(1)"), env=env)
+    text = b"--preload=preloaded: preloaded reads LOCAL_RANK while it is imported; drop preloaded"
+    assert (status, out, err) == (2, b"", b"infini-run: " + text + b"\n")
+
+
+def test_preload_that_exits_is_refused(infini_run, module):
+    env = module("raise SystemExit(3)\n")
+    status, out, err = run(infini_run, "--preload=preloaded", *code("print(1)"), env=env)
+    assert (status, out) == (2, b"")
+    assert b"preloaded cannot be imported: SystemExit: 3" in err
+
+
+def test_preload_that_hangs_ends_at_its_timeout(infini_run, module):
+    env = module("import time\ntime.sleep(1000)\n")
+    words = ["--preload=preloaded", "--preload_timeout=1s"]
+    status, out, err = run(infini_run, *words, *code("print(1)"), env=env)
+    assert (status, out) == (1, b"")
+    text = b"--preload: the imports took longer than 1.0 s; add --preload_timeout=TIME, or drop a module"
+    assert err == b"infini-run: " + text + b"\n"
+
+
+def test_python_that_ignores_hook_is_refused(infini_run, tmp_path):
+    wrapper = tmp_path / "python3"
+    wrapper.write_text(f'#!/bin/sh\nunset PYTHONPATH\nexec {sys.executable} "$@"\n')
+    wrapper.chmod(0o755)
+    status, _, err = run(infini_run, "--preload=decimal", wrapper, "-c", "pass")
+    assert status == 2
+    assert b"does not import sitecustomize from PYTHONPATH; drop --preload" in err
+
+
+def test_preload_is_refused_in_host_program():
+    from infini_run.errors import UsageError
+    from infini_run.process_launcher import ProcessLauncher
+
+    with pytest.raises(UsageError, match=r"^preload= belongs to the command, not to the Python API$"):
+        ProcessLauncher([sys.executable, "-c", "pass"], preload="decimal").start()
+
+
+# ---- cold
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("import threading, time\nthreading.Thread(target=time.sleep, args=(1000,), daemon=True).start()",
+         b"2 threads run after the imports"),
+        ("import os\nkept = os.pipe()", b"the imports left pipe:"),
+        ("import subprocess\nchild = subprocess.Popen(['sleep', '1000'])", b"the imports started a process"),
+        ("import signal\nsignal.signal(signal.SIGUSR1, lambda *_: None)", b"the imports changed signal handlers"),
+        ("import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, [10])", b"the imports changed the signal mask"),
+        ("import os\nos.chdir('/')", b"the imports changed the working directory"),
+        ("import os\nos.umask(0o7)", b"the imports changed the umask"),
+        ("import resource\nresource.setrlimit(4, (0, 0))", b"the imports changed a resource limit"),
+        ("import sys\nsys.path.insert(0, '/nowhere')", b"the imports put /nowhere first on sys.path"),
+        ("import os\nos.kill(os.getpid(), 9)", b"the process of the imports was killed by SIGKILL"),
+        ("import os\nos._exit(3)", b"the process of the imports exited"),
+    ],
+    ids=["thread", "pipe", "child", "handler", "mask", "cwd", "umask", "limit", "path", "killed", "exit"],
+)  # fmt: skip
+def test_ranks_start_cold_with_one_line(infini_run, module, source, reason):
+    env = module(f"{source}\n")
+    text = "import os; print(os.environ['RANK'], 'preloaded' in __import__('sys').modules)"
+    command = infini_run("--preload=preloaded", "--nproc_per_node=2", *code(text), env=env)
+    assert command.wait() == 0
+    assert command.err.startswith(COLD + reason), command.err
+    assert command.err.count(b"\n") == 1
+    assert sorted(command.out.splitlines()) == [b"0 False", b"1 False"]
+
+
+def test_imports_print_once_with_their_label(infini_run, module):
+    env = module("import sys\nprint('to stdout')\nprint('to stderr', file=sys.stderr)\n")
+    command = infini_run("--preload=preloaded", "--nproc_per_node=3", *code("print('ran')"), env=env)
+    assert command.wait() == 0
+    assert sorted(command.out.splitlines()) == [b"[preload] to stdout", b"ran", b"ran", b"ran"]
+    assert command.err == b"[preload] to stderr\n"
+
+
+def test_dry_run_names_preloaded_modules(infini_run):
+    status, out, _ = run(infini_run, "--dry_run", "--preload=torch,json", sys.executable, "x.py")
+    assert status == 0
+    assert b"preload: torch, json, imported once; the ranks are forked from that process" in out
+    _, out, _ = run(infini_run, "--dry_run=json", "--preload=torch,json", sys.executable, "x.py")
+    assert json.loads(out)["preload"] == ["torch", "json"]
+
+
+def test_variable_stands_for_flag(infini_run):
+    env = {**os.environ, "INFINI_RUN_PRELOAD": "decimal"}
+    status, out, _ = run(infini_run, *code("import sys; print('decimal' in sys.modules)"), env=env)
+    assert (status, out) == (0, b"True\n")
+
+
+# ---- restarts
+
+
+def attempts(out):
+    return [line.split() for line in out.decode().splitlines() if line.startswith("attempt")]
+
+
+SCRIPT = """
+import os, sys
+count = os.environ["TORCHELASTIC_RESTART_COUNT"]
+print("attempt", count, "preloaded" in sys.modules, getattr(sys.modules.get("preloaded"), "PID", 0), flush=True)
+open(os.environ["BELL"], "w").write("up\\n")
+open(os.environ["GATE"]).read()
+sys.exit(0 if count == os.environ.get("LAST", "2") else 3)
+"""
+
+
+@pytest.fixture
+def restarting(infini_run, bell, module, tmp_path):
+    """A job whose attempts ring, wait for a word, and fail until the last."""
+
+    def start(*flags, last="2", source="import os\nPID = os.getpid()\n"):
+        env = module(source) | {"BELL": bell.path, "GATE": str(tmp_path / "go"), "LAST": last}
+        os.mkfifo(tmp_path / "go")
+        (tmp_path / "job").mkdir()
+        script = tmp_path / "job" / "script.py"
+        script.write_text(SCRIPT)
+        words = ["--preload=preloaded", "--max_restarts=5", "--restart_delay=0", *flags]
+        return infini_run(*words, script, env=env)
+
+    def go():
+        with open(tmp_path / "go", "w"):
+            pass
+
+    start.go = go
+    return start
+
+
+def test_attempt_after_early_failure_starts_cold(restarting, bell):
+    command = restarting()
+    for _ in range(3):
+        bell.hear(1)
+        restarting.go()
+    assert command.wait() == 0, command.err
+    rows = attempts(command.out)
+    assert [row[2] for row in rows] == ["True", "False", "True"]
+    assert rows[0][3] == rows[2][3], "the imports were made once"
+    assert command.err.count(COLD) == 1
+    assert b"ranks start cold: the last attempt failed 0." in command.err
+
+
+def zygote_of(command):
+    """The processes of the imports, by number: those that carry its mark and are no guard."""
+    return [pid for pid in marked() if state_of(pid) and _mark(pid).endswith(b".preload")]
+
+
+def _mark(pid):
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            texts = file.read().split(b"\0")
+    except OSError:
+        return b""
+    return next((text for text in texts if text.startswith(b"INFINI_RUN_ID=")), b"")
+
+
+def test_killed_process_of_imports_is_made_anew(restarting, bell):
+    command = restarting()
+    bell.hear(1)
+    [zygote] = zygote_of(command)
+    os.kill(zygote, signal.SIGKILL)
+    restarting.go()
+    for _ in range(2):
+        bell.hear(1)
+        restarting.go()
+    assert command.wait() == 0, command.err
+    rows = attempts(command.out)
+    assert [row[2] for row in rows] == ["True", "False", "True"]
+    assert rows[0][3] == str(zygote) != rows[2][3]
+
+
+def test_changed_file_has_imports_made_anew(restarting, bell, tmp_path):
+    command = restarting()
+    bell.hear(1)
+    restarting.go()
+    bell.hear(1)
+    (tmp_path / "preloaded.py").write_text("import os\nPID = 'changed'\n")
+    restarting.go()
+    bell.hear(1)
+    restarting.go()
+    assert command.wait() == 0, command.err
+    assert [row[3] for row in attempts(command.out)][1:] == ["0", "changed"]
+
+
+def test_broken_import_starts_later_attempt_cold(restarting, bell, tmp_path):
+    command = restarting()
+    bell.hear(1)
+    restarting.go()
+    bell.hear(1)
+    (tmp_path / "preloaded.py").write_text("raise ValueError('broken now')\n")
+    restarting.go()
+    bell.hear(1)
+    restarting.go()
+    assert command.wait() == 0, command.err
+    assert b"ranks start cold: --preload: preloaded cannot be imported: ValueError: broken now" in command.err
+
+
+# ---- ended at every step
+
+
+WAITING = "import time; print('up', flush=True); time.sleep(1000)"
+
+
+def test_signal_during_imports_ends_launch(infini_run, module, bell):
+    env = module("import os\nopen(os.environ['BELL'], 'w').write('up\\n')\nimport time\ntime.sleep(1000)\n")
+    command = infini_run("--preload=preloaded", *code("print(1)"), env={**env, "BELL": bell.path})
+    bell.hear(1)
+    command.signal(signal.SIGTERM)
+    assert command.wait() == 143
+    assert command.out == b""
+    assert command.err == b"infini-run: SIGTERM: stopped during the imports of --preload\n"
+
+
+GENERATIONS = """
+import os, signal
+depth = 0
+def count():
+    global depth
+    depth += 1
+    {act}
+os.register_at_fork(after_in_child=count)
+"""
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        "depth == 1 and os.kill(os.getpid(), signal.SIGKILL)",
+        "depth == 2 and os.kill(os.getpid(), signal.SIGKILL)",
+        "depth == 2 and setattr(os, 'setpgid', None)",
+    ],
+    ids=["middle killed", "rank killed", "rank raises"],
+)
+def test_fork_that_fails_is_followed_by_cold_start(infini_run, module, act):
+    env = module(GENERATIONS.format(act=act))
+    text = "import os, sys; print(os.environ['RANK'], 'preloaded' in sys.modules)"
+    command = infini_run("--preload=preloaded", "--nproc_per_node=3", *code(text), env=env)
+    assert command.wait() == 0, command.err
+    assert COLD + b"the fork failed" in command.err
+    assert sorted(command.out.splitlines()) == [b"0 False", b"1 False", b"2 False"]
+
+
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_rank_killed_at_its_gate_is_a_failure(infini_run, module, restarts):
+    act = "depth == 2 and setattr(os, 'read', lambda *_: os.kill(os.getpid(), signal.SIGKILL))"
+    env = module(GENERATIONS.format(act=act))
+    words = ["--preload=preloaded", f"--max_restarts={restarts}", "--restart_delay=0", "--nproc_per_node=2"]
+    command = infini_run(*words, *code("print('ran')"), env=env)
+    assert command.wait() == (0 if restarts else 137)
+    assert command.out == b"ran\n" * 2 * restarts
+    assert b"SIGKILL" in command.err
+
+
+def test_process_of_imports_that_does_not_answer_is_made_anew(restarting, bell):
+    command = restarting()
+    bell.hear(1)
+    [zygote] = zygote_of(command)
+    restarting.go()
+    bell.hear(1)
+    os.kill(zygote, signal.SIGSTOP)
+    restarting.go()
+    bell.hear(1)
+    restarting.go()
+    assert command.wait() == 0, command.err
+    rows = attempts(command.out)
+    assert rows[2][2] == "True"
+    assert rows[2][3] != str(zygote)
+
+
+@pytest.mark.parametrize("flags", [(), ("--max_restarts=1",)], ids=["once", "restarts"])
+def test_killed_launcher_leaves_no_process(infini_run, flags):
+    command = infini_run("--preload=decimal", "--nproc_per_node=3", *flags, *code(WAITING))
+    command.read_lines(b"up", 3)
+    command.signal(signal.SIGKILL)
+    command.wait()
+    until(lambda: not marked())
+
+
+def test_killed_launcher_leaves_no_process_of_imports(infini_run, module, bell):
+    env = module(
+        "import os, subprocess, time\nsubprocess.Popen(['setsid', 'sleep', '1000'])\n"
+        "open(os.environ['BELL'], 'w').write('up\\n')\ntime.sleep(1000)\n"
+    )
+    command = infini_run("--preload=preloaded", *code("print(1)"), env={**env, "BELL": bell.path})
+    bell.hear(1)
+    command.signal(signal.SIGKILL)
+    command.wait()
+    until(lambda: not marked())
+
+
+def test_ranks_survive_process_of_imports(infini_run):
+    words = ["--preload=decimal", "--nproc_per_node=2", "--max_restarts=1"]
+    command = infini_run(*words, *code(WAITING))
+    command.read_lines(b"up", 2)
+    [zygote] = zygote_of(command)
+    os.kill(zygote, signal.SIGKILL)
+    until(lambda: not is_alive(zygote))
+    assert len([pid for pid, (parent, _, name) in processes().items() if parent == command.pid]) >= 2
+    command.signal(signal.SIGTERM)
+    assert command.wait() == 143
+
+
+def test_launch_without_restarts_keeps_no_process_of_imports(infini_run):
+    command = infini_run("--preload=decimal", "--nproc_per_node=2", *code(WAITING))
+    command.read_lines(b"up", 2)
+    until(lambda: not zygote_of(command))
+    command.signal(signal.SIGTERM)
+    assert command.wait() == 143
+
+
+def test_leftover_process_of_warm_rank_is_stopped(infini_run, tmp_path):
+    text = "import os, subprocess; subprocess.Popen(['setsid', 'sleep', '1000']); print('up', flush=True)"
+    command = infini_run("--preload=decimal", "--max_restarts=1", *code(text))
+    assert command.wait() == 0
+    assert b"stopped 1 process left behind: " in command.err
+
+
+def test_300_ranks_are_forked(infini_run):
+    command = infini_run("--preload=decimal", "--nproc_per_node=300", *code("import os; print(os.environ['RANK'])"))
+    assert command.wait() == 0, command.err
+    assert sorted(map(int, command.out.split())) == list(range(300))
+    assert COLD not in command.err
