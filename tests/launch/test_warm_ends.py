@@ -139,6 +139,14 @@ def test_ranks_start_cold_with_one_line(infini_run, module, source, reason):
     assert sorted(command.out.splitlines()) == [b"0 False", b"1 False"]
 
 
+def test_report_says_why_ranks_started_cold(infini_run, module, tmp_path):
+    env = module("import os\nos.umask(0o7)\n")
+    command = infini_run("--preload=preloaded", f"--report={tmp_path}/report", *code("print(1)"), env=env)
+    assert command.wait() == 0
+    report = json.loads((tmp_path / "report").read_text())
+    assert report["notices"] == ["ranks start cold: the imports changed the umask"]
+
+
 def test_imports_print_once_with_their_label(infini_run, module):
     env = module("import sys\nprint('to stdout')\nprint('to stderr', file=sys.stderr)\n")
     command = infini_run("--preload=preloaded", "--nproc_per_node=3", *code("print('ran')"), env=env)
