@@ -193,20 +193,20 @@ def _warn_of_restarts(options: Options) -> None:
     """Once: each of the launchers is as alone as we are."""
     if options.max_restarts and options.node_rank == 0:
         _print_line(
-            "infini-run: --max_restarts on several nodes: each of them restarts for itself, out of step with the "
-            "others; with INFINI_RUN_TOKEN=... the same on every node they are one job"
+            "infini-run: --max_restarts on several nodes: each restarts alone, out of step with the others; set the "
+            "same INFINI_RUN_TOKEN=... on every node to make them one job"
         )
 
 
 def _warn_of_address(options: Options) -> None:
     if not options.rdzv_explicit:
-        _print_line("infini-run: other nodes cannot reach 127.0.0.1: give --rdzv_endpoint=HOST:PORT of node 0")
+        _print_line("infini-run: other nodes cannot reach 127.0.0.1; add --rdzv_endpoint=HOST:PORT of node 0")
         return
     from infini_run.system.addresses import read_hosts, unreachable_reason
 
     why = unreachable_reason(options.master_addr, read_hosts())
     if why:
-        _print_line(f"infini-run: other nodes cannot reach node 0: {printable(why)}; give another --master_addr")
+        _print_line(f"infini-run: other nodes cannot reach node 0: {printable(why)}; use another --master_addr")
 
 
 def _make_plan(options: Options, environ: dict[str, str], launch_id: str, cluster: ClusterEnvironment | None) -> Plan:
@@ -345,7 +345,7 @@ def _run_isolated(options: Options, environ: dict[str, str], mask_at_entry: set[
     from infini_run.plan.program import launch_folder, new_launch_id
 
     if "pydevd" in sys.modules:
-        raise UsageError("--isolate: the debugger that runs infini-run cannot follow into it; drop --isolate")
+        raise UsageError("--isolate: the debugger that runs infini-run cannot follow; drop --isolate")
 
     entry = _take_over_process(mask_at_entry)
     launch_id = new_launch_id()  # the inner command's: should it be killed, we remove its folder

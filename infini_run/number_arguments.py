@@ -24,7 +24,9 @@ def read_seconds(name: str, value: SupportsFloat, *, above_zero: bool = False) -
     """
     seconds = _real(value)
     if not (seconds > 0 if above_zero else seconds >= 0):
-        raise UsageError(f"{name}={value!r}: give a number of seconds, {'above 0' if above_zero else '0 or more'}")
+        raise UsageError(
+            f"{name}={value!r}: expected a number of seconds, {'above 0' if above_zero else '0 or more'}"
+        )
     return seconds
 
 
@@ -42,7 +44,7 @@ def read_wait(name: str, value: SupportsFloat | None) -> float | None:
         return None
     seconds = _real(value)
     if seconds != seconds:
-        raise UsageError(f"{name}={value!r}: give a number of seconds, or None for no limit")
+        raise UsageError(f"{name}={value!r}: expected a number of seconds, or None for no limit")
     return max(0.0, seconds) if seconds < LONGEST_S else None
 
 
@@ -59,7 +61,7 @@ def read_count(name: str, value: SupportsIndex, *, least: int = 1) -> int:
     """
     count = value.__index__() if hasattr(value, "__index__") and not isinstance(value, bool) else least - 1
     if count < least:
-        raise UsageError(f"{name}={value!r}: give a whole number from {least} on")
+        raise UsageError(f"{name}={value!r}: expected a whole number of at least {least}")
     return count
 
 

@@ -49,7 +49,7 @@ def bounded_int(low: int, high: int = MAX_INT) -> Callable[[str], int]:
     def read(text: str) -> int:
         value = number(text)
         if value is None or not low <= value <= high:
-            raise ValueError(f"a whole number from {low} to {high} is allowed")
+            raise ValueError(f"expected {low} to {high}")
         return value
 
     return read
@@ -62,7 +62,7 @@ def node_count(text: str) -> int | tuple[int, int]:
         return bounded_int(1)(text)
     low, high = number(low_text), number(high_text)
     if low is None or high is None or not 1 <= low <= high <= MAX_INT:
-        raise ValueError(f"a whole number from 1 to {MAX_INT}, or MIN:MAX with MIN at most MAX, is allowed")
+        raise ValueError(f"expected 1 to {MAX_INT}, or MIN:MAX with MIN at most MAX")
     return high if low == high else (low, high)
 
 
@@ -71,21 +71,21 @@ def proc_count(text: str) -> int | str:
         return text
     value = number(text)
     if value is None or not 1 <= value <= MOST_RANKS:
-        raise ValueError(f"a whole number from 1 to {MOST_RANKS}, auto, gpu or cpu is allowed")
+        raise ValueError(f"expected 1 to {MOST_RANKS}, auto, gpu, or cpu")
     return value
 
 
 def thread_count(text: str) -> int:
     value = 0 if text == "auto" else number(text)
     if value is None or not 0 <= value <= MAX_INT:
-        raise ValueError(f"auto or a whole number from 1 to {MAX_INT} is allowed")
+        raise ValueError(f"expected auto, or 1 to {MAX_INT}")
     return value
 
 
 def port(text: str) -> int:
     value = number(text)
     if value is None or not 0 <= value <= 65535:
-        raise ValueError("a port from 0 to 65535 is allowed (0: a free one, on a single node)")
+        raise ValueError("expected a port from 0 to 65535 (0: a free one, on a single node)")
     return value
 
 
@@ -93,13 +93,13 @@ def address(text: str) -> str:
     """A host's name or address, without port; brackets around an IPv6 address are taken off."""
     host = text[1:-1] if text[:1] == "[" and text[-1:] == "]" else text
     if not host or not host.isprintable() or any(c in " /[],@" for c in host):
-        raise ValueError("a host name or an address is allowed")
+        raise ValueError("expected a host name or an address")
     if host.count(":") == 1:
-        raise ValueError("an address without port is allowed: --rdzv_endpoint=HOST:PORT takes both")
+        raise ValueError("expected an address without a port; use --rdzv_endpoint=HOST:PORT for both")
     return host
 
 
-NO_PORT = "the port is missing: HOST:PORT is allowed, such as node0:29500"
+NO_PORT = "missing port; use HOST:PORT, such as node0:29500"
 
 
 def endpoint(text: str) -> tuple[str, int]:
@@ -110,7 +110,7 @@ def endpoint(text: str) -> tuple[str, int]:
     if not digits:
         raise ValueError(NO_PORT)
     if ":" in host and not (host[0] == "[" and host[-1] == "]"):
-        raise ValueError("an IPv6 address with a port is written in brackets: [IPV6]:PORT")
+        raise ValueError("expected brackets around an IPv6 address with a port; use [IPV6]:PORT")
     return address(host), port(digits)
 
 
@@ -137,7 +137,7 @@ def duration(text: str) -> float:
         part = _float(body[len(above) :]) * unit_s
         value, rest = (value + part if part >= 0 else -1.0), above
     if not text or not 0 <= value <= MAX_INT:
-        raise ValueError(f"a time from 0 to {MAX_INT} seconds is allowed, such as 10, 10s, 500ms, 2m, 1h30m or 1d")
+        raise ValueError(f"not a time from 0 to {MAX_INT} seconds; use 10, 10s, 500ms, 2m, 1h30m, or 1d")
     return abs(value)
 
 
@@ -145,7 +145,7 @@ def patience(text: str) -> float:
     """A duration after which something is given up."""
     value = duration(text)
     if value < _LEAST_PATIENCE_S:
-        raise ValueError("give at least 100ms, such as 10, 10s, 500ms or 2m")
+        raise ValueError("expected at least 100ms; use 10, 10s, 500ms, or 2m")
     return value
 
 
@@ -172,9 +172,9 @@ def ranks(text: str) -> tuple[int, ...] | None:
         low = number(low_text)
         high = number(high_text) if dash else low
         if low is None or high is None or high < low:
-            raise ValueError("all or a list of ranks and ranges is allowed, such as 0,4-7")
+            raise ValueError("expected all, or ranks and ranges such as 0,4-7")
         if high - low + len(found) >= MAX_LISTED or high > MAX_INT:
-            raise ValueError(f"at most {MAX_LISTED} ranks can be listed, and none is above {MAX_INT}")
+            raise ValueError(f"expected at most {MAX_LISTED} ranks, none above {MAX_INT}")
         found.update(range(low, high + 1))
     return tuple(sorted(found))
 
@@ -189,7 +189,7 @@ def streams(text: str) -> RankStreams:
         left, _, right = part.partition(":")
         rank, value = number(left), number(right)
         if rank is None or value is None or not 0 <= rank <= MAX_INT or not 0 <= value <= 3:
-            raise ValueError("0 (none), 1 (stdout), 2 (stderr), 3 (both) or LOCAL_RANK:0-3,... is allowed")
+            raise ValueError("expected 0 (none), 1 (stdout), 2 (stderr), 3 (both), or LOCAL_RANK:0-3,...")
         chosen[rank] = value
     return RankStreams(ranks=tuple(sorted(chosen.items())))
 
@@ -200,7 +200,7 @@ def stdin_reader(text: str) -> int | str:
         return text
     value = 0 if text == "rank0" else number(text)
     if value is None or not 0 <= value <= MAX_INT:
-        raise ValueError("rank0, all, none or a rank is allowed")
+        raise ValueError("expected rank0, all, none, or a rank")
     return value
 
 
@@ -211,10 +211,10 @@ def stop_signal(text: str) -> int:
     if value is None:
         value = _signal_number(text.upper(), known)
     if value in (known["KILL"], known["STOP"]):
-        raise ValueError("a process cannot catch it, so it asks for nothing; --grace says when KILL follows")
+        raise ValueError("cannot be caught by a process; use --grace to set the time until KILL")
     # between 31 and RTMIN are the C library's own; Python 3.10 has no name for 16
     if value not in range(1, 32) and value not in range(known["RTMIN"], known["RTMAX"] + 1):
-        raise ValueError(f"a signal is allowed, such as TERM, RTMIN+3 or a number up to {known['RTMAX']}")
+        raise ValueError(f"expected a signal, such as TERM, RTMIN+3, or a number up to {known['RTMAX']}")
     assert value is not None
     return value
 

@@ -293,7 +293,7 @@ def _item(at: int, text: str, room: int) -> list[Host]:
 def _slots(at: int, text: str) -> int:
     value = number(text)
     if value is None or not 1 <= value <= MOST_RANKS:
-        raise _SyntaxError(at, text, f"a number of processes from 1 to {MOST_RANKS} is allowed")
+        raise _SyntaxError(at, text, f"expected 1 to {MOST_RANKS} processes")
     return value
 
 

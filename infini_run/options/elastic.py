@@ -29,23 +29,27 @@ def check_membership(given: Given, values: Values, node_list: NodeList | None, *
     """
     asked = given["nnodes" if "nnodes" in given and not values["spares"] else "spares"].origin
     if values["keep_going"]:
-        raise UsageError(f"{asked} with --keep_going: a failure ends all ranks, or none; drop one of them")
+        raise UsageError(f"{asked} conflicts with --keep_going: a failure ends all ranks, or none; drop one of them")
     if node_list is not None:
         if node_list.engine == _ENDED_WITH:
-            raise UsageError(f"{asked} with --engine=mpi: mpirun ends all nodes when one is lost; use --engine=ssh")
+            raise UsageError(
+                f"{asked} conflicts with --engine=mpi: mpirun ends all nodes when one is lost; use --engine=ssh"
+            )
         if node_list.counts:
             raise UsageError(
-                f"{asked}: hosts with different numbers of processes cannot take each other's place; give "
-                "--nproc_per_node"
+                f"{asked}: hosts with different numbers of processes cannot replace each other; add "
+                "--nproc_per_node=N"
             )
         return
     rank = given.get("node_rank")
     if rank is not None and rank.precedence == COMMAND_LINE:
-        raise UsageError(f"{asked} with {rank.origin}: node ranks are handed out, and change; drop {rank.origin}")
+        raise UsageError(
+            f"{asked} conflicts with {rank.origin}: node ranks are assigned, and change; drop {rank.origin}"
+        )
     if not has_token and not values["dry_run"]:
         raise UsageError(
-            f"{asked}: a token joins the nodes of such a job: set {TOKEN}=... the same on every node, or give "
-            "--token_file=FILE (a Secret), or --hosts=a,b"
+            f"{asked}: needs a token to join its nodes; set the same {TOKEN}=... on every node, or add "
+            "--token_file=FILE (a Secret) or --hosts=a,b"
         )
     if rank is None and not values["dry_run"]:
         values["node_rank"] = HANDED_OUT

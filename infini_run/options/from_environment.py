@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     Given = dict[str, Setting]
 
-NOTHING = "--engine=auto: no engine was found in the environment; this is a launch on one node"
+NOTHING = "--engine=auto: no scheduler or launcher found in the environment; launching on one node"
 _VALUES = ("nnodes", "node_rank", "nproc", "gpus", "hosts", "master_addr", "master_port")
 _KNOWN_BOTH = ("nnodes", "node_rank")  # by flags and by the cluster environment
 _TITLES = {"pod_variables": "variables of a pod, with a launcher on each node"}  # the others are known by their names
@@ -69,7 +69,7 @@ def merge_environment(
     if environ.get(MARKER_VARIABLE):
         raise UsageError(
             f"{asked}: {MARKER_VARIABLE} is set, so this is a rank of another launch, and the {cluster.engine} "
-            "variables may be that one's; give --engine=local, or unset it"
+            "variables may belong to that launch; use --engine=local, or unset it"
         )
     if cluster.form == BATCH and _is_allocation_owner(cluster, asked):
         given["engine"] = replace(given["engine"], value=cluster.engine)
@@ -96,8 +96,8 @@ def _is_allocation_owner(cluster: ClusterEnvironment, asked: str) -> bool:
     if cluster.engine not in ALLOCATION_ENGINES:
         names = quoted(compress(host.name for host in cluster.hosts))
         raise UsageError(
-            f"{asked}: {where} holds {names}, which cannot be reached by {cluster.engine} itself; "
-            f"where ssh may: --engine=ssh --hosts={names}"
+            f"{asked}: {where} holds {names}, which {cluster.engine} cannot reach; if ssh can, use --engine=ssh "
+            f"--hosts={names}"
         )
     return True
 
@@ -126,7 +126,7 @@ def _require_same(given: Given, cluster: ClusterEnvironment, name: str) -> None:
     if flag is None or known == (0 if name == "nnodes" else -1) or flag.value == known:
         return
     raise UsageError(
-        f"{flag.origin}, but {cluster.source(name) or f'{name} is {known}'} ({cluster.engine}): "
+        f"{flag.origin} conflicts with {cluster.source(name) or f'{name} is {known}'} ({cluster.engine}); "
         f"drop {flag.origin.partition('=')[0]}, or {given['engine'].origin}"
     )
 
@@ -137,8 +137,8 @@ def _apply_task(given: Given, cluster: ClusterEnvironment) -> None:
     nproc = given.get("nproc_per_node")
     if nproc is not None and nproc.value != cluster.tasks_per_node:
         raise UsageError(
-            f"{nproc.origin}, but {tasks} ({cluster.engine}), where each task is one rank: "
-            "drop the flag, or start one task for each node"
+            f"{nproc.origin} conflicts with {tasks} ({cluster.engine}): each task is one rank; drop the flag, or "
+            "run one task per node"
         )
     for name in _SUPERVISED:
         if name in given and given[name].value != DEFAULTS[name]:
@@ -149,7 +149,8 @@ def _apply_task(given: Given, cluster: ClusterEnvironment) -> None:
         port = given.get(name)
         if port is not None and (port.value if name == "master_port" else port.value[1]) == 0:
             raise UsageError(
-                f"{port.origin}: a free port is for one launcher; with {tasks} all must know the same one"
+                f"{port.origin}: cannot be a free port with {tasks}, because all tasks need the same one; use a "
+                "port from 1 to 65535"
             )
     _set_default(given, cluster, "nproc_per_node", cluster.tasks_per_node, "tasks_per_node")
     _set_default(given, cluster, "master_port", cluster.master_port or DEFAULTS["master_port"], "master_port")
@@ -157,8 +158,8 @@ def _apply_task(given: Given, cluster: ClusterEnvironment) -> None:
 
 def _refuse_supervised(flag: Setting, tasks: str) -> None:
     raise UsageError(
-        f"{flag.origin}: with {tasks} each task is one rank and no launcher is above it; "
-        "start one task for each node (srun --ntasks-per-node=1)"
+        f"{flag.origin}: needs a launcher above the ranks, but with {tasks} each task is one rank; run one task per "
+        "node (srun --ntasks-per-node=1)"
     )
 
 
@@ -203,15 +204,15 @@ def _set_default(given: Given, cluster: ClusterEnvironment, flag: str, value: ob
 
 def _require_missing(given: Given, cluster: ClusterEnvironment, asked: str) -> None:
     """What must be known on many nodes, and neither the cluster environment nor a flag has said."""
-    knows = f"{asked}: {cluster.engine} does not say"
+    knows = f"{asked}: {cluster.engine} does not report"
     if "nnodes" not in given:
-        raise UsageError(f"{knows} how many nodes there are: give --nnodes")
+        raise UsageError(f"{knows} the number of nodes; add --nnodes=N")
     if given["nnodes"].value == 1:
         return
     if "node_rank" not in given:
-        raise UsageError(f"{knows} which of the nodes this is: give --node_rank")
+        raise UsageError(f"{knows} the rank of this node; add --node_rank=N")
     if not given.keys() & {"master_addr", "rdzv_endpoint"}:
-        raise UsageError(f"{knows} where node 0 is: give --rdzv_endpoint=HOST:PORT")
+        raise UsageError(f"{knows} the address of node 0; add --rdzv_endpoint=HOST:PORT")
 
 
 def describe(cluster: ClusterEnvironment) -> list[str]:

@@ -68,11 +68,11 @@ def check_environment(env: Mapping[str, str | os.PathLike[str]] | None) -> dict[
     if env is None:
         return {}
     if not hasattr(env, "keys"):
-        raise UsageError(f"env={env!r}: give a dict of variables, such as {{'NAME': 'value'}}")
+        raise UsageError(f"env={env!r}: expected a dict of variables, such as {{'NAME': 'value'}}")
     checked = {}
     for name in env:
         if not isinstance(name, str) or not name or "=" in name:
-            raise UsageError(f"env: {name!r} is no name of a variable: a text that is not empty, without =")
+            raise UsageError(f"env: {name!r}: not a variable name; use non-empty text without =")
         checked[name] = check_words(f"env[{name!r}]", (name, env[name]))[1]
     return checked
 
@@ -87,8 +87,8 @@ def prepare_environment(cluster: ClusterEnvironment, options: Options, environ: 
     """
     if cluster.is_task:
         raise UsageError(
-            f"engine='auto': with {cluster.source('tasks_per_node')} each task is one rank already, and no launcher "
-            "is above it; start one task for each node, or give engine='local'"
+            f"engine='auto': needs a launcher above the ranks, but with {cluster.source('tasks_per_node')} each "
+            "task is one rank; run one task per node, or use engine='local'"
         )
     from warnings import warn
 
@@ -102,7 +102,7 @@ def prepare_environment(cluster: ClusterEnvironment, options: Options, environ: 
 def check_command(command: Sequence[str]) -> tuple[str, ...]:
     """Return the program and its arguments as text. Raises UsageError: they are no list of texts and paths."""
     if isinstance(command, (str, bytes)) or not hasattr(command, "__len__") or not command:
-        raise UsageError(f"command={command!r}: give a list, the program and its arguments")
+        raise UsageError(f"command={command!r}: expected a list, the program and its arguments")
     return check_words("command", command)
 
 
@@ -129,7 +129,7 @@ def read_flags(flags: Mapping[str, object], program: tuple[str, ...], environ: M
     options = request.options
     asked = request.question or next((name for name in _COMMAND_ONLY if getattr(options, name)), "")
     if options is None or asked:
-        raise UsageError(f"{asked}= belongs to the command, not to the Python API")
+        raise UsageError(f"{asked}=: not a keyword of the Python API; use it with the command")
     if request.without_effect and options.engine != "auto":  # where a program finds itself is no mistake of its own
         raise UsageError(request.without_effect)
     return request
@@ -155,7 +155,9 @@ def one_of_two(nproc_per_node: object, nproc: object) -> tuple[str, Any]:
     if nproc is None:
         return "nproc_per_node", nproc_per_node
     if nproc_per_node is not None:
-        raise UsageError(f"nproc_per_node={nproc_per_node!r} and nproc={nproc!r} are one flag: give one of them")
+        raise UsageError(
+            f"nproc_per_node={nproc_per_node!r} conflicts with nproc={nproc!r}: both are one flag; drop one of them"
+        )
     return "nproc", nproc
 
 
@@ -167,18 +169,18 @@ def check_words(what: str, words: Iterable[str | os.PathLike[str]]) -> tuple[str
             a NUL character, at which execve(2) would end it in silence.
     """
     if isinstance(words, (str, bytes)):  # its characters are no arguments
-        raise UsageError(f"{what}={words!r}: give a list of texts")
+        raise UsageError(f"{what}={words!r}: expected a list of texts")
     texts = tuple(os.fspath(word) if isinstance(word, os.PathLike) else word for word in words)
     for text in texts:
         if not isinstance(text, str):
             call = "os.fsdecode" if isinstance(text, bytes) else "str"
-            raise UsageError(f"{what}: {text!r} is no text: give {call}({text!r}) if that is what is meant")
+            raise UsageError(f"{what}: {text!r}: expected text; did you mean {call}({text!r})?")
         if "\0" in text:
-            raise UsageError(f"{what}: {text!r} has a NUL character in it, which no argument or variable can have")
+            raise UsageError(f"{what}: {text!r}: cannot pass a NUL character in an argument or a variable")
         try:
             os.fsencode(text)
         except UnicodeEncodeError:
-            raise UsageError(f"{what}: {text!a} has a character that no argument or variable can have") from None
+            raise UsageError(f"{what}: {text!a}: cannot be encoded in an argument or a variable") from None
     return texts
 
 
@@ -193,9 +195,9 @@ def _words(name: str, value: object) -> list[str]:
     entry = TABLE.get(name)
     flag = None if entry is None else entry[0]
     if flag is not None and (value is True or value is False) and (flag.bare if value else flag.negated) is None:
-        raise UsageError(f"{name}={value!r}: {metavar(flag)} is allowed")
+        raise UsageError(f"{name}={value!r}: expected {metavar(flag)}")
     if flag is not None and flag.metavar in _PATHS and not isinstance(value, (str, os.PathLike)):
-        raise UsageError(f"{name}={value!r}: give a path, as text or a pathlib.Path")
+        raise UsageError(f"{name}={value!r}: expected a path, as text or a pathlib.Path")
     if value is True or value is False:
         return [f"--{name}" if value else f"--no{name}"]
     if isinstance(value, dict):  # redirects={0: 3}

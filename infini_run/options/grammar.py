@@ -80,7 +80,7 @@ def boolean(text: str) -> bool:
         return True
     if lower in ("false", "f", "0", "no", "n"):
         return False
-    raise ValueError("true or false is allowed")
+    raise ValueError("expected true or false")
 
 
 def switch(name: str, group: str, help: str, default: bool = False, aliases: tuple[str, ...] = ()) -> Flag:  # noqa: A002
@@ -177,7 +177,7 @@ def _read_words(scan: _FlagScan, words: Sequence[str]) -> int:
         elif at == end or words[at] == "--":
             raise UsageError(_missing(scan, spelling))
         elif _is_flag(words[at]) and _name(words[at].partition("=")[0]) in scan.table:
-            raise UsageError(f"{_missing(scan, spelling)}; {quote(words[at])} after it is a flag")
+            raise UsageError(f"{_missing(scan, spelling)} ({quote(words[at])} is a flag)")
         else:
             _read_flag(scan, spelling, words[at])
             at += 1
@@ -198,7 +198,7 @@ def _needs_value(scan: _FlagScan, spelling: str) -> bool:
 
 
 def _missing(scan: _FlagScan, spelling: str) -> str:
-    return f"{spelling} needs a value: {spelling}={metavar(scan.table[_name(spelling)][0])}"
+    return f"{spelling}: needs a value; use {spelling}={metavar(scan.table[_name(spelling)][0])}"
 
 
 def metavar(flag: Flag) -> str:
@@ -224,7 +224,7 @@ def _read_flag(scan: _FlagScan, spelling: str, text: str | None, where: str = ""
         assert implied is not None
         text = implied
     elif is_negated:
-        raise UsageError(f"{origin}: {spelling} takes no value; --{flag.name}={quote(text)} does")
+        raise UsageError(f"{origin}: cannot take a value; use --{flag.name}={quote(text)}")
     if flag.group == GRAMMAR_GROUP:
         _apply_grammar_flag(scan, flag, text, origin, chain)
     else:
@@ -250,11 +250,11 @@ def _read_named(scan: _FlagScan, flag: Flag, names: str, origin: str, chain: Cha
     for name in _split(names):
         text = scan.environ.get("FLAGS_" + name)
         if name in ("fromenv", "tryfromenv"):
-            raise UsageError(f"{origin}: {name} itself cannot come from the environment")
+            raise UsageError(f"{origin}: {name} cannot come from the environment; use it on the command line")
         if text is not None:
             _read_flag(scan, "--" + name, text, f" (from FLAGS_{quote(name)})", chain)
         elif flag.name == "fromenv":
-            raise UsageError(f"{origin}: FLAGS_{quote(name)} is not set; --tryfromenv takes it if it is")
+            raise UsageError(f"{origin}: missing FLAGS_{quote(name)}; set it, or use --tryfromenv")
 
 
 def _read_file(scan: _FlagScan, text: str, origin: str, chain: Chain) -> None:
@@ -264,7 +264,7 @@ def _read_file(scan: _FlagScan, text: str, origin: str, chain: Chain) -> None:
     lines = _lines(path, origin)
     inner = (*chain, path)
     if realpath(path) in [realpath(seen) for seen in chain]:
-        raise UsageError(f"{origin}: flag files in a circle: {quote(' -> '.join(inner))}")
+        raise UsageError(f"{origin}: cannot be read: flag files include each other: {quote(' -> '.join(inner))}")
     for number, line in enumerate(lines, 1):
         if line and line[0] != "#":
             _read_line(scan, line, f" ({quote(path)}:{number})", inner)
@@ -285,13 +285,13 @@ def _read_line(scan: _FlagScan, line: str, where: str, chain: Chain) -> None:
     spelling = line.split(None, 1)[0].partition("=")[0]
     rest = line[len(spelling) :].lstrip()
     if not _is_flag(line) or spelling == "--":
-        raise UsageError(f"{quote(line)}{where}: a flag file holds flags only, one a line")
+        raise UsageError(f"{quote(line)}{where}: expected a flag; use one line per flag")
     if rest.startswith("="):
         _read_flag(scan, spelling, rest[1:], where, chain)
     elif not rest and _needs_value(scan, spelling):
         raise UsageError(_missing(scan, spelling) + where)
     elif rest and _name(spelling) in scan.table and not _needs_value(scan, spelling):
-        raise UsageError(f"{quote(line)}{where}: {spelling} takes its value as {spelling}=value")
+        raise UsageError(f"{quote(line)}{where}: cannot take the value from the next word; use {spelling}=VALUE")
     else:
         _read_flag(scan, spelling, rest or None, where, chain)
 
@@ -311,7 +311,7 @@ def _read_variable(scan: _FlagScan, flag: Flag, key: str, prefix: Prefix, preced
     text = scan.environ[key]
     origin = f"{key}={quote(text)}"
     if prefix.is_binary and flag.kind is boolean and text not in ("0", "1"):
-        raise UsageError(f"{origin}: 0 or 1 is allowed")
+        raise UsageError(f"{origin}: expected 0 or 1")
     return _convert(flag, text, origin, precedence)
 
 
@@ -332,8 +332,8 @@ def _convert(flag: Flag, text: str, origin: str, precedence: int) -> Setting:
         from infini_run.options.hints import nearest
 
         near = nearest(text, flag.choices)
-        hint = f" (the nearest is {near})" if near else ""
-        raise UsageError(f"{origin}: {_either(flag.choices)} is allowed{hint}")
+        hint = f"; did you mean {near}?" if near else ""
+        raise UsageError(f"{origin}: expected {_either(flag.choices)}{hint}")
     try:
         return Setting(value=flag.kind(text), origin=origin, precedence=precedence)
     except ValueError as error:
@@ -341,7 +341,8 @@ def _convert(flag: Flag, text: str, origin: str, precedence: int) -> Setting:
 
 
 def _either(words: Sequence[str]) -> str:
-    return " or ".join(filter(None, (", ".join(words[:-1]), words[-1])))
+    *others, last = words
+    return f"{', '.join(others)}{',' * (len(others) > 1)} or {last}" if others else last
 
 
 def _refuse_unknown(scan: _FlagScan, hint: Callable[[str], str] | None) -> None:
@@ -351,5 +352,5 @@ def _refuse_unknown(scan: _FlagScan, hint: Callable[[str], str] | None) -> None:
         from infini_run.options.hints import nearest
 
         near = nearest(name, scan.table) if len(name) > 1 else ""  # one letter is near to any other
-        text = (hint(name) if hint is not None else "") or (f"the nearest is --{near}" if near else "")
-        raise UsageError(f"there is no flag {written}; {text or '--help lists them all'}")
+        text = (hint(name) if hint is not None else "") or (f"did you mean --{near}?" if near else "")
+        raise UsageError(f"unknown flag {written}; {text or 'run --help for the list'}")

@@ -13,21 +13,22 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-_PROCESSES = "--nproc_per_node=N is how many processes on each node, --nnodes=N how many nodes"
-_HOSTS = "--hosts=a,b:4 or --hostfile=FILE names the nodes"
-_EXPORT = "--export=NAME,... hands variables of this environment to other nodes; set the value before the command"
+_PROCESSES = "use --nproc_per_node=N for ranks per node, and --nnodes=N for nodes"
+_HOSTS = "use --hosts=a,b:4 or --hostfile=FILE"
+_EXPORT = "set the variable before the command, and use --export=NAME,... to pass it to other nodes"
 _LIMIT = (
-    "there is no limit of time here: put timeout(1) in front, as in timeout 2h infini-run ...; --hang_timeout, "
-    "--ready_timeout and --join_timeout bound single waits, --grace=TIME is the time from the stop signal to KILL"
+    "use timeout(1), as in timeout 2h infini-run ...; --hang_timeout, --ready_timeout, and --join_timeout limit "
+    "single "
+    "waits, and --grace=TIME the time from the stop signal to KILL"
 )
-_LABELS = "--console=prefix marks each line with its rank"
-_FILES = "--log_dir=DIR writes a file for each rank"
-_FOLDER = "ranks start in this directory: cd to it first"
-_BIND = "--bind=numa|socket|cores binds processes to CPUs"
-_GPUS = "--gpus_per_proc=N is how many GPUs each process sees, --nproc_per_node=gpu one process for each GPU"
-_NEEDLESS = "it is not needed here, drop it"
-_MPI = "nothing here goes through MPI; --link_address=ADDR is where our own links listen"
-_SCHEDULER = "it is the scheduler's: give it to sbatch, salloc, qsub or infini-job submit"
+_LABELS = "use --console=prefix to mark each line with its rank"
+_FILES = "use --log_dir=DIR for one file per rank"
+_FOLDER = "run cd first: ranks start in the current directory"
+_BIND = "use --bind=numa|socket|cores to bind ranks to CPUs"
+_GPUS = "use --gpus_per_proc=N for GPUs per rank, or --nproc_per_node=gpu for one rank per GPU"
+_NEEDLESS = "drop it, infini-run does not need it"
+_MPI = "drop it, infini-run does not use MPI to communicate; use --link_address=ADDR to choose where the head listens"
+_SCHEDULER = "use it with sbatch, salloc, qsub, or infini-job submit"
 
 # By a flag's name with underscores: those of mpirun, mpiexec, srun, accelerate, deepspeed, torch.distributed.launch
 _FLAGS = {
@@ -35,34 +36,34 @@ _FLAGS = {
     **dict.fromkeys(
         ("ppn", "npernode", "ntasks_per_node", "tasks_per_node", "nproc_per_host", "num_gpus"), _PROCESSES
     ),
-    **dict.fromkeys(("nodes", "num_nodes", "num_machines"), "--nnodes=N is how many nodes"),
-    **dict.fromkeys(("machine_rank", "nodeid"), "--node_rank=N is which node this is"),
-    "main_process_ip": "--master_addr=HOST is the host of rank 0",
-    "main_process_port": "--master_port=PORT is where rank 0 listens",
+    **dict.fromkeys(("nodes", "num_nodes", "num_machines"), "use --nnodes=N for nodes"),
+    **dict.fromkeys(("machine_rank", "nodeid"), "use --node_rank=N"),
+    "main_process_ip": "use --master_addr=HOST",
+    "main_process_port": "use --master_port=PORT",
     **dict.fromkeys(("H", "host", "w", "nodelist", "include"), _HOSTS),
-    **dict.fromkeys(("machinefile", "f"), "--hostfile=FILE names the nodes"),
+    **dict.fromkeys(("machinefile", "f"), "use --hostfile=FILE"),
     **dict.fromkeys(("x", "env", "genv", "envall", "genvlist", "envlist"), _EXPORT),
     **dict.fromkeys(("timeout", "time", "time_limit"), _LIMIT),
-    **dict.fromkeys(("kill_wait", "wait"), "--grace=TIME is the time from the stop signal to KILL"),
+    **dict.fromkeys(("kill_wait", "wait"), "use --grace=TIME for the time from the stop signal to KILL"),
     **dict.fromkeys(("tag_output", "label", "l", "prepend_rank", "timestamp_output"), _LABELS),
     **dict.fromkeys(("o", "output", "e", "error", "output_filename", "outfile_pattern"), _FILES),
-    **dict.fromkeys(("i", "input"), "--stdin=rank0|all|none|N says who reads our stdin"),
+    **dict.fromkeys(("i", "input"), "use --stdin=rank0|all|none|N"),
     **dict.fromkeys(("wdir", "wd", "chdir", "D", "cwd", "workdir"), _FOLDER),
     **dict.fromkeys(("map_by", "bind_to", "cpu_bind", "rank_by", "report_bindings", "numa"), _BIND),
     **dict.fromkeys(
-        ("c", "cpus_per_task", "num_cpu_threads_per_process"), f"{_BIND}; --omp_num_threads=N sets threads"
+        ("c", "cpus_per_task", "num_cpu_threads_per_process"), f"{_BIND}; use --omp_num_threads=N for threads"
     ),
     **dict.fromkeys(("gpus", "gres", "G", "gpu_ids", "gpus_per_node", "gpus_per_task", "multi_gpu"), _GPUS),
-    **dict.fromkeys(("launcher", "mpi"), "--engine=ssh|slurm|pbs|mpi|auto is what reaches the nodes"),
+    **dict.fromkeys(("launcher", "mpi"), "use --engine=ssh|slurm|pbs|mpi|auto to reach the nodes"),
     **dict.fromkeys(("allow_run_as_root", "oversubscribe", "K", "kill_on_bad_exit", "use_env", "u"), _NEEDLESS),
-    **dict.fromkeys(("v", "debug", "d"), "--verbose says what is done"),
+    **dict.fromkeys(("v", "debug", "d"), "use --verbose to print each step"),
     **dict.fromkeys(("mca", "gmca", "am", "tune", "iface"), _MPI),
-    **dict.fromkeys(("rankfile", "rf", "seq"), "ranks follow the order of --hosts=a,b:4 or --hostfile=FILE"),
+    **dict.fromkeys(("rankfile", "rf", "seq"), "use --hosts=a,b:4 or --hostfile=FILE, whose order ranks follow"),
     **dict.fromkeys(("p", "partition", "A", "account", "qos", "constraint", "exclusive"), _SCHEDULER),
     "mixed_precision": "set it before the command: ACCELERATE_MIXED_PRECISION=bf16 infini-run ...",
-    **dict.fromkeys(("use_deepspeed", "use_fsdp"), "the script says so itself: Accelerator(deepspeed_plugin=...)"),
-    "V": "--version prints the version",
-    **dict.fromkeys(("dry", "n_dry_run", "print", "show"), "--dry_run prints the plan"),
+    **dict.fromkeys(("use_deepspeed", "use_fsdp"), "use Accelerator(deepspeed_plugin=...) in the script"),
+    "V": "use --version",
+    **dict.fromkeys(("dry", "n_dry_run", "print", "show"), "use --dry_run to print the plan"),
 }
 
 # Keywords of torchrunx, concurrent.futures, joblib, Ray and accelerate, flags of mpirun and srun, and ours
@@ -109,36 +110,34 @@ def of_keyword(name: str, known: Iterable[str]) -> str:
 
 
 def _of_dash(dash: str) -> str:
-    return f"{dash} is a typographic dash, as editors and web pages make it: flags begin with - or --" if dash else ""
+    return f"{dash} is a typographic dash; use - or --" if dash else ""
 
 
 def of_program(name: str, environ: Mapping[str, str], cwd: str) -> str:
     """What was probably meant where there is no such program, to be put behind "; "; "": nobody knows."""
     words = name.split()
     if len(words) > 1 and (_is_there(words[0], environ, cwd) or words[0].endswith(PYTHON_FILES)):
-        return f"it is one word here: leave its quotes out ({' '.join(words)}), or give sh -c '{name}'"
+        return f"drop the quotes ({' '.join(words)}), or use sh -c '{name}'"
     variable, is_set, _ = name.partition("=")
     if is_set and variable.isidentifier():
-        return f"set it before the command: {name} infini-run ..., or: env {name} ..."
+        return f"set it before the command: {name} infini-run ..., or use env {name} ..."
     if name[0] in _DASHES:
         return _of_dash(name[0])
     if name == "launch":
-        return "there is no such verb here: drop it"
+        return "drop it, infini-run has no verbs"
     if name in _QUESTIONS:
-        return f"infini-run {_QUESTIONS[name]} is what it is called"
+        return f"did you mean infini-run {_QUESTIONS[name]}?"
     above, _, last = name.rpartition("/")
     near = f"{last}.py"
     if os.path.isfile(os.path.join(cwd, above or ".", near)):
-        return f"the nearest is {name}.py"
+        return f"did you mean {name}.py?"
     if "." not in last and not above:
         return ""
     near = _nearest_file(os.path.join(cwd, above or "."), last)
     if not near:
         return ""
     return (
-        f"the nearest is {above}/{near}"
-        if above
-        else f"the nearest is {near if near.endswith('.py') else './' + near}"
+        f"did you mean {above}/{near}?" if above else f"did you mean {near if near.endswith('.py') else './' + near}?"
     )
 
 
@@ -165,9 +164,7 @@ def _nearest_file(folder: str, name: str) -> str:
 
 def of_late_flag(words: Sequence[str], name: str, command: str = "infini-run") -> str:
     """words: the program's; name: a flag of `command` that is among them."""
-    return (
-        f"{name} stands after {words[0]}, so it is for that program and none of ours: flags of {command} come first"
-    )
+    return f"{name} after {words[0]} goes to that program; use flags of {command} before the program"
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -41,7 +41,7 @@ def ineffective_flags(given: Mapping[str, Setting], place: str, *, is_one_of_sev
         for name, places in _AT.items()
         if name in given and place not in places and given[name].precedence == COMMAND_LINE and _is_asked(name, given)
     ]
-    return f"{', '.join(idle)}: no effect here, {_why(given, place, is_one_of_several)}" if idle else ""
+    return f"{', '.join(idle)}: no effect here: {_why(given, place, is_one_of_several)}" if idle else ""
 
 
 def _is_asked(name: str, given: Mapping[str, Setting]) -> bool:
@@ -52,15 +52,15 @@ def _is_asked(name: str, given: Mapping[str, Setting]) -> bool:
 
 def _why(given: Mapping[str, Setting], place: str, is_one_of_several: bool) -> str:
     if place == LOCAL and is_one_of_several:
-        return "without INFINI_RUN_TOKEN each launcher is for itself"
+        return "without INFINI_RUN_TOKEN each launcher runs alone"
     if place == LOCAL:
-        return "there is one node; --hosts=a,b names others"
+        return "there is only one node; add --hosts=a,b for others"
     if place == "auto":
         return "each launcher takes its place in what started it"
     if given.get("console") is not None and given["console"].value == "inherit":
-        return "lines of several nodes come through us, marked [host:rank]"
+        return "the head writes the lines of several nodes, marked [host:rank]"
     if place == "ssh":
-        return "no port is opened, the link goes over ssh"
+        return "the link goes over ssh, without a port"
     if place == PEER:
-        return "nobody is reached from here"
-    return f"nodes are reached by {place}"
+        return "this launcher reaches no node"
+    return f"{place} reaches the nodes"

@@ -44,7 +44,7 @@ def install_completion(
     shells = [shell for shell in SHELLS if _is_used(shell, environ)]
     if not shells:
         raise UsageError(
-            "--completion=install: none of bash, zsh and fish is on PATH; --completion=bash prints a script"
+            "--completion=install: missing bash, zsh, and fish on PATH; use --completion=bash to print a script"
         )
     lines, code = [], 0
     for shell in shells:
@@ -82,7 +82,10 @@ def _folder(variable: str, usual: str, environ: Mapping[str, str]) -> str:
 def _home(environ: Mapping[str, str]) -> str:
     home = environ.get("HOME") or os.path.expanduser("~")
     if not home.startswith("/"):
-        raise UsageError("--completion=install: HOME is not set to a folder; --completion=bash prints a script")
+        raise UsageError(
+            "--completion=install: needs the path of a folder in HOME; set it, or use --completion=bash to print a "
+            "script"
+        )
     return home.rstrip("/")
 
 
@@ -90,7 +93,7 @@ def _missing_home(path: str, environ: Mapping[str, str]) -> str:
     """Return why nothing is made at `path`: it is in a home directory that is not there; empty: it is not."""
     home = (environ.get("HOME") or os.path.expanduser("~")).rstrip("/")
     is_missing = path.startswith(f"{home}/") and not os.path.isdir(home or "/")
-    return f"there is no home directory {printable(home)}; set HOME" if is_missing else ""
+    return f"missing home directory {printable(home)}; set HOME" if is_missing else ""
 
 
 def _is_used(shell: str, environ: Mapping[str, str]) -> bool:
@@ -123,7 +126,7 @@ def _further_step(shell: str, path: str, environ: Mapping[str, str], root: str) 
     folders = ("usr", "usr/local", "opt/homebrew", "")
     has_loader = any(os.path.exists(f"{root}/{folder}/{file}") for folder in folders for file in _BASH_COMPLETION)
     if shell == "bash" and not has_loader and path not in _read(f"{_home(environ)}/.bashrc"):
-        return f"there is no bash-completion here that finds it: add to ~/.bashrc: source {quoted(path)}"
+        return f"bash-completion is missing; add to ~/.bashrc: source {quoted(path)}"
     return ""
 
 

@@ -48,7 +48,7 @@ def resolve_nodes(given: Given, environ: Mapping[str, str], read: Reader, least_
     hosts, origin = _hosts(given, environ, engine, read)
     for name, why in _ONE_NODE.items():
         if name in given and given[name].value not in (False, 0):
-            raise UsageError(f"{given[name].origin} with {origin}: {why}; drop one of them")
+            raise UsageError(f"{given[name].origin} conflicts with {origin}: {why}; drop one of them")
     hosts, nnodes = _first(given, hosts, origin, least_nodes)
     is_limit = engine != "slurm" or "SLURM_" not in origin  # tasks of Slurm's are a number, not a room
     counts = _settle_count(given, hosts, origin, is_limit=is_limit)
@@ -60,7 +60,10 @@ def _hosts(given: Given, environ: Mapping[str, str], engine: str, read: Reader) 
     """The hosts, and who named them."""
     lists = [given[name] for name in ("hosts", "hostfile") if name in given and given[name].value]
     if len(lists) == 2 and lists[0].precedence == lists[1].precedence:
-        raise UsageError(f"{lists[0].origin} and {lists[1].origin}: one list of hosts is enough, drop one of them")
+        raise UsageError(
+            f"{lists[0].origin} conflicts with {lists[1].origin}: only one list of hosts is possible; drop one of "
+            "them"
+        )
     if lists:
         chosen = min(lists, key=lambda setting: setting.precedence)
         is_file = chosen is given.get("hostfile")
@@ -68,7 +71,7 @@ def _hosts(given: Given, environ: Mapping[str, str], engine: str, read: Reader) 
         return parse(chosen.value, chosen.origin), chosen.origin
     asked = given["engine"].origin
     if engine == "ssh":
-        raise UsageError(f"{asked} needs --hosts=a,b or --hostfile=FILE")
+        raise UsageError(f"{asked}: needs a list of hosts; add --hosts=a,b or --hostfile=FILE")
     return _allocated(asked, engine, environ, read)
 
 
@@ -77,10 +80,10 @@ def _allocated(asked: str, engine: str, environ: Mapping[str, str], read: Reader
 
     site = detect(environ, read)
     if site is None or (engine in ALLOCATION_ENGINES and site.engine != engine):
-        way = {"slurm": "salloc -N2 or sbatch makes one", "pbs": "qsub makes one"}.get(engine, "give --hosts=a,b")
-        raise UsageError(f"{asked}: there is no allocation here; {way}")
+        way = {"slurm": "run salloc -N2 or sbatch", "pbs": "run qsub"}.get(engine, "add --hosts=a,b")
+        raise UsageError(f"{asked}: needs an allocation; {way}")
     if site.form != BATCH:
-        raise UsageError(f"{asked}: this is one process of a step already; --engine=auto takes its place in it")
+        raise UsageError(f"{asked}: already one process of a step; use --engine=auto to take its place in it")
     if not site.hosts:
         raise UsageError(f"{asked}: {site.engine} job {site.job_id} has no host in its allocation")
     return site.hosts, site.source("hosts") or f"{site.engine} job {site.job_id}"
@@ -93,11 +96,11 @@ def _first(given: Given, hosts: tuple[Host, ...], origin: str, least_nodes: int)
     count = "1 host" if len(hosts) == 1 else f"{len(hosts)} hosts"
     if asked is None:
         if spares is not None and extra >= len(hosts):
-            raise UsageError(f"{spares.origin}, but {origin} is {count}: none is left to run the job")
+            raise UsageError(f"{spares.origin}: needs more hosts than {origin}, which is {count}; add hosts")
         return hosts, len(hosts) - extra
     wanted = f"{asked.origin} and {spares.origin}" if spares is not None and extra else asked.origin
     if (least_nodes or asked.value + extra) > len(hosts):
-        raise UsageError(f"{wanted}, but {origin} is {count}")
+        raise UsageError(f"{wanted}: needs more hosts than {origin}, which is {count}; add hosts")
     return hosts[: asked.value + extra], asked.value
 
 
@@ -109,13 +112,16 @@ def _settle_count(given: Given, hosts: tuple[Host, ...], origin: str, *, is_limi
         small = next((host for host in hosts if host.slots and isinstance(asked.value, int)
                       and asked.value > host.slots), None)  # fmt: skip
         if small is not None and is_limit:
-            raise UsageError(f"{asked.origin}, but {origin} has room for {small.slots} on {small.name}")
+            raise UsageError(
+                f"{asked.origin}: needs more than the {small.slots} slots of {small.name} in {origin}; use at most "
+                f"{small.slots}"
+            )
         return ()
     slots = {host.slots for host in hosts}
     if slots == {0}:
         return ()
     if 0 in slots:
         unknown = next(host.name for host in hosts if not host.slots)
-        raise UsageError(f"{origin} does not say how many processes {unknown} has room for: give --nproc_per_node")
+        raise UsageError(f"{origin}: missing the number of processes for {unknown}; add --nproc_per_node=N")
     given["nproc_per_node"] = Setting(value=max(slots), origin=origin, precedence=ENVIRONMENT_PRECEDENCE)
     return tuple(host.slots for host in hosts) if len(slots) > 1 else ()

@@ -48,8 +48,8 @@ def of_cluster(environ: Mapping[str, str], read: Reader) -> str:
     if size < 2 or index != 0:
         return ""
     return (
-        f"{what} {index} of {size} of {_job(cluster)}, but --engine is local: each {what} runs a world of its own; "
-        "--engine=auto joins them"
+        f"{what} {index} of {size} of {_job(cluster)}, but --engine is local, so each {what} runs its own world; "
+        "use --engine=auto to join them"
     )
 
 
@@ -60,8 +60,8 @@ def _of_allocation(cluster: ClusterEnvironment) -> str:
     is_reached = cluster.engine in ALLOCATION_ENGINES
     way = f"--engine={cluster.engine}" if is_reached else f"--engine=ssh --hosts={names}"
     return (
-        f"{cluster.engine} job {quoted(cluster.job_id)} has {cluster.nnodes} nodes, but --engine is local: ranks run "
-        f"on this node alone; {way} uses all"
+        f"{cluster.engine} job {quoted(cluster.job_id)} has {cluster.nnodes} nodes, but --engine is local, so ranks "
+        f"run only on this node; use {way} for all"
     )
 
 
@@ -103,7 +103,7 @@ def of_colon(words: Sequence[str], environ: Mapping[str, str]) -> str:
         name = after.lstrip("-").partition("=")[0].replace("-", "_")
         if (after[:2] == "--" and name in TABLE) or is_executable(after, environ):
             return (
-                f"':' and what follows it are arguments of {quote(words[0])}: a launch runs one program; "
-                "use sh -c 'if [ $RANK = 0 ]; then exec a; else exec b; fi'"
+                f"':' and all that follows are arguments of {quote(words[0])}: a launch runs one program; use sh -c "
+                "'if [ $RANK = 0 ]; then exec a; else exec b; fi'"
             )
     return ""

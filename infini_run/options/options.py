@@ -204,12 +204,13 @@ def resolve(argv: Sequence[str], environ: Mapping[str, str]) -> Request:
         check_membership(given, values, node_list, has_token=has_token)
     elif values["node_check"] and (node_list is not None or values["nnodes"] > 1):
         raise UsageError(
-            f"{given['node_check'].origin}: a node that fails it is left out; give --spares, or --nnodes=MIN:MAX"
+            f"{given['node_check'].origin}: needs a job that can exclude a failing node; add --spares=N, or use "
+            "--nnodes=MIN:MAX"
         )
     elif idle := [given[name] for name in _OF_MEMBERSHIP if name in given]:
         if idle[0].precedence == COMMAND_LINE:
             raise UsageError(
-                f"{idle[0].origin}: for a job that goes on when it loses a node; give --spares, or --nnodes=MIN:MAX"
+                f"{idle[0].origin}: needs a job that can lose a node; add --spares=N, or use --nnodes=MIN:MAX"
             )
     elif has_token and values["nnodes"] > 1 and not values["dry_run"] and "node_rank" not in given:
         values["node_rank"] = HANDED_OUT
@@ -332,7 +333,9 @@ def _apply_standalone(given: Given) -> None:
     theirs = [given[name] for name in _RENDEZVOUS if name in given and not _is_one_node(name, given[name].value)]
     for setting in theirs:
         if setting.precedence == ours.precedence:
-            raise UsageError(f"{ours.origin} is one node and a free port, {setting.origin} is not: drop one of them")
+            raise UsageError(
+                f"{ours.origin} conflicts with {setting.origin}: it means one node and a free port; drop one of them"
+            )
     if any(setting.precedence < ours.precedence for setting in theirs):
         del given["standalone"]
         return
@@ -365,7 +368,7 @@ def _rendezvous_part(given: Given, name: str, part: int) -> Any:
     if own is None or own.precedence > whole.precedence:
         return whole.value[part]
     if own.precedence == whole.precedence and own.value != whole.value[part]:
-        raise UsageError(f"{whole.origin} and {own.origin} contradict each other: drop one of them")
+        raise UsageError(f"{whole.origin} conflicts with {own.origin}; drop one of them")
     return own.value
 
 
@@ -378,8 +381,8 @@ def _apply_live(given: Given, values: Values) -> None:
         assert live is not None
         if live.precedence == console.precedence:
             raise UsageError(
-                f"{live.origin} shows a table where {console.origin} would write lines: drop one of them; with "
-                "--log_dir=DIR the lines are in files"
+                f"{live.origin} conflicts with {console.origin}: a table replaces the lines; drop one of them "
+                "(--log_dir=DIR writes the lines to files)"
             )
         values["live"] = "on" if live.precedence < console.precedence else "off"
     if values["live"] == "auto" and values["console"] != "none":
@@ -397,36 +400,38 @@ def _check_job(given: Given, values: Values, counts: Sequence[int], *, is_ours: 
     nnodes, nproc, nodes = values["nnodes"], values["nproc_per_node"], _quoted_setting(given, "nnodes")
     if values["node_rank"] >= nnodes + values["spares"]:
         raise UsageError(
-            f"{_quoted_setting(given, 'node_rank')}: with {nodes} a rank from 0 to {nnodes - 1} is allowed"
+            f"{_quoted_setting(given, 'node_rank')}: with {nodes}, expected a rank from 0 to {nnodes - 1}"
         )
     is_c10d = values["rdzv_backend"] == "c10d" and values["node_rank"] != HANDED_OUT
     if nnodes > 1 and not is_ours and is_c10d and "node_rank" not in given:
         raise UsageError(
-            f"{_quoted_setting(given, 'rdzv_backend')} with {nodes}: which node is this? --engine=auto asks Slurm, "
-            f"PBS, MPI or Kubernetes; with the same {TOKEN}=... on every node, node ranks are handed out; or give "
-            "--node_rank"
+            f"{_quoted_setting(given, 'rdzv_backend')} with {nodes}: rank of this node unknown; use --engine=auto "
+            f"to ask Slurm, PBS, MPI, or Kubernetes, set the same {TOKEN}=... on every node to have ranks assigned, "
+            "or add --node_rank=N"
         )
     if nnodes > 1 and not is_ours and values["master_port"] == 0:
         port = _quoted_setting(given, "master_port" if "master_port" in given else "rdzv_endpoint")
-        raise UsageError(f"{port}: a free port is for one node; with {nodes} a port from 1 to 65535 is allowed")
+        raise UsageError(f"{port}: cannot be a free port with {nodes}; use a port from 1 to 65535")
     if isinstance(nproc, int) and not counts and nnodes * nproc > MAX_INT:
         each = _quoted_setting(given, "nproc_per_node")
-        raise UsageError(f"{nodes} and {each} make {nnodes * nproc} ranks: at most {MAX_INT} are allowed")
+        raise UsageError(f"{nodes} and {each} make {nnodes * nproc} ranks; use at most {MAX_INT}")
 
 
 def _check_program(given: Given, values: Values) -> None:
     if values["module"] and values["no_python"]:
         module, no_python = given["module"], given["no_python"]
         if module.precedence == no_python.precedence:
-            raise UsageError(f"{module.origin} and {no_python.origin}: a module needs Python, drop one of them")
+            raise UsageError(
+                f"{module.origin} conflicts with {no_python.origin}: a module needs Python; drop one of them"
+            )
         values["no_python" if module.precedence < no_python.precedence else "module"] = False
     if not values["program"]:
         what = "module" if values["module"] else "program"
         for setting in given.values():
             flag, _, text = setting.origin.partition("=")
             if setting.precedence == COMMAND_LINE and text.endswith(PYTHON_FILES):
-                raise UsageError(f"no {what} was given; {flag} has taken {text} as its value")
-        raise UsageError(f"no {what} was given: {USAGE}; --help lists the flags")
+                raise UsageError(f"missing {what}: {flag} took {text} as its value; use {flag}=VALUE")
+        raise UsageError(f"missing {what}; use {USAGE}, or run infini-run --help")
 
 
 def _check_preload(given: Given, values: Values, *, is_one_node: bool) -> None:
@@ -443,16 +448,15 @@ def _check_preload(given: Given, values: Values, *, is_one_node: bool) -> None:
 def _check_output(given: Given, values: Values) -> None:
     if values["redirects"] != DEFAULTS["redirects"] and not values["log_dir"]:
         raise UsageError(
-            f"{_quoted_setting(given, 'redirects')} needs --log_dir=DIR: there is no file to write to without it "
-            "(--log_dir=/dev/null drops that output)"
+            f"{_quoted_setting(given, 'redirects')}: needs a file; add --log_dir=DIR (--log_dir=/dev/null drops "
+            "that output)"
         )
     if values["log_layout"] != DEFAULTS["log_layout"] and not values["log_dir"]:
-        raise UsageError(
-            f"{_quoted_setting(given, 'log_layout')} needs --log_dir=DIR: there are no files to lay out without it"
-        )
+        raise UsageError(f"{_quoted_setting(given, 'log_layout')}: needs files to lay out; add --log_dir=DIR")
     if values["log_layout"] == "torchrun" and "/" in values["run_id"]:
         raise UsageError(
-            f"{_quoted_setting(given, 'run_id')}: with --log_layout=torchrun it names a folder, so a / is not allowed"
+            f"{_quoted_setting(given, 'run_id')}: cannot contain /, because --log_layout=torchrun names a folder "
+            "after it"
         )
 
 
@@ -469,6 +473,4 @@ def _check_world(given: Given, values: Values, cluster: ClusterEnvironment | Non
 
 def _check_ranks(given: Given, name: str, ranks: Sequence[int], count: int, what: str) -> None:
     if ranks and max(ranks) >= count:
-        raise UsageError(
-            f"{_quoted_setting(given, name)}: there is no rank {max(ranks)}, {what} from 0 to {count - 1} are allowed"
-        )
+        raise UsageError(f"{_quoted_setting(given, name)}: unknown rank {max(ranks)}; use {what} 0 to {count - 1}")

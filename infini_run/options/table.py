@@ -44,7 +44,7 @@ def _text_or_json(text: str) -> str:
     try:
         return "text" if boolean(text) else ""
     except ValueError:
-        raise ValueError("text or json is allowed") from None
+        raise ValueError("expected text or json") from None
 
 
 def _check_gpus(text: str) -> str:
@@ -53,7 +53,7 @@ def _check_gpus(text: str) -> str:
     try:
         return "warn" if boolean(text) else "off"
     except ValueError:
-        raise ValueError("off, warn or refuse is allowed") from None
+        raise ValueError("expected off, warn, or refuse") from None
 
 
 def _live(text: str) -> str:
@@ -62,18 +62,18 @@ def _live(text: str) -> str:
     try:
         return "on" if boolean(text) else "off"
     except ValueError:
-        raise ValueError("on, off or auto is allowed") from None
+        raise ValueError("expected on, off, or auto") from None
 
 
 def _shell(text: str) -> str:
     if text not in ("bash", "zsh", "fish", "install"):
-        raise ValueError("bash, zsh, fish or install is allowed")
+        raise ValueError("expected bash, zsh, fish, or install")
     return text
 
 
 def _file(text: str) -> str:
     if not text:
-        raise ValueError("the name of a file is allowed")
+        raise ValueError("expected the name of a file")
     return text
 
 
@@ -83,16 +83,16 @@ def _command_line(text: str) -> str:
     try:
         words = shlex.split(text)
     except ValueError:
-        raise ValueError("a command whose quotes match is allowed") from None
+        raise ValueError("expected a command with matching quotes") from None
     if any(word in ("&&", "||", "|", "&", ";") or (word.endswith(";") and len(word) > 1) for word in words):
-        raise ValueError("a program and its arguments are allowed, without a shell: give sh -c '...' for several")
+        raise ValueError("expected a program and its arguments, without a shell; use sh -c '...' for several")
     return text
 
 
 def _variable_names(text: str) -> tuple[str, ...]:
     names = tuple(name.strip() for name in text.split(",") if name.strip())
     if any("=" in name for name in names):
-        raise ValueError("names of variables are allowed, not values; set those in the environment")
+        raise ValueError("expected names of variables, not values; set the values in the environment")
     return names
 
 
@@ -105,7 +105,7 @@ def _module_names(text: str) -> tuple[str, ...]:
 
 def _rdzv_backend(text: str) -> str:
     if text not in ("static", "c10d"):
-        raise ValueError("static or c10d is allowed; --rdzv_endpoint=HOST:PORT says where rank 0 listens")
+        raise ValueError("expected static or c10d; use --rdzv_endpoint=HOST:PORT for the address of rank 0")
     return text
 
 
@@ -157,7 +157,7 @@ def _foreign(name: str) -> Callable[[str], object]:
 
 def _refused(name: str, metavar: str, use: str) -> Flag:
     def refuse(text: str) -> object:
-        raise ValueError(f"this cannot be honoured; {use}")
+        raise ValueError(f"not supported; {use}")
 
     return _flag("torchrun", name, refuse, "", metavar, f"refused: {use}")
 
@@ -165,7 +165,7 @@ def _refused(name: str, metavar: str, use: str) -> Flag:
 def _refused_switch(name: str, use: str) -> Flag:
     def refuse_true(text: str) -> object:
         if boolean(text):
-            raise ValueError(f"this cannot be honoured; {use}")
+            raise ValueError(f"not supported; {use}")
         return False
 
     return Flag(
@@ -353,10 +353,10 @@ FLAGS = (
     _ignored("log_line_prefix_template", "TEXT", "lines are marked [rank 3]"),
     _ignored("local_addr", "HOST", "no address is published", _foreign("local_addr")),
     _ignored("signals_to_handle", "NAMES", "every signal is handled or passed on", _foreign("signals_to_handle")),
-    _refused_switch("run_path", "give the script as the program"),
-    _refused("logs_specs", "NAME", "use --log_dir, --console and --report"),
-    _refused("duplicate_stdout_filters", "TEXT,...", "search the files of --log_dir"),
-    _refused("duplicate_stderr_filters", "TEXT,...", "search the files of --log_dir"),
+    _refused_switch("run_path", "use the script as the program"),
+    _refused("logs_specs", "NAME", "use --log_dir, --console, and --report"),
+    _refused("duplicate_stdout_filters", "TEXT,...", "run grep on the files of --log_dir"),
+    _refused("duplicate_stderr_filters", "TEXT,...", "run grep on the files of --log_dir"),
 )
 # fmt: on
 

@@ -25,8 +25,8 @@ def rdzv_conf(text: str) -> str:
     """`K=V,...`, of which only join_timeout is heard: there is no rendezvous before the program's own."""
     if not all(part.partition("=")[0].strip() and "=" in part for part in text.split(",") if part.strip()):
         raise ValueError(
-            "K=V,... is allowed, and has no effect but for join_timeout: --rdzv_endpoint=HOST:PORT says where rank 0 "
-            "listens, --ready_timeout=TIME how long ranks may take to meet"
+            "expected K=V,...; only join_timeout has an effect; use --rdzv_endpoint=HOST:PORT for the address of "
+            "rank 0, and --ready_timeout=TIME to limit how long ranks take to meet"
         )
     _join_timeout(text)
     return text
@@ -53,8 +53,8 @@ def signals_to_handle(text: str) -> str:
                 value_types.stop_signal(name.strip())
             except ValueError:
                 raise ValueError(
-                    f"{quote(name.strip())} is no signal that can be handled; TERM, INT and QUIT stop the job; "
-                    "HUP, USR1 and others reach every rank, without this flag"
+                    f"{quote(name.strip())}: not a signal that can be handled; drop the flag: TERM, INT, and QUIT "
+                    "stop the job, and HUP, USR1, and others reach every rank"
                 ) from None
     return text
 
@@ -89,7 +89,7 @@ def translate(given: dict[str, Setting]) -> None:
 def _put(given: dict[str, Setting], name: str, setting: Setting) -> None:
     ours = given.get(name)
     if ours is not None and ours.precedence == setting.precedence and ours.value != setting.value:
-        raise UsageError(f"{ours.origin} and {setting.origin} contradict each other: drop one of them")
+        raise UsageError(f"{ours.origin} conflicts with {setting.origin}; drop one of them")
     if ours is None or ours.precedence > setting.precedence:
         given[name] = setting
 

@@ -151,16 +151,16 @@ def test_flags_are_keywords_with_python_values(tmp_path):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ({"nnodes": 0}, "nnodes=0: a whole number from 1"),
-        ({"nproc_per_node": 1.5}, "nproc_per_node=1.5: a whole number"),
+        ({"nnodes": 0}, "nnodes=0: expected 1"),
+        ({"nproc_per_node": 1.5}, "nproc_per_node=1.5: expected 1"),
         ({"node_rank": 1}, "node_rank=1: with --nnodes=1"),
-        ({"rdzv_endpoint": "here"}, "rdzv_endpoint=here: the port is missing"),
-        ({"engine": "ssh"}, "engine=ssh needs --hosts=a,b or --hostfile=FILE"),
+        ({"rdzv_endpoint": "here"}, "rdzv_endpoint=here: missing port"),
+        ({"engine": "ssh"}, "engine=ssh: needs a list of hosts; add --hosts=a,b or --hostfile=FILE"),
         *(
-            ({name: True}, "belongs to the command, not to the Python API")
+            ({name: True}, "not a keyword of the Python API")
             for name in ("help", "h", "helpfull", "version", "dry_run", "isolate", "verbose")
         ),
-        ({"report": "report.json"}, "report= belongs to the command, not to the Python API"),
+        ({"report": "report.json"}, "report=: not a keyword of the Python API; use it with the command"),
     ],
 )
 def test_a_wrong_flag_is_refused_before_anything_starts(flags, message, tmp_path):
@@ -226,7 +226,7 @@ def test_where_nothing_is_found_it_is_a_launch_on_this_machine(engine):
 
 
 def test_auto_as_a_task_that_is_one_rank_is_refused():
-    with pytest.raises(ir.UsageError, match=r"SLURM_STEP_TASKS_PER_NODE=2\(x3\) each task is one rank already"):
+    with pytest.raises(ir.UsageError, match=r"SLURM_STEP_TASKS_PER_NODE=2\(x3\) each task is one rank"):
         ir.run(
             ["true"], engine="auto", env={**SRUN, "SLURM_STEP_TASKS_PER_NODE": "2(x3)", "SLURM_STEP_NUM_TASKS": "6"}
         )
@@ -251,7 +251,7 @@ def test_what_auto_has_guessed_is_a_warning():
 
 @pytest.mark.parametrize("command", ["true", "", [], ()])
 def test_a_command_is_a_list_of_words(command):
-    with pytest.raises(ir.UsageError, match="give a list, the program and its arguments"):
+    with pytest.raises(ir.UsageError, match="expected a list, the program and its arguments"):
         ir.run(command)
 
 
@@ -262,7 +262,10 @@ def test_words_may_be_paths(tmp_path):
 
 
 def test_arguments_of_a_launch_are_a_list(tmp_path):
-    with ir.ProcessLauncher(["touch"]) as launcher, pytest.raises(ir.UsageError, match="args='abc': give a list of"):
+    with (
+        ir.ProcessLauncher(["touch"]) as launcher,
+        pytest.raises(ir.UsageError, match="args='abc': expected a list of"),
+    ):
         launcher.launch("abc")
 
 
@@ -717,14 +720,14 @@ def test_nproc_is_nproc_per_node_of_a_command_too():
 @pytest.mark.parametrize(
     ("command", "flags", "message"),
     [
-        (["true"], {"nproc": 2, "nproc_per_node": 2}, "nproc_per_node=2 and nproc=2 are one flag"),
-        ([1, 2], {}, "command: 1 is no text"),
-        (["true", b"x"], {}, "command: b'x' is no text"),
-        (3, {}, "command=3: give a list"),
-        (["true"], {"log_dir": 3}, "log_dir=3: give a path"),
-        (["true"], {"trace": True}, "trace=True: FILE is allowed"),
-        (["true"], {"nproc_per_node": True}, r"nproc_per_node=True: N\|auto\|gpu\|cpu is allowed"),
-        (["true"], {"grace": False}, "grace=False: TIME is allowed"),
+        (["true"], {"nproc": 2, "nproc_per_node": 2}, "nproc_per_node=2 conflicts with nproc=2"),
+        ([1, 2], {}, "command: 1: expected text"),
+        (["true", b"x"], {}, "command: b'x': expected text"),
+        (3, {}, "command=3: expected a list"),
+        (["true"], {"log_dir": 3}, "log_dir=3: expected a path"),
+        (["true"], {"trace": True}, "trace=True: expected FILE"),
+        (["true"], {"nproc_per_node": True}, r"nproc_per_node=True: expected N\|auto\|gpu\|cpu"),
+        (["true"], {"grace": False}, "grace=False: expected TIME"),
     ],
     ids=["both", "number", "bytes", "no-list", "path", "switched-path", "switched-number", "switched-off"],
 )

@@ -598,7 +598,7 @@ def test_a_keyword_that_is_no_flag_is_a_type_error_where_the_object_is_made(make
     [
         ("no function", {}, "target='no function': give a function"),
         (int, {}, "give a function"),
-        (echo, {"nproc": 0}, "nproc=0: a whole number from 1"),
+        (echo, {"nproc": 0}, "nproc=0: expected 1"),
         (echo, {"nproc": 1, "nproc_per_node": 1}, "nproc_per_node=1 and nproc=1 are one flag"),
         (echo, {"watchdog_s": -1}, "watchdog_s=-1: give a number of seconds"),
         (echo, {"drain_s": float("nan")}, "drain_s=nan"),

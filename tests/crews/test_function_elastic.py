@@ -389,7 +389,7 @@ def test_a_failure_in_a_pool_leaves_its_other_launches_alone(hosts, tmp_path):
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        ({"hosts": ["a", "b"], "nnodes": (3, 4)}, "nnodes=3:4, but --hosts=a,b is 2 hosts"),
+        ({"hosts": ["a", "b"], "nnodes": (3, 4)}, "nnodes=3:4: needs more hosts than --hosts=a,b, which is 2 hosts"),
         ({"hosts": ["a", "b"], "nnodes": (4, 3)}, "4:3"),
         ({"hosts": ["a", "b"], "spares": 2}, "none is left to run the job"),
         ({"hosts": ["a:2", "b:1"], "spares": 1}, "hosts with different numbers of workers"),

@@ -47,7 +47,7 @@ def test_what_is_no_number_of_seconds_is_refused_by_its_name(crew, wrong):
         }  # fmt: skip
         for name, calls in waits.items():
             for call in calls:
-                with pytest.raises(ir.UsageError, match=f"{name}=.*: give a number of seconds"):
+                with pytest.raises(ir.UsageError, match=f"{name}=.*: (give|expected) a number of seconds"):
                     call(wrong)
         handle.wait()
     for endpoint in (tx, rx, *theirs):
@@ -70,7 +70,7 @@ def test_what_is_no_count_is_refused_by_its_name(crew, wrong):
         calls["max_restarts"] = [lambda given: ir.Crew(print, restart=ir.Restart(max_restarts=given))]
     for name, given in calls.items():
         for call in given:
-            with pytest.raises(ir.UsageError, match=f"{name}=.*: give a whole number from"):
+            with pytest.raises(ir.UsageError, match=f"{name}=.*: expected a whole number of at least"):
                 call(wrong)
 
 

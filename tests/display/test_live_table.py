@@ -357,9 +357,7 @@ def test_who_gets_a_table(window, flags, environ, drawn):
 def test_a_table_and_lines_on_one_screen_contradict_each_other(infini_run):
     command = infini_run("--live", "--console=prefix", "true")
     assert command.wait() == 2
-    assert command.err.startswith(
-        b"infini-run: --live shows a table where --console=prefix would write lines: drop one"
-    )
+    assert command.err.startswith(b"infini-run: --live conflicts with --console=prefix: drop one")
     assert command.err.count(b"\n") == 1
 
 

@@ -75,9 +75,9 @@ def test_only_the_command_line_asks_it_and_its_form_is_checked():
     assert resolve(["--doctor=json", "--nproc_per_node=2", "a.py"], {}).question == "doctor"
     assert resolve(["a.py"], {"INFINI_RUN_DOCTOR": "json", "PET_DOCTOR": "1"}).question == ""
     assert resolve(["--nodoctor", "a.py"], {}).question == ""
-    with pytest.raises(UsageError, match="--doctor=loud: text or json is allowed"):
+    with pytest.raises(UsageError, match="--doctor=loud: expected text or json"):
         resolve(["--doctor=loud"], {})
-    with pytest.raises(UsageError, match="there is no allocation here"):
+    with pytest.raises(UsageError, match="needs an allocation"):
         resolve(["--doctor", "--engine=slurm"], {})
 
 

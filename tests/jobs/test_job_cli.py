@@ -45,24 +45,24 @@ def bare(tmp_path):
         (("sumbit",), "sumbit is nothing that infini-job does; the nearest is submit"),
         (("frobnicate",), "frobnicate is nothing that infini-job does; there are submit, status, list,"),
         (("submit",), "no program was given: infini-job submit [flags] [--] program [args...]"),
-        (("submit", "--slotss=3", "--", "true"), "there is no flag --slotss; the nearest is --slots"),
-        (("submit", "-n", "4", "true"), "there is no flag -n; --slots=N is how many ranks in all"),
-        (("submit", "-N2", "true"), "there is no flag -N2; --slots=N is how many ranks in all"),
-        (("submit", "--nodes=2", "true"), "there is no flag --nodes; --slots=N is how many ranks in all"),
-        (("submit", "-t", "1h", "true"), "there is no flag -t; --time=TIME is the limit"),
-        (("submit", "--hang_timeout=1h", "true"), "there is no flag --hang_timeout; it is a flag of infini-run"),
+        (("submit", "--slotss=3", "--", "true"), "unknown flag --slotss; did you mean --slots?"),
+        (("submit", "-n", "4", "true"), "unknown flag -n; --slots=N is how many ranks in all"),
+        (("submit", "-N2", "true"), "unknown flag -N2; --slots=N is how many ranks in all"),
+        (("submit", "--nodes=2", "true"), "unknown flag --nodes; --slots=N is how many ranks in all"),
+        (("submit", "-t", "1h", "true"), "unknown flag -t; --time=TIME is the limit"),
+        (("submit", "--hang_timeout=1h", "true"), "unknown flag --hang_timeout; it is a flag of infini-run"),
         (("-V",), "-V is a flag, but of what? give a verb: submit, status,"),
-        (("submit", "--slots=0", "--", "true"), "--slots=0: a whole number from 1"),
-        (("submit", "--slots=two", "--", "true"), "--slots=two: a whole number from 1"),
-        (("submit", "--time=soon", "--", "true"), "--time=soon: a time "),
+        (("submit", "--slots=0", "--", "true"), "--slots=0: expected 1"),
+        (("submit", "--slots=two", "--", "true"), "--slots=two: expected 1"),
+        (("submit", "--time=soon", "--", "true"), "--time=soon: not a time "),
         (("submit", "--time=1:2", "--", "true"), "--time=1:2: a time is allowed, such as 4h, 90min, 1h30m, 1d or"),
-        (("submit", "--warn=KILL@5m", "--", "true"), "--warn=KILL@5m: a process cannot catch it"),
+        (("submit", "--warn=KILL@5m", "--", "true"), "--warn=KILL@5m: cannot be caught by a process"),
         (("submit", "--time=1m", "--warn=5m", "--", "true"), "--warn: 300 s before a limit of 60 s is before"),
         (("submit", "--mem_per_slot=much", "--", "true"), "--mem_per_slot=much: a size is allowed, such as 500M"),
         (("submit", "--env=1", "--", "true"), "--env=1: NAME=VALUE words are allowed"),
         (("submit", "--options=a 'b", "--", "true"), "--options=a 'b: words as a shell reads them are allowed"),
         (("submit", "--cwd=/nosuch", "--", "true"), "--cwd=/nosuch is not a directory"),
-        (("submit", "--scheduler=lsf", "--", "true"), "--scheduler=lsf: auto, slurm, pbs or local is allowed"),
+        (("submit", "--scheduler=lsf", "--", "true"), "--scheduler=lsf: expected auto, slurm, pbs, or local"),
         (("submit", "--slots=4", "--slots_per_node=2", "--", "true"), "--slots=4 --slots_per_node=2: this machine"),
         (("submit", "--options=--exclusive", "--", "true"), "--exclusive: --scheduler=local takes no options"),
         (("status", "ir-0000000000"), "there is no job ir-0000000000 in "),
@@ -71,7 +71,7 @@ def bare(tmp_path):
         (("logs", "../etc"), "'../etc' is no job: they are called ir-0123456789; infini-job list shows yours"),
         (("logs",), "which job? none was ever submitted from here: infini-job logs ir-0123456789"),
         (("logs", "ir-0000000000", "ir-0000000001"), "infini-job logs is about one job"),
-        (("logs", "--tail=x"), "--tail=x: a whole number from 0"),
+        (("logs", "--tail=x"), "--tail=x: expected 0"),
         (("submit", "--title=a\nb", "--", "true"), "--title='a\\nb': expected at most 100 printable characters"),
         (("submit", f"--title={'a' * 101}", "--", "true"), f"--title={'a' * 101}: expected at most 100 printable"),
         (("cancel",), "which job? infini-job cancel ir-0123456789"),
@@ -92,16 +92,16 @@ def test_what_makes_no_sense_is_one_line_that_says_what_to_do(local, words, said
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("trian.py",), "here trian.py is neither in {folder} nor on PATH; the nearest is train.py"),
+        (("trian.py",), "here trian.py is neither in {folder} nor on PATH; did you mean train.py?"),
         (
             ("sh train.py",),
-            "here sh train.py is neither in {folder} nor on PATH; it is one word here: leave its quotes",
+            "here sh train.py is neither in {folder} nor on PATH; drop the quotes",
         ),
         (
             ("train.py", "--slots=4"),
-            "--slots stands after train.py, so it is for that program and none of ours: flags",
+            "--slots after train.py goes to that program; use flags",
         ),
-        (("train.py", "--slots-per-node=4"), "--slots-per-node stands after train.py, so it is for that program"),
+        (("train.py", "--slots-per-node=4"), "--slots-per-node after train.py goes to that program"),
     ],
 )
 def test_what_would_fail_only_in_its_turn_is_told_at_once(local, tmp_path, words, said):
@@ -368,7 +368,7 @@ def test_flags_of_other_verbs_may_come_after_the_job(local):
 
 def test_variables_stand_for_flags(local):
     done = local.call("submit", "--print", "--", "true", env={"INFINI_JOB_SLOTS": "0"})
-    assert done.stderr.startswith("infini-job: INFINI_JOB_SLOTS=0: a whole number from 1")
+    assert done.stderr.startswith("infini-job: INFINI_JOB_SLOTS=0: expected 1")
 
 
 def test_help_fits_and_names_every_flag():
@@ -516,8 +516,8 @@ def test_the_python_api_has_no_names_that_the_command_needs():
         (("--json", "list"), 0, "[]\n"),
         (("--dir", "list", "list", "--json"), 0, "[]\n"),
         (("--json", "status", "--json"), 0, "[]\n"),
-        (("--nosuch", "list"), 2, "there is no flag --nosuch"),
-        (("--time=soon", "submit", "true"), 2, "--time=soon: a time from 0"),
+        (("--nosuch", "list"), 2, "unknown flag --nosuch"),
+        (("--time=soon", "submit", "true"), 2, "--time=soon: not a time from 0"),
         (("--json",), 2, "--json is a flag, but of what? give a verb: submit, status,"),
         (("--json", "lits"), 2, "--json is a flag, but of what? give a verb: submit, status,"),
     ],

@@ -313,10 +313,10 @@ def test_flags_of_the_launcher_itself_are_taken(local):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ("--bogus=1", ["there is no flag --bogus; --help lists them all"]),
+        ("--bogus=1", ["unknown flag --bogus; run --help for the list"]),
         (
             "--grace=x",
-            ["--grace=x: a time from 0 to 2147483647 seconds is allowed, such as 10, 10s, 500ms, 2m, 1h30m or 1d"],
+            ["--grace=x: not a time from 0 to 2147483647 seconds; use 10, 10s, 500ms, 2m, 1h30m, or 1d"],
         ),
         (
             "--nproc_per_node=2 --hosts=a",

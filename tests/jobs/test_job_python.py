@@ -24,12 +24,12 @@ def submit(local):
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        (["echo", 3], "command: 3 is no text: give str(3) if that is what is meant"),
-        (["echo", b"x"], "command: b'x' is no text: give os.fsdecode(b'x') if that is what is meant"),
-        (["echo", "a\0b"], "command: 'a\\x00b' has a NUL character in it, which no argument or variable can have"),
-        (["echo", "\ud800"], "command: '\\ud800' has a character that no argument or variable can have"),
-        ("echo hi", "command='echo hi': give a list, the program and its arguments"),
-        ([], "command=[]: give a list, the program and its arguments"),
+        (["echo", 3], "command: 3: expected text; did you mean str(3)?"),
+        (["echo", b"x"], "command: b'x': expected text; did you mean os.fsdecode(b'x')?"),
+        (["echo", "a\0b"], "command: 'a\\x00b': cannot pass a NUL character in an argument or a variable"),
+        (["echo", "\ud800"], "command: '\\ud800': cannot be encoded in an argument or a variable"),
+        ("echo hi", "command='echo hi': expected a list, the program and its arguments"),
+        ([], "command=[]: expected a list, the program and its arguments"),
     ],
 )
 def test_a_command_is_refused_as_by_run(submit, local, command, said):
@@ -47,14 +47,14 @@ def test_a_command_may_have_paths(submit):
 @pytest.mark.parametrize(
     ("env", "said"),
     [
-        ({"A=B": "3"}, "env: 'A=B' is no name of a variable: a text that is not empty, without ="),
-        ({"": "3"}, "env: '' is no name of a variable: a text that is not empty, without ="),
-        ({3: "x"}, "env: 3 is no name of a variable: a text that is not empty, without ="),
-        ({"A": 3}, "env['A']: 3 is no text: give str(3) if that is what is meant"),
-        ({"A": None}, "env['A']: None is no text: give str(None) if that is what is meant"),
-        ({"A": "x\0"}, "env['A']: 'x\\x00' has a NUL character in it, which no argument or variable can have"),
-        (["A"], "env=['A']: give a dict of variables, such as {'NAME': 'value'}"),
-        ("A=1", "env='A=1': give a dict of variables, such as {'NAME': 'value'}"),
+        ({"A=B": "3"}, "env: 'A=B': not a variable name; use non-empty text without ="),
+        ({"": "3"}, "env: '': not a variable name; use non-empty text without ="),
+        ({3: "x"}, "env: 3: not a variable name; use non-empty text without ="),
+        ({"A": 3}, "env['A']: 3: expected text; did you mean str(3)?"),
+        ({"A": None}, "env['A']: None: expected text; did you mean str(None)?"),
+        ({"A": "x\0"}, "env['A']: 'x\\x00': cannot pass a NUL character in an argument or a variable"),
+        (["A"], "env=['A']: expected a dict of variables, such as {'NAME': 'value'}"),
+        ("A=1", "env='A=1': expected a dict of variables, such as {'NAME': 'value'}"),
     ],
 )
 def test_an_environment_is_refused_by_all_calls_alike(submit, local, env, said):
@@ -119,7 +119,7 @@ def test_what_is_no_name_and_no_time_is_refused(submit, local):
     for name in (None, 3, b"ir-00000000aa"):
         with pytest.raises(ir.UsageError, match=" is no job: they are called ir-0123456789"):
             ir.find_job(name, dir=local.path)
-    with pytest.raises(ir.UsageError, match="names='ir-00000000aa': give a list of texts"):
+    with pytest.raises(ir.UsageError, match="names='ir-00000000aa': expected a list of texts"):
         ir.find_jobs("ir-00000000aa", dir=local.path)
     job = submit(["true"])
     for timeout_s in ("5s", True):

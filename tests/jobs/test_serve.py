@@ -234,7 +234,7 @@ def test_term_does_not_wait_for_a_client_that_does_not_read(local, tmp_path):
 def test_wrong_requests_are_told_in_the_commands_own_words(service, local):
     answer = service.client.post("/v1/jobs", json={"command": ["true"], "flags": {"slotz": 2}})
     assert (answer.status_code, answer.headers["content-type"]) == (400, "application/problem+json")
-    assert answer.json()["detail"] == "there is no flag --slotz; the nearest is --slots"
+    assert answer.json()["detail"] == "unknown flag --slotz; did you mean --slots?"
     assert answer.json()["exit_code"] == 2
     for body, said in (
         ({"command": []}, "command: List should have at least 1 item after validation, not 0"),

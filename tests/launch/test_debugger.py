@@ -145,4 +145,4 @@ def test_breakpoint_is_hit_in_what_a_debugged_program_launches(debug, tmp_path, 
 def test_isolate_is_refused_under_debugger(debug):
     code, out, err, _ = debug("-m", "infini_run", "--isolate", "train.py")
     assert (code, out) == (2, "")
-    assert err == ("infini-run: --isolate: the debugger that runs infini-run cannot follow into it; drop --isolate\n")
+    assert err == ("infini-run: --isolate: the debugger that runs infini-run cannot follow; drop --isolate\n")

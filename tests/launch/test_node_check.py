@@ -168,7 +168,7 @@ def test_a_machine_without_a_driver_has_no_gpus():
 
 
 def test_a_command_with_a_lone_quote_is_refused():
-    with pytest.raises(UsageError, match=r"--node_check=.*a command whose quotes match is allowed"):
+    with pytest.raises(UsageError, match=r"--node_check=.*expected a command with matching quotes"):
         resolve(["--node_check=sh -c 'x", "true"], {})
 
 

@@ -306,7 +306,7 @@ limits_memory = pytest.mark.skipif(
 def test_more_ranks_than_a_machine_can_have_are_refused(infini_run):
     command = infini_run("--nproc_per_node=100000000", "true", preexec_fn=no_more_memory)
     assert command.wait() == 2
-    assert b"--nproc_per_node=100000000: a whole number from 1 to 4194304, auto, gpu or cpu is allowed" in command.err
+    assert b"--nproc_per_node=100000000: expected 1 to 4194304, auto, gpu, or cpu" in command.err
     assert b"Traceback" not in command.err
 
 

@@ -532,7 +532,7 @@ def test_restarts_out_of_step_are_told_of_once_with_what_would_help(node, rank, 
     assert [command.wait() for command in commands] == [0] * len(commands)
     found = [line for line in told(*commands) if "--max_restarts on several nodes" in line]
     assert len(found) == lines
-    assert all("with INFINI_RUN_TOKEN=... the same on every node they are one job" in line for line in found)
+    assert all("set the same INFINI_RUN_TOKEN=... on every node to make them one job" in line for line in found)
 
 
 def test_a_short_token_and_another_address_are_told_of_by_node_0(node, port):

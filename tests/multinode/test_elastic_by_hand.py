@@ -238,18 +238,21 @@ def test_a_job_ends_when_its_head_is_told_to_stop(start, bell):
     ("flags", "why"),
     [
         (["--nnodes=4:2"], "MIN:MAX with MIN at most MAX"),
-        (["--nnodes=1:2", "--node_rank=0"], "node ranks are handed out, and change; drop --node_rank=0"),
+        (["--nnodes=1:2", "--node_rank=0"], "node ranks are assigned, and change; drop --node_rank=0"),
         (["--nnodes=1:2", "--keep_going"], "--keep_going: a failure ends all ranks, or none"),
-        (["--nnodes=2", "--spares=1", "--hosts=a,b"], "--nnodes=2 and --spares=1, but --hosts=a,b is 2 hosts"),
-        (["--spares=2", "--hosts=a,b"], "none is left to run the job"),
-        (["--spares=1", "--hosts=a:2,b:4"], "hosts with different numbers of processes cannot take each other's"),
+        (
+            ["--nnodes=2", "--spares=1", "--hosts=a,b"],
+            "--nnodes=2 and --spares=1: needs more hosts than --hosts=a,b, which is 2 hosts",
+        ),
+        (["--spares=2", "--hosts=a,b"], "needs more hosts than --hosts=a,b, which is 2 hosts"),
+        (["--spares=1", "--hosts=a:2,b:4"], "hosts with different numbers of processes cannot replace each other"),
         (
             ["--hosts=a,b", "--join_window=5"],
-            "--join_window=5: for a job that goes on when it loses a node; give --spares",
+            "--join_window=5: needs a job that can lose a node; add --spares=N",
         ),
-        (["--spares=1", "--node_timeout=0"], "give at least 100ms, such as"),
-        (["--spares=1", "--node_check_timeout=0"], "give at least 100ms, such as"),
-        (["--spares=1", "--node_check=a && b"], "without a shell: give sh -c '...' for several"),
+        (["--spares=1", "--node_timeout=0"], "expected at least 100ms"),
+        (["--spares=1", "--node_check_timeout=0"], "expected at least 100ms"),
+        (["--spares=1", "--node_check=a && b"], "without a shell; use sh -c '...' for several"),
         (["--spares=1", "--engine=mpi", "--hosts=a,b"], "mpirun ends all nodes when one is lost; use --engine=ssh"),
     ],
 )
@@ -264,7 +267,7 @@ def test_flags_that_contradict_each_other_are_one_line_before_anything_starts(in
 def test_without_a_token_one_line_says_how_to_add_one(infini_run):
     command = infini_run("--nnodes=1:2", "--rdzv_endpoint=127.0.0.1:1", "true")
     assert command.wait() == 2
-    assert b"set INFINI_RUN_TOKEN=... the same on every node, or give --token_file=FILE" in command.err
+    assert b"set the same INFINI_RUN_TOKEN=... on every node, or add --token_file=FILE" in command.err
 
 
 def test_spares_end_when_the_job_does(start):

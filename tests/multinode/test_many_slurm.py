@@ -407,9 +407,7 @@ def test_scancel_of_the_job_ends_it_with_its_grace(tracked, case, tmp_path):
 def test_without_an_allocation_one_line_says_so(run, slurm):
     command = run("true", env={**os.environ, **slurm.env})
     assert command.wait() == 2
-    assert command.err == (
-        b"infini-run: --engine=slurm: there is no allocation here; salloc -N2 or sbatch makes one\n"
-    )
+    assert command.err == (b"infini-run: --engine=slurm: needs an allocation; run salloc -N2 or sbatch\n")
 
 
 def test_an_allocation_without_nodes_is_one_line(run, four):
@@ -423,7 +421,10 @@ def test_an_allocation_without_nodes_is_one_line(run, four):
 def test_more_nodes_than_the_allocation_has_are_refused(run, four):
     command = run("--nnodes=5", "true")
     assert command.wait() == 2
-    assert command.err == b"infini-run: --nnodes=5, but SLURM_JOB_NODELIST=node[1-4] is 4 hosts\n"
+    assert (
+        command.err == b"infini-run: --nnodes=5: needs more hosts than SLURM_JOB_NODELIST=node[1-4], "
+        b"which is 4 hosts; add hosts\n"
+    )
 
 
 def test_srun_that_is_not_there_is_one_line(run, four, tmp_path):

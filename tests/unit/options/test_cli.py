@@ -404,4 +404,4 @@ def test_no_other_folder_is_made_for_a_report_or_a_trace(infini_run, tmp_path, f
 def test_nodes_that_cannot_meet_are_told(infini_run):
     command = infini_run("--nnodes=2", "true")
     assert command.wait() == 0
-    assert b"give --rdzv_endpoint=HOST:PORT of node 0" in command.err
+    assert b"add --rdzv_endpoint=HOST:PORT of node 0" in command.err

@@ -260,7 +260,7 @@ def test_the_command_prints_what_a_shell_evaluates(infini_run, shell):
 def test_another_shell_is_refused(infini_run):
     command = infini_run("--completion=tcsh")
     assert command.wait() == 2
-    assert command.err == b"infini-run: --completion=tcsh: bash, zsh, fish or install is allowed\n"
+    assert command.err == b"infini-run: --completion=tcsh: expected bash, zsh, fish, or install\n"
 
 
 def test_what_a_value_can_be_is_in_its_metavar():

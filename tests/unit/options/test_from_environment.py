@@ -99,7 +99,7 @@ def test_a_world_size_that_is_the_ranks_asked_for_counts_those():
     pod = {name: value for name, value in PYTORCHJOB.items() if not name.startswith("PET_")}
     got = options("--nnodes=2", "--nproc_per_node=8", environ=pod)
     assert (got.nnodes, got.node_rank, got.nproc_per_node) == (2, 1, 8)
-    assert "--nnodes=3, but WORLD_SIZE=16" in refused("--nnodes=3", "--nproc_per_node=8", environ=pod)
+    assert "--nnodes=3 conflicts with WORLD_SIZE=16" in refused("--nnodes=3", "--nproc_per_node=8", environ=pod)
 
 
 def test_nobody_looks_without_the_flag():
@@ -156,49 +156,73 @@ def test_what_is_not_said_can_be_given():
 # ---- refusing
 
 REFUSALS = [
-    (["--nnodes=2"], SRUN, "--nnodes=2, but SLURM_STEP_NUM_NODES=3 (slurm): drop --nnodes, or --engine=auto"),
-    (["--node_rank=0"], SRUN, "--node_rank=0, but SLURM_NODEID=2 (slurm): drop --node_rank, or --engine=auto"),
-    (["--standalone"], SRUN, "--standalone, but SLURM_STEP_NUM_NODES=3 (slurm): drop --standalone"),
-    ([], SRUN | {"PET_NNODES": "2"}, "PET_NNODES=2, but SLURM_STEP_NUM_NODES=3 (slurm): drop PET_NNODES"),
+    (
+        ["--nnodes=2"],
+        SRUN,
+        "--nnodes=2 conflicts with SLURM_STEP_NUM_NODES=3 (slurm); drop --nnodes, or --engine=auto",
+    ),
+    (
+        ["--node_rank=0"],
+        SRUN,
+        "--node_rank=0 conflicts with SLURM_NODEID=2 (slurm); drop --node_rank, or --engine=auto",
+    ),
+    (["--standalone"], SRUN, "--standalone conflicts with SLURM_STEP_NUM_NODES=3 (slurm); drop --standalone"),
+    ([], SRUN | {"PET_NNODES": "2"}, "PET_NNODES=2 conflicts with SLURM_STEP_NUM_NODES=3 (slurm); drop PET_NNODES"),
     (
         ["--nproc_per_node=4194304"],
         {**SRUN, "SLURM_STEP_NUM_NODES": "1000", "SLURM_STEP_NODELIST": "node[2-1001]"},
         "SLURM_STEP_NUM_NODES=1000 and --nproc_per_node=4194304 make",
     ),
-    (["--master_port=0"], SRUN, "--master_port=0: a free port is for one node; with SLURM_STEP_NUM_NODES=3 a port"),
-    ([], JOB, "--engine=auto: kubernetes does not say how many nodes there are: give --nnodes"),
+    (["--master_port=0"], SRUN, "--master_port=0: cannot be a free port with SLURM_STEP_NUM_NODES=3; use a port"),
+    ([], JOB, "--engine=auto: kubernetes does not report the number of nodes; add --nnodes=N"),
     (
         ["--nnodes=2", "--rdzv_endpoint=a:7"],
         JOB,
-        "JOB_COMPLETION_INDEX=2: with --nnodes=2 a rank from 0 to 1 is allowed",
+        "JOB_COMPLETION_INDEX=2: with --nnodes=2, expected a rank from 0 to 1",
     ),
-    ([], HYDRA, "--engine=auto: hydra does not say where node 0 is: give --rdzv_endpoint=HOST:PORT"),
-    ([], OPENMPI, "--engine=auto: openmpi does not say where node 0 is"),
+    ([], HYDRA, "--engine=auto: hydra does not report the address of node 0; add --rdzv_endpoint=HOST:PORT"),
+    ([], OPENMPI, "--engine=auto: openmpi does not report the address of node 0"),
     (
         ["--rdzv_endpoint=a:7"],
         LWS | {"LWS_WORKER_INDEX": ""},
-        "lws does not say which of the nodes this is: give --node",
+        "lws does not report the rank of this node; add --node",
     ),
-    ([], POD | {"MASTER_ADDR": "a b"}, "MASTER_ADDR=a b: a host name or an address is allowed"),
+    ([], POD | {"MASTER_ADDR": "a b"}, "MASTER_ADDR=a b: expected a host name or an address"),
     (
         [],
         SRUN | {"INFINI_RUN_ID": "ir-1"},
         "--engine=auto: INFINI_RUN_ID is set, so this is a rank of another launch",
     ),
     ([], {"SLURM_JOB_ID": "8"}, "--engine=auto: slurm job 8 has no host in its allocation"),
-    (["--nproc_per_node=8"], TASKS, "--nproc_per_node=8, but SLURM_STEP_TASKS_PER_NODE=4(x3) (slurm), where each"),
-    (["--nproc_per_node=gpu"], TASKS, "--nproc_per_node=gpu, but SLURM_STEP_TASKS_PER_NODE=4(x3)"),
+    (
+        ["--nproc_per_node=8"],
+        TASKS,
+        "--nproc_per_node=8 conflicts with SLURM_STEP_TASKS_PER_NODE=4(x3) (slurm): each",
+    ),
+    (["--nproc_per_node=gpu"], TASKS, "--nproc_per_node=gpu conflicts with SLURM_STEP_TASKS_PER_NODE=4(x3)"),
     (
         ["--log_dir=x"],
         TASKS,
-        "--log_dir=x: with SLURM_STEP_TASKS_PER_NODE=4(x3) each task is one rank and no launcher",
+        "--log_dir=x: needs a launcher above the ranks, but with SLURM_STEP_TASKS_PER_NODE=4(x3) each task is one",
     ),
-    (["--grace=3"], TASKS, "--grace=3: with SLURM_STEP_TASKS_PER_NODE=4(x3) each task is one rank"),
-    (["--console=prefix"], TASKS, "--console=prefix: with SLURM_STEP_TASKS_PER_NODE=4(x3) each task"),
-    (["--isolate"], TASKS, "--isolate: with SLURM_STEP_TASKS_PER_NODE=4(x3) each task"),
-    (["--master_port=0"], TASKS, "--master_port=0: a free port is for one launcher; with SLURM_STEP_TASKS_PER_NODE"),
-    (["--rdzv_endpoint=a:0"], TASKS, "--rdzv_endpoint=a:0: a free port is for one launcher"),
-    (["--stdin=12"], TASKS, "--stdin=12: there is no rank 12, ranks from 0 to 11 are allowed"),
+    (
+        ["--grace=3"],
+        TASKS,
+        "--grace=3: needs a launcher above the ranks, but with SLURM_STEP_TASKS_PER_NODE=4(x3) each task is one rank",
+    ),
+    (
+        ["--console=prefix"],
+        TASKS,
+        "--console=prefix: needs a launcher above the ranks, but with SLURM_STEP_TASKS_PER_NODE=4(x3) each task",
+    ),
+    (
+        ["--isolate"],
+        TASKS,
+        "--isolate: needs a launcher above the ranks, but with SLURM_STEP_TASKS_PER_NODE=4(x3) each task",
+    ),
+    (["--master_port=0"], TASKS, "--master_port=0: cannot be a free port with SLURM_STEP_TASKS_PER_NODE"),
+    (["--rdzv_endpoint=a:0"], TASKS, "--rdzv_endpoint=a:0: cannot be a free port with"),
+    (["--stdin=12"], TASKS, "--stdin=12: unknown rank 12; use ranks 0 to 11"),
 ]
 
 
@@ -281,7 +305,7 @@ def test_a_dry_run_shows_what_was_found_and_from_which_variable(infini_run, monk
 def test_verbose_says_that_nothing_was_found(infini_run):
     command = infini_run("--engine=auto", "--verbose", "true")
     assert command.wait() == 0
-    assert command.err.startswith(b"infini-run: --engine=auto: no engine was found in the environment")
+    assert command.err.startswith(b"infini-run: --engine=auto: no scheduler or launcher found in the environment")
     quiet = infini_run("--engine=auto", "true")
     assert quiet.wait() == 0
     assert quiet.err == b""
@@ -346,7 +370,7 @@ def test_a_plain_launch_in_a_step_loads_nothing_of_this(monkeypatch):
         ),
         (("--rdzv_endpoint=localhost:29500",), b"other nodes cannot reach node 0: localhost is every machine's own"),
         (("--rdzv_endpoint=10.0.0.1:29500",), b""),
-        ((), b"other nodes cannot reach 127.0.0.1: give --rdzv_endpoint"),
+        ((), b"other nodes cannot reach 127.0.0.1; add --rdzv_endpoint"),
     ],
 )
 def test_an_address_of_no_use_to_others_is_told(infini_run, flags, said):

@@ -15,7 +15,7 @@ def whole(text):
     try:
         return int(text)
     except ValueError:
-        raise ValueError("a whole number is allowed") from None
+        raise ValueError("expected a whole number") from None
 
 
 FLAGS = (
@@ -157,7 +157,7 @@ def test_any_words_are_read_up_to_the_program_or_refused_in_one_printable_line(a
 
 @pytest.mark.parametrize("name", ["--nod", "--node", "--verbos", "--log"])
 def test_a_name_is_not_abbreviated(name):
-    assert f"there is no flag {name}" in refused(name)
+    assert f"unknown flag {name}" in refused(name)
 
 
 @pytest.mark.parametrize(
@@ -172,11 +172,11 @@ def test_a_name_is_not_abbreviated(name):
 )
 def test_an_unknown_flag_is_refused_with_the_nearest_known_one(given_, near):
     text = refused(given_, "program")
-    assert text == f"there is no flag {given_.partition('=')[0]}; the nearest is {near}"
+    assert text == f"unknown flag {given_.partition('=')[0]}; did you mean {near}?"
 
 
 def test_an_unknown_flag_far_from_all_points_to_help():
-    assert refused("--xyzzy") == "there is no flag --xyzzy; --help lists them all"
+    assert refused("--xyzzy") == "unknown flag --xyzzy; run --help for the list"
 
 
 def test_an_unknown_flag_is_told_before_what_is_wrong_after_it():
@@ -185,24 +185,24 @@ def test_an_unknown_flag_is_told_before_what_is_wrong_after_it():
 
 @pytest.mark.parametrize("rest", [[], ["--", "program"]])
 def test_a_missing_value_names_the_flag_and_how_to_write_it(rest):
-    assert refused("--log-dir", *rest) == "--log-dir needs a value: --log-dir=DIR"
+    assert refused("--log-dir", *rest) == "--log-dir: needs a value; use --log-dir=DIR"
 
 
 def test_a_known_flag_is_not_swallowed_as_a_value():
     text = refused("--log_dir", "--verbose", "program")
-    assert text == "--log_dir needs a value: --log_dir=DIR; --verbose after it is a flag"
+    assert text == "--log_dir: needs a value; use --log_dir=DIR (--verbose is a flag)"
 
 
 def test_a_negation_takes_no_value():
     text = refused("--noverbose=true")
-    assert text == "--noverbose=true: --noverbose takes no value; --verbose=true does"
+    assert text == "--noverbose=true: cannot take a value; use --verbose=true"
 
 
 def test_a_bad_value_is_quoted_with_what_is_allowed():
-    assert refused("--node-rank", "x") == "--node-rank=x: a whole number is allowed"
-    assert refused("--verbose=maybe") == "--verbose=maybe: true or false is allowed"
-    assert refused("--console=prefx") == "--console=prefx: inherit, prefix or none is allowed (the nearest is prefix)"
-    assert refused("--console=zzzzzz") == "--console=zzzzzz: inherit, prefix or none is allowed"
+    assert refused("--node-rank", "x") == "--node-rank=x: expected a whole number"
+    assert refused("--verbose=maybe") == "--verbose=maybe: expected true or false"
+    assert refused("--console=prefx") == "--console=prefx: expected inherit, prefix, or none; did you mean prefix?"
+    assert refused("--console=zzzzzz") == "--console=zzzzzz: expected inherit, prefix, or none"
 
 
 def test_a_bad_value_is_refused_even_where_a_later_one_wins():
@@ -210,7 +210,7 @@ def test_a_bad_value_is_refused_even_where_a_later_one_wins():
 
 
 def test_an_unprintable_value_is_escaped():
-    assert refused("--node_rank=a\nb") == r"--node_rank='a\nb': a whole number is allowed"
+    assert refused("--node_rank=a\nb") == r"--node_rank='a\nb': expected a whole number"
 
 
 @pytest.mark.parametrize("name", ["help", "helpfull", "version"])
@@ -266,13 +266,15 @@ def test_flag_files_in_a_circle_are_refused_naming_the_chain(flag_file):
     a = flag_file("a.flags", "--flagfile=b.flags")
     b = flag_file("b.flags", "--flagfile=./a.flags")
     text = refused(f"--flagfile={a}")
-    assert text.startswith(f"--flagfile=./a.flags ({b}:1): flag files in a circle: {a} -> {b} -> ")
+    assert text.startswith(
+        f"--flagfile=./a.flags ({b}:1): cannot be read: flag files include each other: {a} -> {b} -> "
+    )
     assert text.endswith("a.flags")
 
 
 def test_a_flag_file_that_names_itself_through_the_environment_is_a_circle(flag_file):
     a = flag_file("a.flags", "--fromenv=flagfile")
-    assert "in a circle" in refused(f"--flagfile={a}", FLAGS_flagfile=a)
+    assert "include each other" in refused(f"--flagfile={a}", FLAGS_flagfile=a)
 
 
 def test_a_flag_file_that_cannot_be_read_is_named(tmp_path):
@@ -285,12 +287,12 @@ def test_a_flag_file_that_cannot_be_read_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("program", "a flag file holds flags only, one a line"),
-        ("--", "a flag file holds flags only, one a line"),
-        ("--xyzzy", "there is no flag --xyzzy"),
-        ("--node_rank=x", "a whole number is allowed"),
-        ("--log_dir", "--log_dir needs a value: --log_dir=DIR"),
-        ("--verbose --log_dir=x", "--verbose takes its value as --verbose=value"),
+        ("program", "expected a flag; use one line per flag"),
+        ("--", "expected a flag; use one line per flag"),
+        ("--xyzzy", "unknown flag --xyzzy"),
+        ("--node_rank=x", "expected a whole number"),
+        ("--log_dir", "--log_dir: needs a value; use --log_dir=DIR"),
+        ("--verbose --log_dir=x", "cannot take the value from the next word; use --verbose=VALUE"),
     ],
 )
 def test_what_is_wrong_in_a_flag_file_is_told_with_its_line(flag_file, line, message):
@@ -314,17 +316,17 @@ def test_fromenv_takes_flags_from_the_environment_in_their_place():
 
 def test_fromenv_refuses_what_is_not_set_and_tryfromenv_does_not():
     text = refused("--fromenv=log_dir")
-    assert text == "--fromenv=log_dir: FLAGS_log_dir is not set; --tryfromenv takes it if it is"
+    assert text == "--fromenv=log_dir: missing FLAGS_log_dir; set it, or use --tryfromenv"
     assert values("--tryfromenv=log_dir,node_rank", FLAGS_node_rank="2") == {"node_rank": 2}
 
 
 def test_fromenv_names_the_variable_of_a_bad_value():
     text = refused("--fromenv=node_rank", FLAGS_node_rank="x")
-    assert text == "--node_rank=x (from FLAGS_node_rank): a whole number is allowed"
+    assert text == "--node_rank=x (from FLAGS_node_rank): expected a whole number"
 
 
 def test_fromenv_knows_no_other_flags_than_the_command_line():
-    assert "no flag --xyzzy (from FLAGS_xyzzy)" in refused("--fromenv=xyzzy", FLAGS_xyzzy="1")
+    assert "unknown flag --xyzzy (from FLAGS_xyzzy)" in refused("--fromenv=xyzzy", FLAGS_xyzzy="1")
     assert "cannot come from the environment" in refused("--fromenv=fromenv", FLAGS_fromenv="fromenv")
 
 
@@ -355,7 +357,7 @@ def test_a_variable_may_use_an_alias_but_no_letter_no_negation_and_no_flag_of_th
 
 
 def test_a_bad_variable_is_named_unless_the_command_line_made_it_moot():
-    assert refused(OURS_NODE_RANK="x") == "OURS_NODE_RANK=x: a whole number is allowed"
+    assert refused(OURS_NODE_RANK="x") == "OURS_NODE_RANK=x: expected a whole number"
     assert values("--node_rank=1", OURS_NODE_RANK="x") == {"node_rank": 1}
 
 
@@ -363,7 +365,7 @@ def test_a_boolean_behind_a_binary_prefix_is_0_or_1():
     assert values(PET_VERBOSE="1") == {"verbose": True}
     assert values(PET_VERBOSE="0") == {"verbose": False}
     assert values(OURS_VERBOSE="yes") == {"verbose": True}
-    assert refused(PET_VERBOSE="true") == "PET_VERBOSE=true: 0 or 1 is allowed"
+    assert refused(PET_VERBOSE="true") == "PET_VERBOSE=true: expected 0 or 1"
 
 
 def test_other_variables_are_not_looked_at():

@@ -53,7 +53,7 @@ def told(tmp_path):
 def test_a_flag_of_another_launcher_names_ours(told, words, names):
     code, text = told(*words, "train.py")
     assert code == 2
-    assert text.startswith(f"there is no flag {words[0].partition('=')[0]}")
+    assert text.startswith(f"unknown flag {words[0].partition('=')[0]}")
     assert all(name in text for name in names)
 
 
@@ -67,12 +67,12 @@ def test_no_hint_is_for_a_flag_of_ours_and_each_names_one():
 
 @pytest.mark.parametrize("word", ["-z", "-q", "-z4", "-xs"])
 def test_a_letter_is_near_to_no_other(told, word):
-    assert told(word, "train.py") == (2, f"there is no flag {word}; --help lists them all")
+    assert told(word, "train.py") == (2, f"unknown flag {word}; run --help for the list")
 
 
 def test_a_file_that_is_not_there_is_told_with_the_folder_and_the_nearest(told, tmp_path):
-    assert told("trian.py") == (127, f"trian.py is neither in {tmp_path} nor on PATH; the nearest is train.py")
-    assert told("./tran.py") == (127, f"./tran.py does not exist (in {tmp_path}); the nearest is ./train.py")
+    assert told("trian.py") == (127, f"trian.py is neither in {tmp_path} nor on PATH; did you mean train.py?")
+    assert told("./tran.py") == (127, f"./tran.py does not exist (in {tmp_path}); did you mean ./train.py?")
     assert told("else.py") == (127, f"else.py is neither in {tmp_path} nor on PATH")
     assert told("no/train.py") == (127, f"no/train.py does not exist (in {tmp_path})")
 
@@ -81,14 +81,14 @@ def test_a_command_in_one_word_is_told_so(told, tmp_path):
     for word in ("sh train.py", "/bin/sh train.py", "train.py --lr=1"):
         code, text = told(word)
         assert code == 127
-        assert f"leave its quotes out ({word})" in text
+        assert f"drop the quotes ({word})" in text
     code, text = told("no such program")
     assert (code, text) == (127, "no such program is not on PATH")
 
 
 @pytest.mark.parametrize("word", ["help", "version"])
 def test_a_question_without_dashes_is_a_program_where_there_is_one(told, word, infini_run, tmp_path):
-    assert told(word) == (127, f"{word} is not on PATH; infini-run --{word} is what it is called")
+    assert told(word) == (127, f"{word} is not on PATH; did you mean infini-run --{word}?")
     program = tmp_path / "bin" / word
     program.parent.mkdir()
     program.write_text("#!/bin/sh\necho mine\n")
@@ -112,7 +112,7 @@ def test_a_launchers_flag_after_the_program_is_told_in_one_line(told, word):
     name = word.partition("=")[0]
     code, text = told("train.py", "--lr=1", word)
     assert code == 0
-    assert text.startswith(f"{name} stands after train.py, so it is for that program")
+    assert text.startswith(f"{name} after train.py goes to that program")
 
 
 @pytest.mark.parametrize(
@@ -147,24 +147,22 @@ def test_what_may_be_the_programs_own_is_not(told, words):
     [
         ((".",), 126, ". is a directory; give the program in it"),
         (("folder",), 126, "folder is a directory; give the program in it"),
-        (("train",), 127, "train is not on PATH; the nearest is train.py"),
-        (("./train",), 127, "./train does not exist (in {here}); the nearest is ./train.py"),
-        (("launch", "train.py"), 127, "launch is not on PATH; there is no such verb here: drop it"),
+        (("train",), 127, "train is not on PATH; did you mean train.py?"),
+        (("./train",), 127, "./train does not exist (in {here}); did you mean ./train.py?"),
+        (("launch", "train.py"), 127, "launch is not on PATH; drop it, infini-run has no verbs"),
         (
             ("FOO=1", "train.py"), 127,
-            "FOO=1 is not on PATH; set it before the command: FOO=1 infini-run ..., or: env FOO=1 ...",
+            "FOO=1 is not on PATH; set it before the command: FOO=1 infini-run ..., or use env FOO=1 ...",
         ),
         (
             ("\N{EN DASH}nnodes=1", "train.py"), 127,
-            ("\N{EN DASH}nnodes=1 is not on PATH; \N{EN DASH} is a typographic dash, as editors and web pages make "
-            "it: flags begin with - or --"),
+            ("\N{EN DASH}nnodes=1 is not on PATH; \N{EN DASH} is a typographic dash; use - or --"),
         ),
         (
             ("-\N{EM DASH}nnodes", "train.py"), 2,
-            ("there is no flag -\N{EM DASH}nnodes; \N{EM DASH} is a typographic dash, as editors and web pages make "
-            "it: flags begin with - or --"),
+            ("unknown flag -\N{EM DASH}nnodes; \N{EM DASH} is a typographic dash; use - or --"),
         ),
-        (("--log_dir", "train.py"), 2, "no program was given; --log_dir has taken train.py as its value"),
+        (("--log_dir", "train.py"), 2, "missing program: --log_dir took train.py as its value; use --log_dir=VALUE"),
     ],
 )  # fmt: skip
 def test_a_word_of_a_first_try_is_told_what_it_is(told, tmp_path, words, code, text):

@@ -74,10 +74,10 @@ WRONG = [
     ("", "column 1, '': a host is missing here"),
     ("a,,b", "column 3, ,b: a host is missing here"),
     ("a,", "column 3, '': a host is missing here"),
-    ("a:0", "column 3, 0: a number of processes from 1 to 4194304 is allowed"),
-    ("b,a:-1", "column 5, -1: a number of processes"),
-    ("a:", "column 3, '': a number of processes"),
-    ("a:4x", "column 3, 4x: a number of processes"),
+    ("a:0", "column 3, 0: expected 1 to 4194304 processes"),
+    ("b,a:-1", "column 5, -1: expected 1"),
+    ("a:", "column 3, '': expected 1"),
+    ("a:4x", "column 3, 4x: expected 1"),
     ("a[1-3", "column 2, [1-3: a [ without its ]"),
     ("a,b]", "column 4, ]: a ] without its ["),
     ("a[[1]]", "column 3, [1]]: a bracket inside of brackets"),
@@ -163,9 +163,9 @@ def test_lines_of_one_host_are_counted(text, slots):
 
 
 WRONG_FILES = [
-    ("a\n\nb:x", "hosts:3: x: a number of processes"),
-    ("a\nb slots=0", "hosts:2: 0: a number of processes"),
-    ("a slots", "hosts:1: slots: a number of processes"),
+    ("a\n\nb:x", "hosts:3: x: expected 1"),
+    ("a\nb slots=0", "hosts:2: 0: expected 1"),
+    ("a slots", "hosts:1: slots: expected 1"),
     ("a cpu=4", "hosts:1: cpu=4: slots=N is the only word that may follow a host"),
     ("a:2 slots=4", "hosts:1: slots=4: a has 2 slots already"),
     ("a 2 4", "hosts:1: 4: a has 2 slots already"),

@@ -22,15 +22,20 @@ def idle(*words, environ=None):
 @pytest.mark.parametrize(
     ("words", "environ", "names", "why"),
     [
-        (("--node_timeout=5", "--ssh_config=f"), {}, ["--ssh_config=f", "--node_timeout=5"], "there is one node"),
+        (
+            ("--node_timeout=5", "--ssh_config=f"),
+            {},
+            ["--ssh_config=f", "--node_timeout=5"],
+            "there is only one node",
+        ),
         ((*TWO, "--join_timeout=5"), {}, ["--join_timeout=5"], "without INFINI_RUN_TOKEN"),
         ((*TWO, "--join_timeout=5", "--link_port=7", "--export=A"), TOKEN, [], ""),
         (("--spares=1", "--join_timeout=5"), TOKEN, [], ""),
-        ((*TWO, "--remote_python=p"), TOKEN, ["--remote_python=p"], "nobody is reached from here"),
+        ((*TWO, "--remote_python=p"), TOKEN, ["--remote_python=p"], "this launcher reaches no node"),
         ((*TWO, "--console=inherit"), TOKEN, ["--console=inherit"], "[host:rank]"),
         (("--hosts=a,b", "--link_port=7"), {}, ["--link_port=7"], "over ssh"),
         (("--hosts=a,b", "--ssh_config=f", "--join_timeout=5", "--export=A"), {}, [], ""),
-        (("--hosts=a,b", "--engine=mpi", "--ssh_config=f"), {}, ["--ssh_config=f"], "reached by mpi"),
+        (("--hosts=a,b", "--engine=mpi", "--ssh_config=f"), {}, ["--ssh_config=f"], "mpi reaches the nodes"),
         (("--engine=auto", "--join_timeout=5"), {}, ["--join_timeout=5"], "takes its place"),
         (("--console=inherit",), {}, [], ""),
         ((), {"INFINI_RUN_JOIN_TIMEOUT": "5", "INFINI_RUN_SSH_CONFIG": "f"}, [], ""),  # for other launches
@@ -49,7 +54,7 @@ def test_flags_that_are_looked_at_are_those_that_are_known():
 def test_the_command_says_it_and_goes_on(infini_run):
     command = infini_run("--join_timeout=5", "true")
     assert command.wait() == 0
-    assert command.err.startswith(b"infini-run: --join_timeout=5: no effect here, there is one node")
+    assert command.err.startswith(b"infini-run: --join_timeout=5: no effect here: there is only one node")
 
 
 def test_a_host_program_is_refused():

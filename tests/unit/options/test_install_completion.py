@@ -104,9 +104,10 @@ def test_without_a_shell_or_a_home_it_says_so(home, tmp_path):
     done = install(COMMAND, home, only("", tmp_path))
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
-        "infini-run: --completion=install: none of bash, zsh and fish is on PATH; --completion=bash prints a script\n"
+        "infini-run: --completion=install: missing bash, zsh, and fish on PATH; use --completion=bash to print a "
+        "script\n"
     )
-    with pytest.raises(UsageError, match="HOME is not set to a folder"):
+    with pytest.raises(UsageError, match="needs the path of a folder in HOME"):
         completion_path("fish", "infini-run", {"HOME": "here"})
 
 
@@ -153,7 +154,7 @@ def test_bash_reads_it_by_bash_completion_or_by_the_line_that_it_is_told(home, t
     target = f"{home}/.local/share/bash-completion/completions/infini-run"
     (said,), code = install_completion("infini-run", script, environ, root=str(tmp_path / "bare"))
     assert code == 0
-    wrote, _, advice = said.partition("; there is no bash-completion here that finds it: add to ~/.bashrc: ")
+    wrote, _, advice = said.partition("; bash-completion is missing; add to ~/.bashrc: ")
     assert (wrote, advice) == (f"bash: wrote {target}", f"source {target}")
     (home / ".bashrc").write_text(f"{advice}\n")
     done = subprocess.run(
@@ -173,5 +174,5 @@ def test_home_directory_that_is_missing_is_not_made(tmp_path):
     environ = environment(home, PATH=only("bash", tmp_path))
     lines, code = install_completion("infini-run", script, environ)
     assert code == 1
-    assert lines[0].endswith(f"cannot be written: there is no home directory {home}; set HOME")
+    assert lines[0].endswith(f"cannot be written: missing home directory {home}; set HOME")
     assert not home.exists()

@@ -39,7 +39,7 @@ def test_hosts_may_have_different_numbers_of_slots():
     assert roster_of("--hosts=a:4,b:8,c:1", "--nnodes=2").node_list.counts == (4, 8)
     assert roster_of("--hosts=a:4,b:4,c:1", "--nnodes=2").node_list.counts == ()
     for flag in ("--stdin=13", "--local_ranks_filter=8", "--ranks_on_console=13"):
-        with pytest.raises(UsageError, match="there is no rank"):
+        with pytest.raises(UsageError, match="unknown rank"):
             roster_of("--hosts=a:4,b:8,c:1", flag)
 
 
@@ -79,18 +79,18 @@ def test_a_file_of_hosts(tmp_path):
         (["--hosts=a:-1"], ["--hosts", "column"]),
         (["--hosts=-oProxyCommand=x,b"], ["--hosts", "column 1"]),
         (["--hosts=a b"], ["--hosts", "column"]),
-        (["--hosts=a,b", "--nnodes=3"], ["--nnodes=3", "--hosts=a,b is 2 hosts"]),
-        (["--hosts=a", "--nnodes=3"], ["--hosts=a is 1 host"]),
-        (["--hosts=a,b", "--node_rank=1"], ["--node_rank=1 with --hosts=a,b", "drop one"]),
-        (["--hosts=a,b", "--standalone"], ["--standalone with --hosts=a,b"]),
-        (["--hosts=a,b", "--isolate"], ["--isolate with --hosts=a,b"]),
-        (["--hosts=a,b", "--hostfile=/dev/null"], ["one list of hosts is enough"]),
-        (["--hosts=a:4,b"], ["--hosts=a:4,b does not say how many processes b has room for", "--nproc_per_node"]),
+        (["--hosts=a,b", "--nnodes=3"], ["--nnodes=3", "--hosts=a,b, which is 2 hosts"]),
+        (["--hosts=a", "--nnodes=3"], ["--hosts=a, which is 1 host"]),
+        (["--hosts=a,b", "--node_rank=1"], ["--node_rank=1 conflicts with --hosts=a,b", "drop one"]),
+        (["--hosts=a,b", "--standalone"], ["--standalone conflicts with --hosts=a,b"]),
+        (["--hosts=a,b", "--isolate"], ["--isolate conflicts with --hosts=a,b"]),
+        (["--hosts=a,b", "--hostfile=/dev/null"], ["only one list of hosts"]),
+        (["--hosts=a:4,b"], ["--hosts=a:4,b: missing the number of processes for b", "--nproc_per_node"]),
         (["--hosts=host1:22178"], ["column 1", "room for 22178 processes on host1, not a port", "host1 slots=22178"]),
-        (["--hosts=a:4,b:2", "--nproc_per_node=3"], ["--nproc_per_node=3", "room for 2 on b"]),
-        (["--engine=ssh"], ["--engine=ssh needs --hosts"]),
-        (["--engine=slurm"], ["--engine=slurm", "no allocation"]),
-        (["--engine=pbs"], ["--engine=pbs", "no allocation"]),
+        (["--hosts=a:4,b:2", "--nproc_per_node=3"], ["--nproc_per_node=3", "the 2 slots of b"]),
+        (["--engine=ssh"], ["--engine=ssh: needs a list of hosts; add --hosts"]),
+        (["--engine=slurm"], ["--engine=slurm", "needs an allocation"]),
+        (["--engine=pbs"], ["--engine=pbs", "needs an allocation"]),
         (["--hostfile=/no/such", "--engine=ssh"], ["/no/such", "No such file"]),
         (["--hostfile=/dev/null", "--engine=ssh"], ["there is no host in it"]),
     ],

@@ -29,10 +29,10 @@ def no_file(path):
 @pytest.mark.parametrize(
     ("environ", "line"),
     [
-        (STEP, "task 0 of 3 of slurm step 8.3, but --engine is local: each task runs a world of its own; "),
-        (MPI, "task 0 of 4 of openmpi job 536936449, but --engine is local: each task runs a world of its own; "),
-        (POD, "node 0 of 2 of WORLD_SIZE=2, but --engine is local: each node runs a world of its own; "),
-        (engines.BATCH_SCRIPT, "slurm job 8 has 2 nodes, but --engine is local: ranks run on this node alone; "),
+        (STEP, "task 0 of 3 of slurm step 8.3, but --engine is local, so each task runs its own world; "),
+        (MPI, "task 0 of 4 of openmpi job 536936449, but --engine is local, so each task runs its own world; "),
+        (POD, "node 0 of 2 of WORLD_SIZE=2, but --engine is local, so each node runs its own world; "),
+        (engines.BATCH_SCRIPT, "slurm job 8 has 2 nodes, but --engine is local, so ranks run only on this node; "),
     ],
     ids=["srun", "mpirun", "a pod", "a batch script"],
 )
@@ -42,7 +42,7 @@ def test_launch_apart_from_others_is_one_line(environ, line):
 
 
 def test_allocation_that_only_ssh_reaches_is_told_so():
-    assert of_cluster(engines.LSF, no_file).endswith("; --engine=ssh --hosts=launch,a,b uses all")
+    assert of_cluster(engines.LSF, no_file).endswith("; use --engine=ssh --hosts=launch,a,b for all")
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_variables_of_our_own_are_known():
 )
 def test_second_program_behind_colon_is_told(words):
     assert of_colon(words, {"PATH": "/usr/bin:/bin"}).startswith(
-        f"':' and what follows it are arguments of {words[0]}:"
+        f"':' and all that follows are arguments of {words[0]}:"
     )
 
 
@@ -170,7 +170,7 @@ def test_command_prints_each_line_once(infini_run):
     assert all(line.startswith("infini-run: ") for line in lines)
     assert "unknown variable INFINI_RUN_NPROC, ignored" in lines[0]
     assert "task 0 of 3 of slurm step 8.3" in lines[1]
-    assert "':' and what follows it" in lines[2]
+    assert "':' and all that follows" in lines[2]
 
 
 @pytest.mark.parametrize("given", [{"INFINI_RUN_ENGINE": "local"}, {"INFINI_RUN_ID": "ir-1"}, {"SLURM_PROCID": "1"}])

@@ -213,7 +213,7 @@ def test_a_table_and_lines_on_one_screen_are_refused(origin):
     words = origin.split()
     argv = words if words[0].startswith("-") else []
     environ = {} if argv else dict(word.split("=") for word in words)
-    with pytest.raises(UsageError, match=f"^{words[0]} shows a table where {words[1]} would write lines"):
+    with pytest.raises(UsageError, match=f"^{words[0]} conflicts with {words[1]}"):
         options(*argv, **environ)
 
 
