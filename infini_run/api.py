@@ -79,7 +79,7 @@ def run(
     with _WaitedForLauncher(command, env=environ, inherit_env=False, cwd=cwd, **flags) as launcher:
         launcher.launch()
         if not launcher.wait(timeout_s):
-            raise LaunchTimeout(f"{command[0]} has not ended within {timeout_s:g} s; all ranks were stopped")
+            raise LaunchTimeout(f"{command[0]} did not end within {timeout_s:g} s; stopped all ranks")
         report = launcher.report()
     if check and report.exit_code != 0:
         raise WorkerError(report)
@@ -215,7 +215,7 @@ def _run_on_nodes(
         report = replace(report, notices=(*report.notices, problem))
     if is_late:
         program = options.program[0]
-        raise LaunchTimeout(f"{program} has not ended within {timeout_s:g} s; all ranks were stopped")
+        raise LaunchTimeout(f"{program} did not end within {timeout_s:g} s; stopped all ranks")
     if head.error is not None and head.is_node_failure:
         raise head.error
     if check and report.exit_code != 0:

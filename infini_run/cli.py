@@ -39,7 +39,7 @@ def main() -> None:
         _write_line(f"infini-run: {printable(str(error))}")
         code = error.exit_code
     except MemoryError:
-        _print(2, f"infini-run: no memory is left; {NO_MEMORY}")
+        _print(2, f"infini-run: out of memory; {NO_MEMORY}")
         code = 1
     except OSError as error:
         from infini_run.system.resource_limits import LIMITS

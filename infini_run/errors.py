@@ -23,7 +23,7 @@ InfiniRunError                the root; exit_code says what the command exits wi
 
 from __future__ import annotations
 
-NO_MEMORY = "ulimit -v, the cgroup's limit, or all of the machine's"  # which one was hit, nobody tells
+NO_MEMORY = "check ulimit -v, the cgroup's limit, and the machine's memory"  # the kernel does not say which
 
 
 def printable(text: str) -> str:

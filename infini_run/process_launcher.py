@@ -87,7 +87,7 @@ class ProcessLauncher:
         self._cwd = check_path("cwd", cwd)
         request = read_flags(flags, self._command, self._environ)
         if request.node_list is not None:
-            raise UsageError("a ProcessLauncher is one machine's: for many, run(..., hosts=[...])")
+            raise UsageError("a ProcessLauncher is for one machine; use run(..., hosts=[...]) for several")
         assert request.options is not None
         self._options = request.options
         if self._options.console == "auto":
@@ -124,7 +124,7 @@ class ProcessLauncher:
         """
         with self._lock:
             if self.running():
-                raise InfiniRunError("a launch is still running: wait for it, or terminate it")
+                raise InfiniRunError("a launch is already running; wait for it, or terminate it")
             self._close_run()
             words = self._command + check_words("args", args)
             if self._cwd is not None and not os.path.isdir(self._cwd):
@@ -248,7 +248,7 @@ class ProcessLauncher:
             if exit_.rank == rank:
                 return None if exit_.end_s is None else exit_.shell_code
         workers = self._launched().run.plan.workers
-        raise UsageError(f"rank={rank}: the ranks are {workers[0].rank} to {workers[-1].rank}")
+        raise UsageError(f"rank={rank}: unknown rank; use {workers[0].rank} to {workers[-1].rank}")
 
     def first_failure(self) -> Exit | None:
         """Return the first rank that failed by itself. None: none did."""
@@ -321,7 +321,7 @@ class ProcessLauncher:
         if self._launch is None and self._has_parents_launch:
             raise InfiniRunError(stayed_with_parent("this ProcessLauncher's launch"))
         if self._launch is None:
-            raise InfiniRunError("nothing was launched yet: call launch() first")
+            raise InfiniRunError("nothing was launched; call launch() first")
         return self._launch
 
     def close_at_exit(self) -> None:

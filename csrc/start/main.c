@@ -127,6 +127,6 @@ void start_program(uintptr_t *stack) {
         PRINT(" cannot be started: you may not execute it, or the Python in its first line\n");
         (void)raw(SYS_exit_group, 126, 0, 0, 0, 0);
     }
-    PRINT(" cannot be started: it, or the Python in its first line, is not there\n");
+    PRINT(" cannot be started: it, or the Python in its first line, does not exist\n");
     (void)raw(SYS_exit_group, 127, 0, 0, 0, 0);
 }

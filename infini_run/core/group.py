@@ -397,7 +397,7 @@ class Group:
         try:
             error = lib.ir_group_new(config, size, self._handle_place)
             if error < 0:
-                raise StartError(f"no launch can be set up: {os.strerror(-error)}", "setting up", -error)
+                raise StartError(f"a launch cannot be set up: {os.strerror(-error)}", "setting up", -error)
         except BaseException:  # also an interrupt that came within the call
             lib.ir_group_free(self._handle_place)
             raise
@@ -581,7 +581,11 @@ class Group:
         with self._lock:
             if self._closed:
                 return
-            before = f"... {self.dropped_lines} lines were dropped here: nobody read\n" if self.dropped_lines else ""
+            before = (
+                f"... {self.dropped_lines} lines were dropped here: the console was not read\n"
+                if self.dropped_lines
+                else ""
+            )
             line = os.fsencode(f"{before}{text}\n")
             self.dropped_lines = (
                 0 if lib.ir_group_print(self._handle, 1, line, len(line)) == 0 else self.dropped_lines + 1

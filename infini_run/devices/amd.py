@@ -96,9 +96,9 @@ def list_gpus(root: str = "") -> tuple[Accelerator, ...]:
         NoGpus: there is none.
     """
     if not os.path.exists(f"{root}/dev/kfd"):
-        raise NoGpus("no AMD GPU: there is no /dev/kfd")
+        raise NoGpus("no AMD GPU: missing /dev/kfd")
     if not os.access(f"{root}/dev/kfd", os.R_OK | os.W_OK):
-        raise NoGpus("AMD's /dev/kfd is closed to us: its group (render) may open it")
+        raise NoGpus("AMD's /dev/kfd cannot be opened; join its group (render)")
     nodes = f"{root}{_KFD}/topology/nodes"
     try:
         numbers = sorted(int(name) for name in os.listdir(nodes) if name.isdecimal())
@@ -106,7 +106,7 @@ def list_gpus(root: str = "") -> tuple[Accelerator, ...]:
         numbers = []
     found = [gpu for number in numbers if (gpu := _gpu(f"{nodes}/{number}", root))]
     if not found:
-        raise NoGpus("no AMD GPU can be used here: KFD lists none whose /dev/dri/renderD* we may open")
+        raise NoGpus("no usable AMD GPU: KFD lists none whose /dev/dri/renderD* this user may open")
     return tuple(replace(gpu, name=str(index)) for index, gpu in enumerate(found))
 
 

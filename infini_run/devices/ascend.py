@@ -36,7 +36,7 @@ def find_gpus(environ: Mapping[str, str], root: str = "") -> tuple[Accelerator, 
         names = []
     count = sum(name.startswith(_DEVICE) and name[len(_DEVICE) :].isdecimal() for name in names)
     if count == 0:
-        raise NoGpus("no Ascend NPU: there is no /dev/davinci0")
+        raise NoGpus("no Ascend NPU: missing /dev/davinci0")
     listed = environ.get(VISIBLE)
     return tuple(
         Accelerator(name=str(index)) for index in (range(count) if listed is None else _listed(listed, count))
@@ -55,4 +55,4 @@ def _listed(listed: str, count: int) -> list[int]:
 
 def find_holders(gpus: Sequence[Accelerator], root: str = "") -> tuple[GpuUser, ...]:
     """Raise DeviceError: only CANN's own tools (npu-smi) can tell which processes use an NPU."""
-    raise DeviceError("--check_gpus cannot tell who holds Ascend NPUs: see npu-smi info, and leave the flag away")
+    raise DeviceError("--check_gpus: cannot tell who holds Ascend NPUs; drop the flag, and run npu-smi info")

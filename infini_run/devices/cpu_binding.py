@@ -140,8 +140,8 @@ def _divide(topology: Topology, nproc: int, homes: Sequence[int | None]) -> list
     if len(cores) < nproc:
         cpus = format_list(cpu for core in cores for cpu in core.cpus)
         raise UsageError(
-            f"--bind=cores gives {nproc} ranks whole cores of their own, and {len(cores)} can be used here "
-            f"(CPUs {cpus}): start fewer ranks, or --bind=numa, where ranks share"
+            f"--bind=cores: needs whole cores for {nproc} ranks, and {len(cores)} can be used here (CPUs {cpus}); "
+            "start fewer ranks, or use --bind=numa, where ranks share"
         )
     if all(home is None for home in homes):
         return _split(cores, nproc)

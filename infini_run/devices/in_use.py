@@ -39,7 +39,7 @@ def check_gpus(found: VisibleGpus, gpus: Sequence[Accelerator], mode: str, root:
     text = describe_holders(holders, root)
     if mode == "refuse":
         raise DeviceError(
-            f"{text}; end what holds them, choose others with {found.variable}, or start with --check_gpus=warn"
+            f"{text}; end these processes, set {found.variable} to other GPUs, or use --check_gpus=warn"
         )
     return f"{text}; ranks may run out of memory there"
 
@@ -48,13 +48,13 @@ def describe_holders(holders: Sequence[GpuUser], root: str = "") -> str:
     """Return a sentence that names the processes which use GPUs of the job; root as for `check_gpus`."""
     users = "; ".join(f"GPU {holder.gpu.name}: {_describe(holder, root)}" for holder in holders[:_REPORTED])
     more = f"; and {len(holders) - _REPORTED} more" if len(holders) > _REPORTED else ""
-    return f"GPUs of this job are in use already: {users}{more}"
+    return f"GPUs of this job are already in use: {users}{more}"
 
 
 def _describe(holder: GpuUser, root: str) -> str:
     size = "memory" if holder.mib is None else f"{holder.mib} MiB"
     if holder.pid is None:
-        return f"{size}, of a process that is not shown here, as in another container"
+        return f"{size}, of a process that is hidden here, as in another container"
     name = read_text(f"{root}/proc/{holder.pid}/comm").strip()
     who = printable(name) or "a process of another container"
     return f"{who} (pid {holder.pid}, {_user(holder.pid, root)}) has {size}"

@@ -143,7 +143,7 @@ def _ask(question: Callable[[Any], T]) -> T:
     try:
         import pynvml
     except ImportError:
-        raise NoGpus("GPUs are counted with pynvml, which is missing: pip install nvidia-ml-py") from None
+        raise NoGpus("counting GPUs needs pynvml; run pip install nvidia-ml-py") from None
     try:
         pynvml.nvmlInit()
         try:
@@ -250,8 +250,8 @@ def find_holders(gpus: Sequence[Accelerator], root: str = "") -> tuple[GpuUser, 
     unknown = [gpu.name for gpu in gpus if gpu.uuid is None]
     if unknown:
         raise DeviceError(
-            f"--check_gpus cannot tell which GPU index {unknown[0]} is, because CUDA may sort unequal boards: set "
-            "CUDA_DEVICE_ORDER=PCI_BUS_ID, or name GPUs by UUID"
+            f"--check_gpus: cannot tell which GPU index {unknown[0]} is, because CUDA may sort unequal boards; set "
+            "CUDA_DEVICE_ORDER=PCI_BUS_ID, or use UUIDs of GPUs"
         )
     return _ask(lambda nvml: tuple(holder for gpu in gpus for holder in _holders(nvml, gpu)))
 

@@ -210,7 +210,7 @@ def _check_shown_together(gpus: tuple[Accelerator, ...]) -> None:
     shown = len({gpu.one_of or gpu.name for gpu in gpus})
     if shown < len(gpus):
         what = f"CUDA shows a process only {shown} of these {len(gpus)} MIG instances"
-        raise DeviceError(f"{what}: --gpus_per_proc=1 gives each rank one of its own")
+        raise DeviceError(f"{what}; use --gpus_per_proc=1 for one per rank")
 
 
 def _too_few(found: VisibleGpus, nproc: int, gpus_per_proc: int) -> str:
@@ -221,8 +221,8 @@ def _too_few(found: VisibleGpus, nproc: int, gpus_per_proc: int) -> str:
 
 def _nothing_visible(found: VisibleGpus) -> DeviceError:
     if found.inherited is None:
-        return NoGpus("no GPU can be used here: the NVIDIA driver lists none, or MIG mode without instances")
-    what = f"no GPU can be used here: {found.variable} is {found.inherited!r}"
+        return NoGpus("no usable GPU: the NVIDIA driver lists none, or MIG mode without instances")
+    what = f"no usable GPU: {found.variable} is {found.inherited!r}"
     if found.inherited in ("", "-1"):
         return NoGpus(what)
     return DeviceError(f"{what} (an entry that names no GPU hides all from there on; one named twice, all)")

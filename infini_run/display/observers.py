@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from infini_run.options.options import Options
     from infini_run.plan.model import Plan
 
-_EXTRA = "--live needs rich, which is not installed: pip install 'infini-run[live]'"
-_NO_TERMINAL = "--live: our stderr is no terminal that a table could be drawn on; going on without it"
+_EXTRA = "--live: needs rich; run pip install 'infini-run[live]'"
+_NO_TERMINAL = "--live: stderr is not a terminal; continuing without the table"
 
 
 class Observers:
@@ -139,7 +139,9 @@ def open_observers(
 def check_names(options: Options) -> None:
     """Check that the trace and the report are two files. Raises UsageError: they are one."""
     if options.trace and options.report and _target("trace", options.trace) == _target("report", options.report):
-        raise UsageError(f"--trace={options.trace} and --report={options.report} are one file: give two names")
+        raise UsageError(
+            f"--trace={options.trace} conflicts with --report={options.report}: both are one file; use two names"
+        )
 
 
 def _target(flag: str, path: str) -> tuple[str, str]:

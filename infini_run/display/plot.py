@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from infini_run.display.timeline import Bar, Timeline
 
-_EXTRA = "--plot needs matplotlib, which is not installed: pip install 'infini-run[plot]'"
+_EXTRA = "--plot: needs matplotlib; run pip install 'infini-run[plot]'"
 COLOURS = {"done": "#2a9d5c", "failed": "#d62828", "stopped": "#9aa0a6", "unknown": "#4a7fb5"}
 _WORDS = {"done": "done", "failed": "failed", "stopped": "stopped by us", "unknown": "end not known"}
 _NAMED = 40  # ranks up to which each has its tick
@@ -47,7 +47,7 @@ def plot(target: str, sources: Sequence[str]) -> None:
     canvas, form = FigureCanvasAgg(figure), os.path.splitext(target)[1][1:].lower()
     known = canvas.get_supported_filetypes()
     if form not in known:
-        raise UsageError(f"--plot={printable(target)}: a name that ends in .{', .'.join(sorted(known))} is allowed")
+        raise UsageError(f"--plot={printable(target)}: expected a name that ends in .{', .'.join(sorted(known))}")
     picture = io.BytesIO()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of letters that no font has: they are drawn as boxes

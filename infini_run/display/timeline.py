@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _LARGEST = 1 << 28  # bytes of a report that are read
 _LATEST_S = 1e11  # of the epoch
-_HOW = "give the FILE of --report=FILE or the DIR of --log_dir=DIR, of a launch that has ended"
+_HOW = "use the FILE of --report=FILE or the DIR of --log_dir=DIR, of a finished launch"
 
 
 @record
@@ -67,11 +67,11 @@ def read_timeline(paths: Sequence[str]) -> Timeline:
         UsageError: One cannot be read, or no rank was started.
     """
     if not paths:
-        raise UsageError(f"--plot draws what has run: {_HOW}")
+        raise UsageError(f"--plot: needs a finished launch; {_HOW}")
     parts = [_read(path) for path in paths]
     bars = sorted((bar for part in parts for bar in part.bars), key=lambda bar: (bar.rank, bar.start_s))
     if not bars:
-        raise UsageError(f"{printable(paths[0])} tells of no rank that was started; {_HOW}")
+        raise UsageError(f"{printable(paths[0])} has no rank that was started; {_HOW}")
     return Timeline(title=parts[0].title, bars=tuple(bars))
 
 
@@ -105,11 +105,11 @@ def _load(path: str) -> dict[str, Any]:
         with open(path, "rb") as file:
             content = json.loads(file.read(_LARGEST))
     except (ValueError, RecursionError):
-        raise UsageError(f"--plot: {name} is no report of infini-run; {_HOW}") from None
+        raise UsageError(f"--plot: {name}: not a report of infini-run; {_HOW}") from None
     if not isinstance(content, dict) or not isinstance(content.get("ranks"), list):
-        raise UsageError(f"--plot: {name} is no report of infini-run; {_HOW}")
+        raise UsageError(f"--plot: {name}: not a report of infini-run; {_HOW}")
     if content.get("format") != 2:
-        raise UsageError(f"--plot: {name} is of format {content.get('format')!r}; this infini-run knows format 2")
+        raise UsageError(f"--plot: {name} is of format {content.get('format')!r}; expected format 2")
     return content
 
 
@@ -123,7 +123,7 @@ def _from_report(path: str, content: Mapping[str, Any]) -> Timeline:
         world, code = int(content["world_size"]), int(content["exit_code"])
         restarts = int(content.get("restarts") or 0)
     except (KeyError, TypeError, ValueError, AttributeError):
-        raise UsageError(f"--plot: {printable(path)} is a report that is not whole; {_HOW}") from None
+        raise UsageError(f"--plot: {printable(path)} is an incomplete report; {_HOW}") from None
     title = f"{content.get('run_id') or content.get('launch_id')} on {content.get('host')}"
     after = f" after {restarts} restart{'s' * (restarts > 1)}" if restarts else ""
     return Timeline(title=printable(f"{title}: {world} ranks, exit code {code}{after}"), bars=tuple(bars))

@@ -53,7 +53,7 @@ def check_gpus(environ: Mapping[str, str]) -> list[Finding]:
         return [*findings, note("GPU memory", str(error))]
     if not holders:
         return [*findings, ok("GPU memory", "no process holds any")]
-    text = describe_holders(holders).replace("GPUs of this job are in use already", "in use")
+    text = describe_holders(holders).replace("GPUs of this job are already in use", "in use")
     return [*findings, note("GPU memory", f"{text}; ranks may run out of it; --check_gpus=refuse starts none then")]
 
 

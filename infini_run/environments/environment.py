@@ -146,7 +146,7 @@ class Variables:
             return unset
         if value is None or not low <= value <= MAX_INT:
             raise UsageError(
-                f"{self.setting(name)}: a whole number from {low} is expected; --engine=local ignores it"
+                f"{self.setting(name)}: expected a whole number of at least {low}; use --engine=local to ignore it"
             )
         return value
 
@@ -258,7 +258,7 @@ def checked(cluster: ClusterEnvironment) -> ClusterEnvironment:
         raise UsageError(f"{cluster.source('nnodes')}, but {cluster.source('hosts')} are {len(cluster.hosts)} hosts")
     if cluster.is_task and (cluster.rank < 0 or not cluster.world_size):
         raise UsageError(
-            f"{cluster.source('tasks_per_node')}, but nothing says which rank this is: start one per node"
+            f"{cluster.source('tasks_per_node')}, but the rank of this process is unknown; start one per node"
         )
     return cluster
 

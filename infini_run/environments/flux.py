@@ -14,7 +14,7 @@ def detect(around: Variables) -> ClusterEnvironment | None:
     nnodes, local_rank = around.number("FLUX_JOB_NNODES", 1), around.number("FLUX_TASK_LOCAL_ID")
     if nnodes and size % nnodes:
         numbers = f"{around.setting('FLUX_JOB_SIZE')} tasks, {around.setting('FLUX_JOB_NNODES')}"
-        raise UsageError(f"{numbers}: start one for each node, or the same number on all")
+        raise UsageError(f"{numbers}: expected the same number on each node; run one per node, or as many on all")
     tasks = max(1, size // nnodes) if nnodes else 1
     return around.cluster(
         "flux",

@@ -14,7 +14,7 @@ def detect(around: Variables) -> ClusterEnvironment | None:
         return None
     hosts = _hosts(around)
     if not hosts:
-        raise UsageError(f"{around.setting('PE_HOSTFILE')}: there is no host in it, or it cannot be read")
+        raise UsageError(f"{around.setting('PE_HOSTFILE')}: no host in it, or it cannot be read")
     file = "PE_HOSTFILE"
     return around.cluster("gridengine", form=BATCH, hosts=(hosts, file), job="JOB_ID", node_rank=(0, file))
 
@@ -27,7 +27,7 @@ def _hosts(around: Variables) -> tuple[Host, ...]:
         words = line.split()
         count = number(words[1]) if len(words) > 1 else None
         if words and (count is None or not 1 <= count <= MAX_INT):
-            raise UsageError(f"{quoted(path)}: {quoted(line)}: a host and its slots are expected")
+            raise UsageError(f"{quoted(path)}: {quoted(line)}: expected a host and its slots")
         if words:
             slots[words[0]] = slots.get(words[0], 0) + (count or 0)
     return tuple(Host(name=name, slots=count) for name, count in slots.items())

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 MAX_HOSTS = 2**17
 _LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 _HEX = frozenset("0123456789abcdefABCDEF:.")
-_MANY = f"at most {MAX_HOSTS} hosts are allowed"
+_MANY = f"expected at most {MAX_HOSTS} hosts"
 _PORT = 1024  # a host with more CPUs than ports that are root's alone is rarer than a port after its name
 _SHOWN = 60  # characters of a wrong list that a message repeats
 
@@ -99,13 +99,16 @@ def parse_hostfile(text: str, path: str) -> tuple[Host, ...]:
             if earlier and (
                 host.slots or host != found[host.name] or earlier[-1] == at or len(earlier) == MOST_RANKS
             ):
-                raise UsageError(f"{where}: {host.name} is in line {earlier[0]} already; slots=N says how often")
+                raise UsageError(
+                    f"{where}: {host.name} is already in line {earlier[0]}; use slots=N for the number of its "
+                    "processes"
+                )
             found[host.name] = host
             earlier.append(at)
         if len(found) > MAX_HOSTS:
             raise UsageError(f"{where}: {_MANY}")
     if not found:
-        raise UsageError(f"{quoted(path)}: there is no host in it; one a line is expected, such as node1 slots=8")
+        raise UsageError(f"{quoted(path)}: no host in it; use one line per host, such as node1 slots=8")
     if all(len(numbers) == 1 for numbers in lines.values()):
         return tuple(found.values())
     return tuple(replace(host, slots=host.slots or len(lines[host.name])) for host in found.values())
@@ -144,7 +147,7 @@ def expand(text: str, origin: str) -> tuple[str, ...]:
     hosts = parse_hosts(text, origin)
     for host in hosts:
         if host.slots or host.user:
-            raise UsageError(f"{origin}: a list of names is expected, without users and numbers of processes")
+            raise UsageError(f"{origin}: expected a list of names, without users and numbers of processes")
     return tuple(host.name for host in hosts)
 
 
@@ -167,7 +170,7 @@ def repeats(text: str, origin: str) -> tuple[int, ...]:
             times = times if mark else ""
         each, count = number(value), number(times)
         if each is None or count is None or not 0 <= each <= MAX_INT or not 1 <= count <= MAX_HOSTS - len(found):
-            why = "numbers with their repetitions are expected, such as 8(x2),4"
+            why = "expected numbers with repetitions, such as 8(x2),4"
             raise UsageError(f"{origin}: column {at}, {quoted(item)}: {why}")
         found += [each] * count
         at += len(item) + 1
@@ -202,17 +205,17 @@ def _split(text: str) -> Iterator[tuple[int, str]]:
     for at, char in enumerate(text):
         if char == "[":
             if opened >= 0:
-                raise _SyntaxError(at, text[at:], "a bracket inside of brackets")
+                raise _SyntaxError(at, text[at:], "brackets cannot be nested")
             opened = at
         elif char == "]":
             if opened < 0:
-                raise _SyntaxError(at, text[at:], "a ] without its [")
+                raise _SyntaxError(at, text[at:], "missing [ before this ]")
             opened = -1
         elif char == "," and opened < 0:
             yield start, text[start:at]
             start = at + 1
     if opened >= 0:
-        raise _SyntaxError(opened, text[opened:], "a [ without its ]")
+        raise _SyntaxError(opened, text[opened:], "missing ] after this [")
     yield start, text[start:]
 
 
@@ -222,7 +225,7 @@ def _parse(text: str) -> list[tuple[int, Host]]:
         bare = item.strip(" ")
         at = start + len(item) - len(item.lstrip(" "))
         if not bare:
-            raise _SyntaxError(start, text[start:], "a host is missing here")
+            raise _SyntaxError(start, text[start:], "missing host")
         found += [(at, host) for host in _item(at, bare, MAX_HOSTS - len(found))]
     return found
 
@@ -232,7 +235,7 @@ def _checked(found: Sequence[tuple[int, Host]]) -> tuple[Host, ...]:
     for at, host in found:
         if host.name in seen:
             raise _SyntaxError(
-                at, host.name, f"it is in the list twice; {_again(host.name)} says how many processes it gets"
+                at, host.name, f"already in the list; use {_again(host.name)} for the number of its processes"
             )
         seen.add(host.name)
     return tuple(host for _, host in found)
@@ -246,14 +249,14 @@ def _line(words: Sequence[str]) -> tuple[Host, ...]:
     """A line of a host file. Of what may follow the name, max_slots (Open MPI) says nothing to us."""
     hosts = tuple(host for _, host in _parse(words[0]))
     if "," in words[0] and len(list(_split(words[0]))) > 1:
-        raise _SyntaxError(0, words[0], "one host a line is expected")
+        raise _SyntaxError(0, words[0], "expected one host per line")
     for word in words[1:]:
         name, equals, value = word.partition("=")
         name = name.replace("-", "_")
         if equals and name == "max_slots":
             continue
         if equals and name != "slots":
-            raise _SyntaxError(0, word, "slots=N is the only word that may follow a host")
+            raise _SyntaxError(0, word, "expected only slots=N after a host")
         if hosts[0].slots:
             raise _SyntaxError(0, word, f"{hosts[0].name} has {hosts[0].slots} slots already")
         slots = _slots(0, value if equals else word)
@@ -266,26 +269,26 @@ def _item(at: int, text: str, room: int) -> list[Host]:
     user, mark, rest = text.rpartition("@")
     start = at + len(user) + len(mark)
     if mark:
-        _check_name(at, user, "a user")
+        _check_name(at, user, "user")
     if rest.startswith("[") and ":" in rest[: rest.find("]")]:
         name, colon, slots = rest[1:].partition("]")
         if not set(name.partition("%")[0]) <= _HEX or not set(name.partition("%")[2]) <= _LETTERS:
-            raise _SyntaxError(start, rest, "an IPv6 address is expected between these brackets")
+            raise _SyntaxError(start, rest, "expected an IPv6 address between these brackets")
         if colon and slots and slots[0] != ":":
-            raise _SyntaxError(start + len(name) + 2, slots, "after an address :N is allowed")
+            raise _SyntaxError(start + len(name) + 2, slots, "expected :N after the address")
         names, colon, slots = [name], slots[:1], slots[1:]
     else:
         name, colon, slots = rest.partition(":")
         if ":" in slots:
-            raise _SyntaxError(start, rest, "an IPv6 address is written in brackets: [::1] or [::1]:4")
+            raise _SyntaxError(start, rest, "expected brackets around an IPv6 address; use [::1] or [::1]:4")
         names = _names(start, name, room)
     count = _slots(start + len(rest) - len(slots), slots) if colon else 0
     if count >= _PORT:
         raise _SyntaxError(
             start,
             rest,
-            f"this is room for {count} processes on {names[0]}, not a port: ssh has that from --ssh_config; so much "
-            f"room is said in a file of hosts, {names[0]} slots={count}",
+            f"not a port, but room for {count} processes on {names[0]}; set ports in --ssh_config, or use "
+            f"{names[0]} slots={count} in a file of hosts",
         )
     return [Host(name=each, slots=count, user=user) for each in names]
 
@@ -300,12 +303,14 @@ def _slots(at: int, text: str) -> int:
 def _check_name(at: int, text: str, what: str) -> None:
     """Letters, digits, dots, dashes, underscores; a dash in front would be an option to ssh."""
     if not text:
-        raise _SyntaxError(at, text, f"{what} is missing here")
+        raise _SyntaxError(at, text, f"missing {what}")
     for offset, char in enumerate(text):
         if char not in _LETTERS:
-            raise _SyntaxError(at + offset, text[offset:], f"{what} has letters, digits, '.', '-' and '_'")
+            raise _SyntaxError(
+                at + offset, text[offset:], f"expected letters, digits, '.', '-', or '_' in the {what}"
+            )
     if text[0] == "-":
-        raise _SyntaxError(at, text, f"{what} does not begin with a dash")
+        raise _SyntaxError(at, text, f"{what} cannot begin with a dash")
 
 
 def _names(at: int, text: str, room: int) -> list[str]:
@@ -323,7 +328,7 @@ def _names(at: int, text: str, room: int) -> list[str]:
         start += len(inside) + 2
     if len(names) > room:
         raise _SyntaxError(at, names[0], _MANY)
-    _check_name(at, names[0] if names else "", "a host's name")
+    _check_name(at, names[0] if names else "", "host name")
     return names
 
 
@@ -335,7 +340,7 @@ def _numbers(at: int, text: str, room: int) -> list[str]:
         low, high = number(low_text), number(high_text if dash else low_text)
         is_padded = dash and high_text.startswith("0") and len(high_text) != len(low_text)
         if low is None or high is None or low < 0 or high < low or is_padded:
-            raise _SyntaxError(at, part, "numbers and ranges in rising order are allowed, such as 1-3,07-16")
+            raise _SyntaxError(at, part, "expected numbers and ranges in rising order, such as 1-3,07-16")
         if high - low >= room - len(found):
             raise _SyntaxError(at, part, _MANY)
         width = len(low_text)

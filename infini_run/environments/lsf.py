@@ -37,5 +37,5 @@ def _hosts(around: Variables) -> tuple[Host, ...]:
     words = around.text(_HOSTS).split()
     names, counts = words[::2], [number(word) for word in words[1::2]]
     if not words or len(names) != len(counts) or not all(count and 1 <= count <= MAX_INT for count in counts):
-        raise UsageError(f"{around.setting(_HOSTS)}: hosts, each with a number of slots, are expected")
+        raise UsageError(f"{around.setting(_HOSTS)}: expected hosts, each with a number of slots")
     return tuple(Host(name=name, slots=count or 0) for name, count in zip(names, counts, strict=True))

@@ -55,9 +55,8 @@ def site_of(engine: str, around: Variables, words: Words, hosts: Fact = UNKNOWN)
     if size % local_size or is_odd:
         total, here = around.setting(words.size), around.setting(words.local_size)
         raise UsageError(
-            f"{total} processes, {here} of them here: which node this is cannot be told from that; "
-            "start the same number on all, or one for each node, or give "
-            "infini-run --engine=mpi --hosts=a:4,b:8"
+            f"{total} processes, {here} of them here: the rank of this node is unknown; start the same number on "
+            "all nodes, or one per node, or use infini-run --engine=mpi --hosts=a:4,b:8"
         )
     node_rank = (rank - local_rank) // local_size if rank >= local_rank else rank
     return around.cluster(

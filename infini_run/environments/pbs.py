@@ -41,7 +41,7 @@ def _hosts(around: Variables, path: str) -> tuple[Host, ...]:
     names = around.file(path).split()
     for name in names:
         if not name.isascii() or not name.isprintable() or name.startswith("-"):
-            raise UsageError(f"{quoted(path)}: {quoted(name)} is no host's name")
+            raise UsageError(f"{quoted(path)}: {quoted(name)}: not a host name")
     return machines(names)
 
 

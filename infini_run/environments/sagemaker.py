@@ -27,9 +27,9 @@ def detect(around: Variables) -> ClusterEnvironment | None:
 
 def _site(around: Variables, names: object, current: object, origin: str) -> ClusterEnvironment:
     if not isinstance(names, list) or not all(isinstance(name, str) and name for name in [*names, current]):
-        raise UsageError(f"{origin}: a list of hosts, and which of them is this one, are expected")
+        raise UsageError(f"{origin}: expected a list of hosts, and which of them is this one")
     if current not in names or len(set(names)) != len(names):
-        raise UsageError(f"{origin}: {quoted(str(current))} is expected in this list, and every host once")
+        raise UsageError(f"{origin}: expected {quoted(str(current))} in this list, and every host once")
     hosts = tuple(Host(name=name) for name in sorted(names))
     node_rank = (sorted(names).index(current), origin)
     return around.cluster("sagemaker", hosts=(hosts, origin), node_rank=node_rank, gpus=around.fact("SM_NUM_GPUS"))
@@ -41,4 +41,4 @@ def _loaded(text: str, origin: str) -> object:
 
         return json.loads(text)
     except (ValueError, RecursionError):
-        raise UsageError(f"{origin}={quoted(text)}: JSON is expected") from None
+        raise UsageError(f"{origin}={quoted(text)}: expected JSON") from None

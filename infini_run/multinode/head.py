@@ -233,7 +233,7 @@ class Head:
         self._run_due(time.monotonic())
         problem = self._state.console.take_problem()
         if problem:
-            self._state.notice(f"the console takes no more output ({problem}); the job goes on")
+            self._state.notice(f"the console takes no more output ({problem}); the job continues")
         self._agents.pause_reading(self._state.console.is_backlogged)
         self._stdin.forward()
         if self._observers is not None:
@@ -451,7 +451,7 @@ class Head:
         if self._observers is not None:
             self._observers.note(f"told {where}")
         grace_s = self._options.grace_s if state.is_stopping else self._options.signal_grace_s
-        state.print(f"{where}: stopping; SIGKILL in {grace_s:g} s, or at once when told again")
+        state.print(f"{where}: stopping; SIGKILL in {grace_s:g} s, or now if repeated")
         state.stop(number if number in stop_signal.BY_USER else 0, by_signal=True)
         self._end.limit_reader()
 

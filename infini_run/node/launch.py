@@ -49,7 +49,7 @@ _SHORT_S = 0.02  # a launch that is over by then is not looked at any closer
 
 
 class NodeLaunch:
-    """The workers of a plan on this node, alive. Call `start`, then `poll` until `ended`, then `close`.
+    """The ranks of a plan on this node, alive. Call `start`, then `poll` until `ended`, then `close`.
 
     Args:
         plan: The plan.
@@ -148,7 +148,7 @@ class NodeLaunch:
             bound = [
                 f"  rank {worker.rank}: {worker.cpu_binding}" for worker in self.plan.workers if worker.cpu_binding
             ]
-            self._print(f"started {self._started} of {len(specs)} workers of {self.plan.launch_id}", *bound)
+            self._print(f"started {self._started} of {len(specs)} ranks of {self.plan.launch_id}", *bound)
 
     def _settle_console_mode(self) -> None:
         """Whole lines need a pipe for each rank and stream: without enough descriptors ranks write themselves."""
@@ -158,7 +158,8 @@ class NodeLaunch:
             self.plan = inheriting(self.plan)
             if self.options.verbose and self._print_line is not None:
                 self._print_line(
-                    "infini-run: too few descriptors (ulimit -n) for --console=lines: ranks write themselves"
+                    "infini-run: --console=lines: too few descriptors (ulimit -n); ranks write to the console "
+                    "themselves"
                 )
 
     def _explained(self, error: StartError) -> StartError:
@@ -502,7 +503,7 @@ class NodeLaunch:
         for index, worker in enumerate(self.plan.workers):
             if worker.rank == rank:
                 return index
-        raise UsageError(f"there is no rank {rank} on this node")
+        raise UsageError(f"unknown rank {rank} on this node")
 
     # ---- the end
 

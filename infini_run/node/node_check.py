@@ -156,7 +156,7 @@ class NodeCheck:
         if event.kind == "start_failed":
             self._reasons[event.worker] = f"the node check cannot be executed: {os.strerror(event.signal)}"
         elif event.kind == "stuck":
-            self._reasons.setdefault(_COMMAND, "a process of the node check did not end by SIGKILL")
+            self._reasons.setdefault(_COMMAND, "a process of the node check survived SIGKILL")
         elif event.kind == "exited" and (event.code or event.signal or event.status_lost):
             self._reasons.setdefault(event.worker, self._describe(event, _last_line(group, event.worker)))
 
@@ -168,7 +168,7 @@ class NodeCheck:
             return last
         from infini_run.report.text import signal_name
 
-        how = f"was ended by {signal_name(event.signal)}" if event.signal else f"ended with {event.code}"
+        how = f"was killed by {signal_name(event.signal)}" if event.signal else f"exited with {event.code}"
         return f"node check {how}" + (f": {last}" if last else "")
 
     def close(self) -> None:
@@ -231,7 +231,7 @@ def check_log_dir(log_dir: str, least_bytes: int = LEAST_FREE_BYTES) -> str:
         return f"the log directory {log_dir} cannot be written: {error.strerror}"
     free = status.f_bavail * status.f_frsize
     if free < least_bytes:
-        return f"the log directory {log_dir} has {free >> 20} MiB left, and {least_bytes >> 20} are wanted"
+        return f"the log directory {log_dir} has {free >> 20} MiB left; {least_bytes >> 20} MiB are needed"
     if status.f_files and not status.f_favail:
         return f"the log directory {log_dir} has no room for another file"
     return ""
@@ -256,7 +256,7 @@ def check_gpus(count: int, environ: Mapping[str, str], release_s: float) -> str:
     try:
         found = find(environ)
         if len(found.gpus) < count:
-            return f"{len(found.gpus)} GPUs can be used here, and {count} are planned"
+            return f"{len(found.gpus)} GPUs can be used here; {count} are planned"
         while holders := module_of(found.vendor).find_holders(found.gpus[:count]):
             if time.monotonic() >= end_s:
                 return describe_holders(holders)

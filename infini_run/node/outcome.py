@@ -123,7 +123,7 @@ class Outcome:
         self.received_signal = event.signal
         is_stopping = self.first is not None and not self._options.keep_going
         grace_s = self._options.grace_s if is_stopping else self._options.signal_grace_s
-        return f"{name}: stopping; SIGKILL in {grace_s:g} s, or at once when told again"
+        return f"{name}: stopping; SIGKILL in {grace_s:g} s, or now if repeated"
 
     def _record_forwarded(self, event: Event) -> None:
         self._forwarded.add(event.signal)
@@ -138,19 +138,19 @@ class Outcome:
 
     def _record_output_lost(self, event: Event) -> str:
         if event.signal == _LATE:
-            return self.add_notice("the console was not read in time: its last output is lost")
+            return self.add_notice("the console was not read in time; dropped its last output")
         reason = os.strerror(event.signal)
         what = (
             "the console takes no more output"
             if event.rank < 0
             else f"the log of rank {event.rank} cannot be written"
         )
-        return self.add_notice(f"{what} ({reason}); the job goes on")
+        return self.add_notice(f"{what} ({reason}); the job continues")
 
     def _record_output_held(self, event: Event) -> str:
         stream = ("stdout", "stderr")[event.code]
         return self.add_notice(
-            f"{stream} of rank {event.rank} is still open in a process that is not ours to end; let go"
+            f"{stream} of rank {event.rank} is still open in a process that infini-run may not end; not read any more"
         )
 
     @property
@@ -159,13 +159,11 @@ class Outcome:
         return tuple(self._stuck)
 
     def _record_console_stuck(self, event: Event) -> str:
-        return self.add_notice("every worker has ended; waiting for the reader of our output to read on")
+        return self.add_notice("all ranks exited; waiting for the reader of their output")
 
     def _record_unguarded(self, event: Event) -> str:
         how = f"{STEPS[event.code]}: {os.strerror(event.signal)}" if event.code else "it was killed"
-        return self.add_notice(
-            f"no guard ({how}): should infini-run be killed by SIGKILL, what ranks have started may live on"
-        )
+        return self.add_notice(f"no guard ({how}): if infini-run is SIGKILLed, processes of ranks may survive")
 
     def _record_unseen(self, event: Event) -> str:
         reason = _PROC.get(event.signal) or os.strerror(event.signal)
@@ -176,20 +174,20 @@ class Outcome:
 
     def _record_lease_ended(self, event: Event) -> str:
         why = "its guard was killed" if event.code else "it was not renewed in time"
-        return self.add_notice(f"the lease of the ranks is over ({why}): they were killed")
+        return self.add_notice(f"the lease of the ranks expired ({why}); killed them")
 
     def _record_asks_terminal(self, event: Event) -> str:
         if not event.code:
             return f"rank {event.rank} asks for the terminal: your next line goes to it"
         return self.add_notice(
-            f"rank {event.rank} is stopped: it reads the terminal, which it cannot get here; give its input in a "
-            f"file or a variable, or add --stdin={event.rank}"
+            f"rank {event.rank} is suspended: it cannot read the terminal here; use a file or a variable for its "
+            f"input, or add --stdin={event.rank}"
         )
 
     def _record_unplaced(self, event: Event) -> str:
         return self.add_notice(
-            f"ranks are bound to their CPUs alone (set_mempolicy: {os.strerror(event.signal)}"
-            f"{_UNPLACED.get(event.signal, '')}); the kernel takes memory beside those while there is some"
+            f"ranks are bound to CPUs, but not to memory (set_mempolicy: {os.strerror(event.signal)}"
+            f"{_UNPLACED.get(event.signal, '')}); the kernel uses the memory near those CPUs first"
         )
 
     def _record_ended(self, event: Event) -> None:
@@ -202,7 +200,7 @@ class Outcome:
         Args:
             count: How many lines.
         """
-        self.add_notice(f"nobody read the console: {count} lines of infini-run's own were dropped")
+        self.add_notice(f"the console was not read; dropped {count} lines of infini-run")
 
     def record_snapshots(self, snapshots: Sequence[HangSnapshot], ranks_to_stop: Sequence[int]) -> list[str]:
         """Record snapshots of ranks that hang or are late.
@@ -224,7 +222,7 @@ class Outcome:
         head = f"rank {reasons[0].rank} on {self._host} {reasons[0].sentence} (pid {reasons[0].pid}{more})"
         if ranks_to_stop:
             return [f"{head}: stopping"]
-        return [head, *reasons[0].lines(), *([f"  all of it: {reasons[0].file}"] if reasons[0].file else [])]
+        return [head, *reasons[0].lines(), *([f"  details: {reasons[0].file}"] if reasons[0].file else [])]
 
     def add_notice(self, text: str) -> str:
         """Add a notice to the report.
@@ -331,11 +329,11 @@ def describe_event(event: Event) -> str:
     """Return the line of --verbose for an event. Empty: the event has none."""
     if event.kind == "exited":
         how = f"signal {signal_name(event.signal)}" if event.signal else f"exit code {event.code}"
-        return f"rank {event.rank} ended, {how}"
+        return f"rank {event.rank} exited, {how}"
     if event.kind == "ready":
         return f"rank {event.rank} is ready"
     if event.kind == "forwarded":
-        return f"{signal_name(event.signal)} passed on"
+        return f"{signal_name(event.signal)} forwarded"
     if event.kind == "leftover":
-        return f"stopping {event.name} ({event.pid}), which was left behind"
+        return f"stopping leftover process {event.name} ({event.pid})"
     return ""

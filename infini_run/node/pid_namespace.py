@@ -109,7 +109,7 @@ def _run_to_end(group: Group, print_line: Callable[[str], None]) -> tuple[int, i
             if event.kind == "exited":
                 code = _code(event, received)
             if event.kind == "stuck":
-                print_line(f"infini-run: process {event.pid} did not end by SIGKILL, state {chr(event.code)}; left")
+                print_line(f"infini-run: process {event.pid} survived SIGKILL (state {chr(event.code)}); leaving it")
         group.wait()
     if code < 0:  # it was not started, or did not end
         return (128 + received if received else 1), key

@@ -32,18 +32,19 @@ def advise(exit_: Exit, argv: Sequence[str], environ: Mapping[str, str]) -> str:
     python, program = argv[0], " ".join(argv[2:5] if argv[2] == "-m" else argv[2:3])
     other = _first_on_path(environ.get("PATH", ""))
     is_other = bool(other) and _folder(other) != _folder(python)
-    way = f"{os.path.basename(other)} on PATH is {other}: infini-run ... {os.path.basename(other)} {program}"
+    way = f"{os.path.basename(other)} on PATH is {other}; use infini-run ... {os.path.basename(other)} {program}"
     missing = _missing_module(exit_)
     if missing and is_other:
-        return f"{python} ran it, without {missing}; {way}"
+        return f"{python} ran the program and lacks {missing}; {way}"
     if missing:
         return (
-            f"{python} ran it, without {missing}; install it there, or use infini-run ... /PATH/TO/python {program}"
+            f"{python} ran the program and lacks {missing}; install it there, or use infini-run ... /PATH/TO/python "
+            f"{program}"
         )
     is_unseen = not exit_.last_lines and not exit_.error_message
     is_early = (exit_.end_s or 0.0) - (exit_.start_s or 0.0) < _EARLY_S
     if is_unseen and is_early and is_other:
-        return f"if a module is missing: {python} ran it; {way}"
+        return f"if a module is missing: {python} ran the program; {way}"
     return ""
 
 

@@ -47,5 +47,5 @@ def notify_ready(address: str) -> str:
             sender.setblocking(False)
             sender.sendto(b"READY=1", os.fsencode(path))
     except OSError as error:  # a name that is too long has no errno
-        return f"READY=1 cannot be told to NOTIFY_SOCKET={address}: {error.strerror or error}"
+        return f"READY=1 cannot be sent to NOTIFY_SOCKET={address}: {error.strerror or error}"
     return ""

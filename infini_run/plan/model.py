@@ -241,7 +241,7 @@ def _workers(shared: _Shared, nodes: Sequence[Node], spans: Sequence[RankRange])
         )
     except (MemoryError, SystemError):  # SystemError: CPython 3.11's, if there is no memory for a frame
         count = sum(node.nproc for node in nodes)
-        text = f"{count} ranks: no memory is left for their plan; {NO_MEMORY}"
+        text = f"{count} ranks: out of memory for their plan; {NO_MEMORY}"
         raise StartError(text, "the plan", _ENOMEM) from None
 
 
@@ -266,7 +266,7 @@ def spans_of(counts: Sequence[int]) -> list[RankRange]:
 def _check_world(options: Options, nproc: int, world_size: int, *, most: int) -> None:
     """Again for a number of workers that was not known on the command line (auto, gpu, cpu)."""
     if world_size > _WORLD_LIMIT:
-        raise UsageError(f"{options.nnodes} nodes x {nproc} workers are {world_size} ranks; at most {_WORLD_LIMIT}")
+        raise UsageError(f"{options.nnodes} nodes x {nproc} ranks are {world_size} ranks; use at most {_WORLD_LIMIT}")
     asked = {
         "--ranks_on_console": (options.ranks_on_console or (), world_size, "ranks"),
         "--local_ranks_filter": (options.local_ranks_filter or (), most or nproc, "local ranks"),
@@ -275,7 +275,7 @@ def _check_world(options: Options, nproc: int, world_size: int, *, most: int) ->
     for flag, (ranks, count, what) in asked.items():
         for rank in ranks:
             if rank >= count:
-                raise UsageError(f"{flag} names {rank}, but the {what} here are 0 to {count - 1}")
+                raise UsageError(f"{flag}: unknown rank {rank}; use {what} 0 to {count - 1}")
 
 
 def _common_env(shared: _Shared, node: Node, master_port: int) -> tuple[tuple[str, str], ...]:

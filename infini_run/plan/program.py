@@ -86,7 +86,7 @@ def _is_for_python(name: str, path: str) -> bool:
 
 def _find(name: str, environ: Mapping[str, str], cwd: str) -> str:
     if not name:
-        raise ProgramMissing("the program's name is empty; give a path or a command on PATH", name)
+        raise ProgramMissing("the program's name is empty; use a path or a command on PATH", name)
     path = os.join(cwd, name)
     if "/" in name:
         if not os.lexists(path):
@@ -99,9 +99,9 @@ def _find(name: str, environ: Mapping[str, str], cwd: str) -> str:
         if os.access(path, os.X_OK):
             return path
     if found:
-        raise NotExecutable(f"{found[0]} has no run bit; try: chmod +x {found[0]}", name)
+        raise NotExecutable(f"{found[0]} has no run bit; run chmod +x {found[0]}", name)
     if os.isfile(path):
-        raise ProgramMissing(f"{name} is not on PATH; there is one in this directory: ./{name}", name)
+        raise ProgramMissing(f"{name} is not on PATH; use ./{name}", name)
     if os.isdir(path):
         return path
     where = f"is neither in {cwd or _here()} nor on PATH" if name.endswith(PYTHON_FILES) else "is not on PATH"
@@ -135,10 +135,10 @@ def _check_executable(name: str, path: str) -> None:
     except OSError as error:
         raise ProgramMissing(f"{path} cannot be reached: {error.strerror}", name) from None
     if S_ISDIR(mode):
-        raise NotExecutable(f"{name} is a directory; give the program in it", name)
+        raise NotExecutable(f"{name} is a directory; use a program in it", name)
     if not os.access(path, os.X_OK):
         first = first_line(path)
-        raise NotExecutable(f"{path} has no run bit; try: {_way(path, first)}, or chmod +x {path}", name)
+        raise NotExecutable(f"{path} has no run bit; use {_way(path, first)}, or run chmod +x {path}", name)
     _check_shebang(name, path, first_line(path))
 
 
@@ -188,8 +188,8 @@ def _check_shebang(name: str, path: str, first: bytes) -> None:
         interpreter = os.fsdecode(words[0]) if words else ""
         if not os.exists(interpreter):
             shown = interpreter.replace("\r", "\\r") or "nothing"
-            hint = " (the file has DOS line ends)" if first.endswith(b"\r") else ""
-            raise NotExecutable(f"{path} asks for the interpreter {shown}, which does not exist{hint}", name)
+            hint = "; the file has DOS line ends" if first.endswith(b"\r") else ""
+            raise NotExecutable(f"{path} needs the interpreter {shown}, which does not exist{hint}", name)
         if len(words) == 2 and interpreter.endswith("/env") and words[1].endswith(b"\r"):
             raise NotExecutable(
                 f"{path} asks env for {os.fsdecode(words[1][:-1])}\\r: the file has DOS line ends", name
@@ -198,7 +198,7 @@ def _check_shebang(name: str, path: str, first: bytes) -> None:
         if _has_binfmt_rules():
             return
         raise NotExecutable(
-            f"{path} has no #! line, so the kernel cannot run it; try: {_way(path, first)}",
+            f"{path} has no #! line, so the kernel cannot run it; use {_way(path, first)}",
             name,
         )
 
@@ -266,10 +266,10 @@ def _with_devices(node: Node, options: Options, environ: Mapping[str, str]) -> N
 def _without_devices(node: Node, options: Options, error: DeviceError) -> Node:
     """No GPU was found. That is only told where GPUs were only to be checked, and to start all the same."""
     if options.virtual_local_rank:
-        raise DeviceError(f"--virtual_local_rank gives each rank a GPU of its own: {error}")
+        raise DeviceError(f"--virtual_local_rank: needs one GPU per rank: {error}")
     if options.gpus_per_proc or options.check_gpus != "warn":
         raise error
-    notice = f"--check_gpus: nothing was checked: {error}"
+    notice = f"--check_gpus: checked nothing: {error}"
     if options.bind == "none":
         return replace(node, notices=(notice,))
     from infini_run.devices.cpu_binding import plan_bindings
@@ -347,7 +347,7 @@ def absolute_flag_path(flag: str, path: str) -> str:
         return os.abspath(path)
     except OSError:
         raise UsageError(
-            f"--{flag}={path} cannot be found: this directory was deleted; give an absolute path"
+            f"--{flag}={path} cannot be found, because this directory was deleted; use an absolute path"
         ) from None
 
 

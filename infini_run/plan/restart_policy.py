@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 MOST_DELAY_S = 300.0  # the delay doubles up to this; one that was asked for beyond it stays as it is
 JITTER = 0.25  # of a delay that several nodes wait for: up to so much less, that not all come back in one moment
 _DOUBLINGS = 60  # more are beyond any delay
-_CANNOT_RUN = {126: "the program cannot be executed", 127: "the program is not there"}
+_CANNOT_RUN = {126: "the program cannot be executed", 127: "the program does not exist"}
 _MOST_EARLIER = 100  # first failures kept, the last of them: a window may allow restarts without end
-NOT_ENDED = "not all of it could be ended"
+NOT_ENDED = "some processes did not end"
 _NEVER = float("inf")
 
 
@@ -272,8 +272,8 @@ def explain_no_progress(options: Options, count: RestartCount) -> str:
     """Say that too many attempts in a row made no progress (`--max_no_progress`); "" if that is not so."""
     if not 0 < options.max_no_progress <= count.fruitless:
         return ""
-    times = "the last attempt" if count.fruitless == 1 else f"{count.fruitless} attempts in a row"
-    return f"{times} got no further than PROGRESS={count.progress}"
+    times = "1 attempt" if count.fruitless == 1 else f"{count.fruitless} attempts in a row"
+    return f"{times} without exceeding PROGRESS={count.progress}"
 
 
 def spend(options: Options, count: RestartCount, healthy_s: float, random_fraction: float = 0.0) -> Decision:

@@ -121,7 +121,7 @@ class Report:
         lines += others
         for stray in self.stuck[: max(1, TEXT_LINES - len(lines))]:
             lines.append(
-                f"infini-run: process {stray.pid} ({stray.name}) did not end by SIGKILL, state {stray.state}; left"
+                f"infini-run: process {stray.pid} ({stray.name}) survived SIGKILL (state {stray.state}); leaving it"
             )
         if self.leftover_processes and len(lines) < TEXT_LINES:
             lines.append(f"infini-run: {self.left_behind()}")
@@ -160,7 +160,7 @@ class Report:
             lines.append(f"  error: {first.error_message}")
         last = [f"  log: {first.log}"] if first.log else []
         if snapshot and snapshot.file:
-            last.append(f"  all of it: {snapshot.file}")
+            last.append(f"  details: {snapshot.file}")
         known = f"next: {first.advice}" if first.advice else ""
         is_sure = bool(first.last_lines or first.error_message)
         advice = hint(first) or (is_sure and known) or self._port_hint(first) or known
@@ -174,9 +174,9 @@ class Report:
         if not self.port_in_use or first.start_failure:
             return ""
         way = (
-            "--standalone takes a free one"
+            "add --standalone for a free one"
             if self.world_size == len(self.exits)
-            else "give every node another --rdzv_endpoint=HOST:PORT"
+            else "set another --rdzv_endpoint=HOST:PORT on every node"
         )
         return f"next: port {self.port_in_use} is in use by another program; {way}"
 

@@ -41,7 +41,7 @@ def describe_end(exit_: Exit) -> str:
     if exit_.start_failure:
         return f"it could not be started: {exit_.start_failure}: {os.strerror(exit_.start_errno)}"
     if exit_.status_lost:
-        return "no exit code is known: this program ignores SIGCHLD, or waits for every child"
+        return "exit code unknown: this program ignores SIGCHLD, or waits for every child"
     if exit_.stuck:
         return "SIGKILL did not end it"
     if not exit_.signal:
@@ -60,20 +60,21 @@ def hint(first: Exit) -> str:
         return ""
     if first.start_failure and first.start_errno == errno.ENOEXEC:
         return (
-            "next: the file is no program for this machine, nor a script with a #! line; put its interpreter in front"
+            "next: put its interpreter in front; the file is not a program for this machine, nor a script with a #! "
+            "line"
         )
     if first.start_failure and first.start_errno == errno.E2BIG:
-        return "next: the arguments and the environment are too large together; ulimit -s raises the limit"
+        return "next: raise ulimit -s, or shorten the arguments and the environment, which are too large together"
     if first.out_of_memory:
-        return "next: give the job more memory, or each rank less to hold"
+        return "next: give the job more memory, or use less in each rank"
     if first.signal == SIGKILL:
-        return "next: somebody sent SIGKILL; if it was the kernel, for memory, dmesg says so"
+        return "next: run dmesg, to see if the kernel sent SIGKILL for memory"
     if first.signal == SIGBUS:
-        return "next: SIGBUS is often a full /dev/shm; look at df /dev/shm"
+        return "next: run df /dev/shm, because SIGBUS often means that it is full"
     # torch's excepthook puts [rank1]: before it
     if first.rank and any(line.endswith("bdb.BdbQuit") for line in first.last_lines):
         rank = first.rank
-        return f"next: only one rank has input for breakpoint(); call it on rank {rank} alone, with --stdin={rank}"
+        return f"next: add --stdin={rank}, and call breakpoint() on rank {rank} alone; only one rank has input"
     return ""
 
 

@@ -33,7 +33,7 @@ def unreachable_reason(address: str, hosts: str) -> str:
         return f"{address} is {why}"
     name = address.rstrip(".").lower()
     if name == "localhost" or name.endswith(".localhost"):  # RFC 6761
-        return f"{address} is every machine's own name for itself"
+        return f"{address} is the loopback name of every machine"
     known = _known(name, hosts)
     reasons = [_local_only_reason(each) for each in known]
     if known and all(reasons):
@@ -53,13 +53,13 @@ def _local_only_reason(address: str) -> str:
     if packed[:12] == _MAPPED:
         packed = packed[12:]
     if (packed[:1] == b"\x7f" and len(packed) == 4) or packed == bytes(15) + b"\1":
-        return "an address that every machine has for itself"
+        return "a loopback address"
     if packed in (bytes(4), bytes(16)):
-        return "no address, but any"
+        return "the address of every interface"
     if (len(packed) == 4 and packed[:2] == b"\xa9\xfe") or (
         len(packed) == 16 and packed[:1] == b"\xfe" and packed[1] >> 6 == 2
     ):
-        return "a link-local address, which only its own link knows"
+        return "a link-local address, which is valid only on its own link"
     return ""
 
 

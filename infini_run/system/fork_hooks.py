@@ -51,7 +51,7 @@ def call_for_module(function: Callable[[], None]) -> None:
 
 def stayed_with_parent(what: str) -> str:
     """Return what a forked child is told that uses an object of its parent's."""
-    return f"this process is a fork, and {what} is its parent's: make one here"
+    return f"{what} belongs to the parent of this forked process; make a new one here"
 
 
 def close_link(link: Link, close: Callable[[], None] | None = None) -> None:

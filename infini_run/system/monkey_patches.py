@@ -37,6 +37,6 @@ def _check(what: str, names: tuple[str, ...]) -> None:
         if found:
             without = ", ".join(f"{name}=False" for name in found)
             raise UsageError(
-                f"{what}: {tool} has patched {', '.join(found)} in this process, which cannot wait for ranks then; "
-                f"use {patch}({without}), or launch from a process without it"
+                f"{what}: {tool} has patched {', '.join(found)} in this process, so it cannot wait for ranks; use "
+                f"{patch}({without}), or launch from a process without it"
             )

@@ -7,10 +7,10 @@ import errno
 from infini_run.errors import StartError
 
 LIMITS = {
-    errno.EAGAIN: "the limit on processes was hit: ulimit -u, the cgroup's pids.max or kernel.threads-max",
-    errno.EMFILE: "the limit on open descriptors was hit: ulimit -n, or ulimit -Hn",
-    errno.ENFILE: "the machine's limit on open files was hit: fs.file-max",
-    errno.ENOMEM: "no memory is left, or vm.overcommit_memory forbids more",
+    errno.EAGAIN: "the limit on processes was reached; raise ulimit -u, the cgroup's pids.max, or kernel.threads-max",
+    errno.EMFILE: "the limit on open descriptors was reached; raise ulimit -n or ulimit -Hn",
+    errno.ENFILE: "the machine's limit on open files was reached; raise fs.file-max",
+    errno.ENOMEM: "out of memory, or vm.overcommit_memory forbids more",
 }
 
 

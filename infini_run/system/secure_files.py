@@ -149,7 +149,7 @@ def _open_log(path: str, at: int) -> int:
     found = _not_ours(os.fstat(fd), os.fstat(at))
     if found:
         os.close(fd)
-        raise UsageError(f"--log_dir: {path} cannot be written: {found}; remove it, or give another folder")
+        raise UsageError(f"--log_dir: {path} cannot be written: {found}; remove it, or use another folder")
     return fd
 
 
@@ -177,7 +177,7 @@ def _not_ours(log: os.stat_result, folder: os.stat_result) -> str:
     if not stat.S_ISREG(log.st_mode):
         return "it is not a regular file"
     if log.st_nlink > 1:
-        return "it has another name somewhere (a hard link)"
+        return "it is a hard link"
     if log.st_uid != os.geteuid() and folder.st_mode & stat.S_IWOTH:
         return f"it belongs to user {log.st_uid}, in a folder where everybody may write"
     return ""
@@ -208,7 +208,7 @@ def check_writable(flag: str, path: str, log_dir: str = "") -> None:
     if not path:
         return
     if os.path.exists(path) and not os.path.isfile(path):
-        raise UsageError(f"--{flag}={path} is not a regular file; give a file in a folder that is writable")
+        raise UsageError(f"--{flag}={path} is not a regular file; use a file in a writable folder")
     try:
         target = os.path.abspath(path)
         if log_dir and os.path.dirname(target) == os.path.abspath(log_dir):
@@ -218,7 +218,7 @@ def check_writable(flag: str, path: str, log_dir: str = "") -> None:
         os.unlink(partial)
         _unlink_if_exists(path)  # an earlier launch's, which would be taken for ours
     except OSError as error:
-        hint = "give a file in a folder that is there and writable"
+        hint = "use a file in a folder that exists and is writable"
         raise UsageError(f"--{flag}={path} cannot be written: {error.strerror}; {hint}") from None
 
 

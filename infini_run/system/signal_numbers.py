@@ -25,4 +25,4 @@ def check_signal(number: object) -> int:
     """Return the number of a signal, or 0, that a user gives. Raises UsageError: it is none."""
     if isinstance(number, int) and not isinstance(number, bool) and number in (0, *_signal.valid_signals()):
         return int(number)
-    raise UsageError(f"number={number!r}: there is no such signal")
+    raise UsageError(f"number={number!r}: unknown signal")

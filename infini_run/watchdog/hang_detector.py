@@ -94,7 +94,7 @@ class HangDetector:
         """Report the rank as hung because it sent WATCHDOG=trigger. Return the reason, as `check` does."""
         if output_s > self._reported_s:
             self._reported_s = 0.0
-        return self._report(now_s, "it said WATCHDOG=trigger")
+        return self._report(now_s, "it sent WATCHDOG=trigger")
 
     def _report(self, now_s: float, why: str) -> str:
         if self._reported_s:

@@ -117,7 +117,7 @@ class StackDumps:
             self.texts[pid] = text
         else:
             error = " ".join(text.partition("Stack backtrace")[0].split())
-            self.notes.setdefault(pid, run.failure or f"py-spy: {error or 'it said nothing'}")
+            self.notes.setdefault(pid, run.failure or f"py-spy: {error or 'it printed nothing'}")
         self._close_run(self._runs.pop(pid))
 
     def _close_run(self, run: _PySpyRun) -> None:

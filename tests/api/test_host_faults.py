@@ -609,7 +609,7 @@ def test_a_forked_child_is_told_that_what_it_uses_is_its_parents(host, tmp_path,
     gate = f"GATE = {str(tmp_path / 'gate')!r}"
     text = "\n".join([INHERITED, gate, f"it = {make}", begin, *children, "open(GATE, 'w').close()"])
     text += f"\nprint(({after}))\nit.close()\n"
-    line = f"{error}: this process is a fork, and {what} is its parent's: make one here\n"
+    line = f"{error}: {what} belongs to the parent of this forked process; make a new one here\n"
     assert run_host(host, text) == line * len(uses) + result + "\n"
 
 

@@ -71,7 +71,7 @@ def test_run_without_check_returns_the_failure():
 
 
 def test_run_stops_everything_when_its_time_is_up(bell):
-    with pytest.raises(ir.LaunchTimeout, match=r"sh has not ended within 0\.2 s; all ranks were stopped"):
+    with pytest.raises(ir.LaunchTimeout, match=r"sh did not end within 0\.2 s; stopped all ranks"):
         ir.run(idle(bell), nproc_per_node=2, timeout_s=0.2)
     assert marked() == {}
 
@@ -366,7 +366,7 @@ def test_a_second_launch_starts_from_a_clean_slate():
 def test_one_launch_at_a_time(bell):
     with ir.ProcessLauncher(idle(bell)) as launcher:
         launcher.launch()
-        with pytest.raises(ir.InfiniRunError, match="still running"):
+        with pytest.raises(ir.InfiniRunError, match="already running"):
             launcher.launch()
         assert launcher.running()
         launcher.kill()
@@ -376,7 +376,7 @@ def test_nothing_can_be_asked_before_the_launch_but_whether_it_runs():
     with ir.ProcessLauncher(["true"]) as launcher:
         assert launcher.running() is False
         for ask in (launcher.wait, launcher.events, launcher.status, launcher.report, launcher.first_failure):
-            with pytest.raises(ir.InfiniRunError, match=r"nothing was launched yet: call launch\(\) first"):
+            with pytest.raises(ir.InfiniRunError, match=r"nothing was launched; call launch\(\) first"):
                 ask()
         launcher.terminate()
         launcher.kill()
@@ -510,7 +510,7 @@ def test_ranks_of_another_node_keep_their_global_numbers():
         launcher.wait()
         assert [e.rank for e in launcher.status()] == [2, 3]
         assert launcher.exit_code(3) == 0
-        with pytest.raises(ir.UsageError, match="rank=0: the ranks are 2 to 3"):
+        with pytest.raises(ir.UsageError, match="rank=0: unknown rank; use 2 to 3"):
             launcher.exit_code(0)
 
 
@@ -568,9 +568,9 @@ def test_a_signal_to_what_has_ended_reaches_nobody_at_any_time():
 def test_a_signal_that_is_none_is_refused(bell):
     with ir.ProcessLauncher(idle(bell)) as launcher:
         launcher.launch()
-        with pytest.raises(ir.UsageError, match="number=True: there is no such signal"):
+        with pytest.raises(ir.UsageError, match="number=True: unknown signal"):
             launcher.signal(True)
-        with pytest.raises(ir.UsageError, match="number=9999: there is no such signal"):
+        with pytest.raises(ir.UsageError, match="number=9999: unknown signal"):
             launcher.signal(9999)
 
 

@@ -316,7 +316,7 @@ def test_a_node_that_fails_its_check_is_left_out_with_its_last_line(hosts, capfd
     check = 'sh -c "[ $(uname -n) != host2 ] || { echo ECC errors on GPU 2; exit 3; }"'
     result = ir.Launcher(**hosts(3, spares=1, node_check=check)).run(lambda: os.uname().nodename)
     assert list(result) == ["host1", "host3"]
-    assert "host2 is left out: node check ended with 3: ECC errors on GPU 2" in capfd.readouterr().err
+    assert "host2 is left out: node check exited with 3: ECC errors on GPU 2" in capfd.readouterr().err
 
 
 def test_attempts_without_progress_end_the_launch_whoever_is_lost(hosts, tmp_path):
@@ -331,7 +331,7 @@ def test_attempts_without_progress_end_the_launch_whoever_is_lost(hosts, tmp_pat
             os.kill(launcher_of(1, world=number), signal.SIGKILL)
         with pytest.raises(ir.NodeLost, match="was lost") as caught:
             handle.result(LIMIT_S)
-    assert "not restarted: 2 attempts in a row got no further than PROGRESS=5" in caught.value.__notes__
+    assert "not restarted: 2 attempts in a row without exceeding PROGRESS=5" in caught.value.__notes__
 
 
 def test_each_attempt_has_a_folder_of_its_own_for_its_logs(hosts, tmp_path):

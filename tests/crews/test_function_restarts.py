@@ -69,7 +69,7 @@ def test_nothing_is_started_beside_what_sigkill_did_not_end(tmp_path, freezer, c
     (tmp_path / "go").touch()
     with pytest.raises(ValueError, match="rank 0") as caught:
         handle.result()
-    assert "not restarted: not all of it could be ended" in caught.value.__notes__
+    assert "not restarted: some processes did not end" in caught.value.__notes__
     assert f"SIGKILL did not end process {pid} (" in capfd.readouterr().err
     freezer.thaw()
     os.waitpid(pid, 0)
@@ -178,9 +178,9 @@ def test_progress_renews_the_budget(preload):
 @pytest.mark.parametrize(
     ("most", "steps", "restarts", "why"),
     [
-        (None, (5, 5, 5, 5, 5), 3, "3 attempts in a row got no further than PROGRESS=5"),
-        (1, (5, 4, 6), 1, "the last attempt got no further than PROGRESS=5"),
-        (2, (-1, -1, -1, 5, 5, 5, 5), 5, "2 attempts in a row got no further than PROGRESS=5"),
+        (None, (5, 5, 5, 5, 5), 3, "3 attempts in a row without exceeding PROGRESS=5"),
+        (1, (5, 4, 6), 1, "1 attempt without exceeding PROGRESS=5"),
+        (2, (-1, -1, -1, 5, 5, 5, 5), 5, "2 attempts in a row without exceeding PROGRESS=5"),
     ],
 )
 def test_attempts_in_a_row_that_get_no_further_end_the_launch(most, steps, restarts, why):
@@ -204,7 +204,7 @@ def test_what_is_for_a_bar_bounds_no_restarts():
 
 @pytest.mark.parametrize("done", [-1, 1 << 63, 1.5, True, "7", None])
 def test_progress_of_a_job_is_a_whole_number(done):
-    with pytest.raises(ir.UsageError, match="expected 0"):
+    with pytest.raises(ir.UsageError, match="a whole number from 0"):
         ir.Launcher(preload=()).run(lambda done: ir.this_worker().progress(done), done)
 
 

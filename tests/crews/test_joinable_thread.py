@@ -82,7 +82,7 @@ assert not thread.is_alive()
 thread.join()
 """
     got = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert got.stdout.startswith("a thread cannot be started: the limit on processes was hit: ulimit -u, ")
+    assert got.stdout.startswith("a thread cannot be started: the limit on processes was reached; raise ulimit -u, ")
 
 
 def test_a_thread_that_comes_too_late_is_as_python_says_it():

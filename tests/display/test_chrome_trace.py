@@ -196,7 +196,10 @@ def test_one_file_cannot_be_trace_and_report(infini_run, tmp_path, other):
     other = other.format(tmp_path)
     command = infini_run("--trace=t.json", f"--report={other}", "true", cwd=tmp_path)
     assert command.wait() == 2
-    assert command.err == f"infini-run: --trace=t.json and --report={other} are one file: give two names\n".encode()
+    assert (
+        command.err
+        == f"infini-run: --trace=t.json conflicts with --report={other}: both are one file; use two names\n".encode()
+    )
     assert os.listdir(tmp_path) == ["link"]
 
 

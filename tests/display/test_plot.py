@@ -307,7 +307,7 @@ def test_a_folder_with_a_link_that_leads_nowhere_is_one_line(infini_run, tmp_pat
     (logs / "rank_0.log").symlink_to("rank_0.log")
     command = infini_run("--plot=o.png", "logs", cwd=tmp_path)
     assert command.wait() == 2
-    reason = b"infini-run: --plot: logs/rank_0.log cannot be read: Too many levels of symbolic links; give the FILE"
+    reason = b"infini-run: --plot: logs/rank_0.log cannot be read: Too many levels of symbolic links; use the FILE"
     assert command.err.startswith(reason)
     assert command.err.count(b"\n") == 1
 
@@ -315,19 +315,19 @@ def test_a_folder_with_a_link_that_leads_nowhere_is_one_line(infini_run, tmp_pat
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        ("", "is no report of infini-run"),
-        ("{", "is no report of infini-run"),
-        ("[" * 100000, "is no report of infini-run"),
-        ("[]", "is no report of infini-run"),
-        ({"ranks": 3}, "is no report of infini-run"),
+        ("", "not a report of infini-run"),
+        ("{", "not a report of infini-run"),
+        ("[" * 100000, "not a report of infini-run"),
+        ("[]", "not a report of infini-run"),
+        ({"ranks": 3}, "not a report of infini-run"),
         (report(rank(0)) | {"format": 1}, "is of format 1"),
-        (report({"rank": 0, "start": 1.0}), "is a report that is not whole"),
-        (report(rank(0), exit_code=None), "is a report that is not whole"),
-        (report(rank(0, start=None)), "tells of no rank that was started"),
-        (report(), "tells of no rank that was started"),
-        (report(rank(0), earlier_failures=[{"rank": 0, "start": 1.0}]), "is a report that is not whole"),
-        (report(rank(0), earlier_failures=7), "is a report that is not whole"),
-        (report(rank(0, start=float("nan"))), "is a report that is not whole"),
+        (report({"rank": 0, "start": 1.0}), "is an incomplete report"),
+        (report(rank(0), exit_code=None), "is an incomplete report"),
+        (report(rank(0, start=None)), "has no rank that was started"),
+        (report(), "has no rank that was started"),
+        (report(rank(0), earlier_failures=[{"rank": 0, "start": 1.0}]), "is an incomplete report"),
+        (report(rank(0), earlier_failures=7), "is an incomplete report"),
+        (report(rank(0, start=float("nan"))), "is an incomplete report"),
     ],
 )
 def test_what_is_no_report_is_refused(write, content, reason):
@@ -338,8 +338,8 @@ def test_what_is_no_report_is_refused(write, content, reason):
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        ([], b"--plot draws what has run: give the FILE of --report=FILE or the DIR of --log_dir=DIR"),
-        (["python", "train.py"], b"python cannot be read: No such file or directory; give the FILE"),
+        ([], b"--plot: needs a finished launch; use the FILE of --report=FILE or the DIR of --log_dir=DIR"),
+        (["python", "train.py"], b"python cannot be read: No such file or directory; use the FILE"),
         (["empty"], b"empty holds no log of a rank and no report"),
     ],
 )
@@ -375,9 +375,7 @@ def test_the_extra_that_is_missing_is_named(infini_run, write, tmp_path):
     (tmp_path / "matplotlib/__init__.py").write_text("raise ImportError('none')\n")
     command = infini_run("--plot=o.png", write(FAILED), cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path)})
     assert command.wait() == 2
-    assert command.err == (
-        b"infini-run: --plot needs matplotlib, which is not installed: pip install 'infini-run[plot]'\n"
-    )
+    assert command.err == (b"infini-run: --plot: needs matplotlib; run pip install 'infini-run[plot]'\n")
 
 
 def test_no_variable_turns_a_launch_into_a_picture(infini_run, tmp_path):

@@ -123,7 +123,7 @@ def test_few_processes_are_a_problem_where_not_one_rank_starts(doctor, infini_ru
     text = "0 more processes or threads can be started (ulimit -u, 2): not one rank starts; raise it"
     assert answer.of("processes") == (PROBLEM, text)
     assert answer.of("launch")[0] == PROBLEM
-    assert "the limit on processes was hit: ulimit -u" in answer.of("launch")[1]
+    assert "the limit on processes was reached; raise ulimit -u" in answer.of("launch")[1]
     assert answer.code == 1
     assert infini_run("true", under=("prlimit", "--nproc=2:2", *ids)).wait() == 1
     few = doctor(under=("prlimit", "--nproc=5:5", *ids))

@@ -233,7 +233,7 @@ def test_umask_keeps_no_rank_from_its_socket(container):
 def test_logs_and_report_go_where_a_volume_is(container):
     command = container("--report=/tmp/none/report", "--log_dir=/tmp/out", "true")
     assert command.wait() == 2
-    assert b"give a file in a folder that is there" in command.err
+    assert b"use a file in a folder that exists" in command.err
     inner = 'infini-run "$@" echo line && cat /tmp/out/rank_0.log /tmp/out/report'
     command = container("sh", "-c", inner, "sh", "--report=/tmp/out/report", "--log_dir=/tmp/out")
     assert command.wait() == 0, command.err

@@ -98,7 +98,7 @@ def test_breakpoint_without_input_is_told_how_to_get_it(infini_run, tmp_path):
     (tmp_path / "train.py").write_text(PDB)
     command = infini_run("--nproc_per_node=2", tmp_path / "train.py")
     assert command.wait() == 1
-    advice = b"  next: only one rank has input for breakpoint(); call it on rank 1 alone, with --stdin=1\n"
+    advice = b"  next: add --stdin=1, and call breakpoint() on rank 1 alone; only one rank has input\n"
     assert command.err.endswith(advice)
 
 

@@ -452,7 +452,7 @@ def test_lines_of_ours_stand_between_those_of_workers_and_never_overrun_the_cons
         text += chunk
     os.close(reader)
     lines = text.splitlines()
-    assert b"... %d lines were dropped here: nobody read" % dropped in lines
+    assert b"... %d lines were dropped here: the console was not read" % dropped in lines
     lines = [line for line in lines if not line.startswith(b"... ")]
     ours = [int(line.split()[1]) for line in lines if line.startswith(b"ours ")]
     assert ours[:5] == list(range(5))

@@ -355,7 +355,7 @@ def test_guard_that_is_killed_is_missed_and_the_job_goes_on(infini_run, gate, ev
     command.read_lines(b"ready")
     guard = guard_of(command.pid)
     os.kill(guard, signal.SIGKILL)
-    command.read_error_until(b"no guard (it was killed): should infini-run be killed by SIGKILL")
+    command.read_error_until(b"no guard (it was killed): if infini-run is SIGKILLed")
     done.open()
     assert command.wait() == 3
 

@@ -115,7 +115,7 @@ def test_what_cannot_be_seen_is_not_judged():
 
 def test_a_rank_may_say_itself_that_it_hangs():
     detector = HangDetector(10.0, 100.0)
-    assert detector.trigger(101.0, 101.0) == "it said WATCHDOG=trigger"
+    assert detector.trigger(101.0, 101.0) == "it sent WATCHDOG=trigger"
     assert detector.trigger(102.0, 101.0) == ""
     assert detector.trigger(105.0, 104.0) != ""
     assert check(detector, 115.0, output_s=104.0) == "", "the same silence"
@@ -173,7 +173,7 @@ def test_a_hang_is_told_with_what_every_rank_is_in(infini_run, every_path, tmp_p
     command = infini_run(
         "--nproc_per_node=3", "--hang_timeout=1", f"--log_dir={logs}", f"--report={report}", "sh", "-c", script
     )
-    command.read_error_until(b"all of it: ")
+    command.read_error_until(b"details: ")
     command.signal(signal.SIGTERM)
     assert command.wait() == 143
     text = command.err.decode()
@@ -268,7 +268,7 @@ def test_a_rank_that_says_itself_that_it_hangs_is_believed_without_any_timeout(i
     command = infini_run("--nproc_per_node=2", "--on_hang=stop", *words)
     assert command.wait() == 1
     text = command.err.decode()
-    assert f"rank 1 on {HOST} hung: it said WATCHDOG=trigger (pid " in text
+    assert f"rank 1 on {HOST} hung: it sent WATCHDOG=trigger (pid " in text
     assert "  status: lost the mesh\n" in text
 
 
@@ -353,8 +353,8 @@ def test_a_pyspy_gets_the_users_signal_mask_and_no_descriptor_of_ours(infini_run
     ("script", "note"),
     [
         ("echo 'Error: Permission denied' >&2; exit 1", "py-spy: Error: Permission denied"),
-        ("exit 3", "py-spy: it said nothing"),
-        ("kill -9 $$", "py-spy: it said nothing"),
+        ("exit 3", "py-spy: it printed nothing"),
+        ("kill -9 $$", "py-spy: it printed nothing"),
     ],
 )
 def test_a_pyspy_that_fails_is_told_and_does_no_harm(infini_run, fake, script, note):

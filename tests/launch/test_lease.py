@@ -317,6 +317,6 @@ def test_a_node_s_launch_tells_of_the_end_of_its_lease(renewals):
         report = launch.report()
         assert report.exit_code == 128 + signal.SIGKILL
         assert report.first_failure is None
-        assert report.notices == ("the lease of the ranks is over (it was not renewed in time): they were killed",)
+        assert report.notices == ("the lease of the ranks expired (it was not renewed in time); killed them",)
     finally:
         launch.close()

@@ -37,11 +37,11 @@ def test_a_node_that_is_well_has_no_reason(command, tmp_path, every_path):
 @pytest.mark.parametrize(
     ("command", "reason"),
     [
-        ("sh -c 'echo first; echo ECC errors on GPU 2; exit 3'", "node check ended with 3: ECC errors on GPU 2"),
-        ("sh -c 'echo out; echo on stderr >&2; exit 1'", "node check ended with 1: on stderr"),
-        ("false", "node check ended with 1"),
-        ("sh -c 'printf \"no newline\"; exit 2'", "node check ended with 2: no newline"),
-        ("sh -c 'kill -SEGV $$'", "node check was ended by SIGSEGV"),
+        ("sh -c 'echo first; echo ECC errors on GPU 2; exit 3'", "node check exited with 3: ECC errors on GPU 2"),
+        ("sh -c 'echo out; echo on stderr >&2; exit 1'", "node check exited with 1: on stderr"),
+        ("false", "node check exited with 1"),
+        ("sh -c 'printf \"no newline\"; exit 2'", "node check exited with 2: no newline"),
+        ("sh -c 'kill -SEGV $$'", "node check was killed by SIGSEGV"),
         (
             "printf-that-is-not-there x",
             "--node_check=printf-that-is-not-there x: printf-that-is-not-there is not on PATH",
@@ -50,13 +50,13 @@ def test_a_node_that_is_well_has_no_reason(command, tmp_path, every_path):
         ("'", "--node_check=': No closing quotation"),
         (
             "sh -c 'printf \"Error: boom\\n    at f (/srv/a.js:1:2)\\n    at g (/srv/a.js:1:2)\\n\" >&2; exit 1'",
-            "node check ended with 1: Error: boom",
+            "node check exited with 1: Error: boom",
         ),
         (
             "sh -c 'echo Error: old >&2; echo frame >&2; echo on stdout; exit 1'",
-            "node check ended with 1: on stdout",
+            "node check exited with 1: on stdout",
         ),
-        ("sh -c 'printf \"\\033[31mred\\n\"; exit 1'", "node check ended with 1: \\x1b[31mred"),
+        ("sh -c 'printf \"\\033[31mred\\n\"; exit 1'", "node check exited with 1: \\x1b[31mred"),
     ],
 )
 def test_the_reason_is_one_line(command, reason):
@@ -106,7 +106,7 @@ def test_it_runs_where_it_is_told_to_with_the_environment_that_it_is_given(tmp_p
     script = 'echo "$PWD $SAID"; exit 1'
     environ = {**os.environ, "SAID": "this"}
     reason = reason_of(f"sh -c {shlex.quote(script)}", environ=environ, cwd=str(tmp_path))
-    assert reason == f"node check ended with 1: {tmp_path} this"
+    assert reason == f"node check exited with 1: {tmp_path} this"
 
 
 # ---- the log directory
@@ -127,7 +127,7 @@ def test_a_log_directory_that_cannot_be_one_is_a_reason(tmp_path):
 def test_little_room_is_a_reason(tmp_path):
     reason = check_log_dir(str(tmp_path), 1 << 62)
     assert reason.startswith(f"the log directory {tmp_path} has ")
-    assert reason.endswith(" MiB left, and 4398046511104 are wanted")
+    assert reason.endswith(" MiB left; 4398046511104 MiB are needed")
 
 
 # ---- GPUs
@@ -148,14 +148,14 @@ def test_gpus_as_planned_and_free_are_no_reason(with_gpus):
 
 
 def test_fewer_gpus_than_planned_are_a_reason(with_gpus):
-    assert with_gpus(5) == "4 GPUs can be used here, and 5 are planned"
-    assert with_gpus(2, CUDA_VISIBLE_DEVICES="3") == "1 GPUs can be used here, and 2 are planned"
+    assert with_gpus(5) == "4 GPUs can be used here; 5 are planned"
+    assert with_gpus(2, CUDA_VISIBLE_DEVICES="3") == "1 GPUs can be used here; 2 are planned"
 
 
 def test_who_holds_a_gpu_is_named_after_a_while(with_gpus):
     name = Path("/proc/self/comm").read_text().strip()
     reason = with_gpus(2, held=f"{UUIDS[1]}|{os.getpid()}|30211", timeout_s=8)
-    assert reason.startswith(f"GPUs of this job are in use already: GPU 1: {name} (pid {os.getpid()}, ")
+    assert reason.startswith(f"GPUs of this job are already in use: GPU 1: {name} (pid {os.getpid()}, ")
     assert reason.endswith(" has 30211 MiB")
 
 

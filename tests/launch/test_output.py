@@ -507,7 +507,7 @@ def test_a_job_that_waits_for_its_reader_only_can_be_told_to_stop(infini_run):
     command = run_script(infini_run, "yes | head -c 40000", "--console=prefix")
     command.read_error_until(b"waiting for the reader")
     command.signal(signal.SIGTERM)
-    command.read_error_until(b"its last output is lost")
+    command.read_error_until(b"dropped its last output")
     assert command.process.wait(LIMIT_S) == 0
     assert is_full(command.process.stdout)
 
@@ -702,11 +702,11 @@ def test_report_names_python_that_lacks_module(infini_run, other_python, tmp_pat
     script.write_text("import no_such_module.inner")
     flags = ("--nproc_per_node=2", "--console=none")
     here, there = in_folder_of(sys.executable), in_folder_of(other_python)
-    ran = f"  next: {sys.executable} ran it, without no_such_module"
+    ran = f"  next: {sys.executable} ran the program and lacks no_such_module"
     assert advice_of(infini_run(*flags, script, env=here)) == [
         f"{ran}; install it there, or use infini-run ... /PATH/TO/python {script}"
     ]
-    way = f"python on PATH is {other_python}: infini-run ... python {script}"
+    way = f"python on PATH is {other_python}; use infini-run ... python {script}"
     assert advice_of(infini_run(*flags, script, env=there)) == [f"{ran}; {way}"]
     assert advice_of(infini_run(*flags, "python", script, env=there)) == []
 
@@ -716,9 +716,9 @@ def test_report_names_python_when_stderr_is_not_seen(infini_run, other_python, t
     script.write_text("import no_such_module")
     here, there = in_folder_of(sys.executable), in_folder_of(other_python)
     assert advice_of(infini_run(script, env=here)) == []
-    way = f"python on PATH is {other_python}: infini-run ... python {script}"
+    way = f"python on PATH is {other_python}; use infini-run ... python {script}"
     advice = advice_of(infini_run(script, env=there))
-    assert advice == [f"  next: if a module is missing: {sys.executable} ran it; {way}"]
+    assert advice == [f"  next: if a module is missing: {sys.executable} ran the program; {way}"]
     script.write_text("raise SystemExit(2)")
     assert infini_run(script, env=there).wait() == 2
 

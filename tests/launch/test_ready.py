@@ -455,7 +455,7 @@ def test_a_socket_of_ours_that_cannot_be_told_is_named_and_the_job_goes_on(infin
     command = infini_run(*play("notify=READY=1", "exit=0"), env=environ)
     assert command.wait() == 0
     assert (
-        f"infini-run: READY=1 cannot be told to NOTIFY_SOCKET={tmp_path}/nobody: No such file" in command.err.decode()
+        f"infini-run: READY=1 cannot be sent to NOTIFY_SOCKET={tmp_path}/nobody: No such file" in command.err.decode()
     )
 
 

@@ -109,7 +109,7 @@ def test_all_ranks_are_started_again_when_one_has_failed(launch, every_path):
     assert len(command.read_lines(b"second", launch.ranks)) == launch.ranks
 
 
-@pytest.mark.parametrize(("code", "why"), [(126, "cannot be executed"), (127, "is not there")])
+@pytest.mark.parametrize(("code", "why"), [(126, "cannot be executed"), (127, "does not exist")])
 def test_program_that_cannot_be_run_is_not_tried_again(launch, code, why):
     command = launch("--max_restarts=3", NOW, "sh", "-c", f"exit {code}")
     assert command.wait() == code
@@ -493,6 +493,6 @@ def test_progress_renews_the_budget_and_its_lack_ends_the_job(infini_run, tmp_pa
     assert command.wait() == 3
     report = json.loads((tmp_path / "r").read_text())
     assert report["restarts"] == 6
-    assert report["not_restarted"] == "3 attempts in a row got no further than PROGRESS=3"
+    assert report["not_restarted"] == "3 attempts in a row without exceeding PROGRESS=3"
     assert b"restart 1 of 3 (4 in all)" in command.err
-    assert command.err.count(b"not restarted: 3 attempts in a row got no further than PROGRESS=3") == 1
+    assert command.err.count(b"not restarted: 3 attempts in a row without exceeding PROGRESS=3") == 1

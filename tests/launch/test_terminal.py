@@ -589,9 +589,7 @@ def test_a_rank_that_asks_where_nobody_can_answer_is_named_and_counts_as_hung(te
     command = shlex.join([*COMMAND, *flags, *words])
     terminal.type(shlex.join(["sh", "-c", f"{command} 2> {log} &"]) + "\n")
     terminal.see(PROMPT)
-    until(
-        lambda: b"infini-run: rank 1 is stopped: it reads the terminal, which it cannot get here" in log.read_bytes()
-    )
+    until(lambda: b"infini-run: rank 1 is suspended: it cannot read the terminal here" in log.read_bytes())
     until(lambda: b"rank 1 on " in log.read_bytes() and b": waits for the terminal (pid " in log.read_bytes())
     until(lambda: b": stopping" in log.read_bytes() and not list(marked()))
 

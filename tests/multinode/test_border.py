@@ -314,8 +314,8 @@ def test_more_ranks_than_a_machine_can_have_are_refused(infini_run):
 def test_ranks_that_find_no_memory_are_one_line(infini_run):
     command = infini_run("--nproc_per_node=4000000", "true", preexec_fn=no_more_memory)
     assert command.wait() == 1
-    limits = b"ulimit -v, the cgroup's limit, or all of the machine's\n"
-    assert command.err == b"infini-run: 4000000 ranks: no memory is left for their plan; " + limits
+    limits = b"check ulimit -v, the cgroup's limit, and the machine's memory\n"
+    assert command.err == b"infini-run: 4000000 ranks: out of memory for their plan; " + limits
 
 
 @limits_memory

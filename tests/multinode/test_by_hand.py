@@ -349,7 +349,7 @@ def test_a_joiner_that_may_open_few_descriptors_says_which_limit_it_was(node, mo
     head, joiner = node(0, "true"), node(1, "true", under=few)
     assert [command.wait() for command in (head, joiner)] == [1, 1]
     assert b"Traceback" not in joiner.err
-    assert b"the limit on open descriptors was hit: ulimit -n, or ulimit -Hn" in head.err
+    assert b"the limit on open descriptors was reached; raise ulimit -n or ulimit -Hn" in head.err
     if most > 7:  # with fewer it cannot even wait for the reader of its own line
         assert b"ulimit -n" in joiner.err
 
@@ -360,7 +360,7 @@ def test_a_head_that_may_open_few_descriptors_says_which_limit_it_was(node):
         head = node(0, "true", under=["sh", "-c", f'ulimit -n {most}; exec "$@"', "sh"])
         assert head.wait() == 1
         assert b"Traceback" not in head.err
-        assert b"the limit on open descriptors was hit: ulimit -n, or ulimit -Hn" in head.err
+        assert b"the limit on open descriptors was reached; raise ulimit -n or ulimit -Hn" in head.err
 
 
 def test_a_killed_joiner_is_a_lost_node(node, bell):

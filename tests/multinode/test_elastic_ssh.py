@@ -320,8 +320,8 @@ def test_a_process_that_sigkill_did_not_end_is_the_end_of_the_job(many, bell, tm
     os.kill(launcher_of(1), signal.SIGKILL)
     assert command.wait() == 1
     report = json.loads((tmp_path / "r").read_text())
-    assert (report["restarts"], report["not_restarted"]) == (0, "not all of it could be ended")
-    assert b"did not end by SIGKILL, state D; left" in command.err
+    assert (report["restarts"], report["not_restarted"]) == (0, "some processes did not end")
+    assert b"survived SIGKILL (state D); leaving it" in command.err
     freezer.thaw()
 
 
@@ -394,7 +394,7 @@ def test_a_node_that_fails_its_check_is_left_out_with_its_last_line(many, bell):
     command = many("--spares=1", f"--node_check={check}", *ring(bell, "exit 0"), nproc=1)
     assert hear_world(bell, 0, 3) == ["host1", "host3", "host4"]
     finish(command)
-    assert b"host2 is left out: node check ended with 3: ECC errors on GPU 2" in command.err
+    assert b"host2 is left out: node check exited with 3: ECC errors on GPU 2" in command.err
 
 
 def test_a_check_that_hangs_is_ended_at_its_timeout(many, bell):
@@ -444,7 +444,7 @@ def test_attempts_without_progress_end_the_job_whoever_is_lost(many, bell, tmp_p
         assert bell.hear(2) == [str(world)] * 2
         os.kill(launcher_of(1, world=world), signal.SIGKILL)
     assert command.wait() == 1
-    assert b"2 attempts in a row got no further than PROGRESS=5" in command.err
+    assert b"2 attempts in a row without exceeding PROGRESS=5" in command.err
 
 
 def test_the_trace_and_the_report_have_the_node_that_was_lost(many, bell, tmp_path):

@@ -68,7 +68,9 @@ def test_too_few_descriptors_are_one_line_and_nothing_is_left(fake, limit):
     lines = command.err.decode().splitlines()
     assert len(lines) == 1, lines
     assert lines[0].startswith("infini-run: ssh cannot be started: ")
-    assert lines[0].endswith("Too many open files; the limit on open descriptors was hit: ulimit -n, or ulimit -Hn")
+    assert lines[0].endswith(
+        "Too many open files; the limit on open descriptors was reached; raise ulimit -n or ulimit -Hn"
+    )
 
 
 def test_a_connection_that_was_dropped_is_tried_again(fake, tmp_path):

@@ -361,7 +361,7 @@ def test_without_any_descriptor_nobody_is_let_in_and_nothing_spins(listener):
         with no_descriptor_left():
             until(lambda: (listener.poll(0.01), listener.notices)[1])
         assert listener.notices == [
-            "no more nodes can be let in: the limit on open descriptors was hit: ulimit -n, or ulimit -Hn"
+            "no more nodes can be let in: the limit on open descriptors was reached; raise ulimit -n or ulimit -Hn"
         ]
         listener.poll(0)
         assert len(listener.notices) == 1

@@ -141,7 +141,7 @@ def test_a_node_that_is_lost_while_a_signal_ends_the_job_is_told_in_one_line(nod
     joiner.suspend()
     assert head.wait() == 143
     first, last = told(head)
-    assert first == "infini-run: SIGTERM: stopping; SIGKILL in 12 s, or at once when told again"
+    assert first == "infini-run: SIGTERM: stopping; SIGKILL in 12 s, or now if repeated"
     assert "node 1 (" in last
     assert "was lost: nothing was heard of it for 3 s (--node_timeout)" in last
     report = json.loads((tmp_path / "r").read_text())

@@ -291,7 +291,7 @@ def test_closed_or_full_output_does_not_stop_the_job(many, bell, closed):
     assert {line.split()[0] for line in bell.hear(2)} == {"0", "1"}
     is_lost = closed == ">/dev/full"  # what the user has closed himself is /dev/null from the start
     assert (
-        command.err.count(b"the console takes no more output (No space left on device); the job goes on") == is_lost
+        command.err.count(b"the console takes no more output (No space left on device); the job continues") == is_lost
     )
 
 
@@ -301,7 +301,7 @@ def test_a_reader_that_goes_away_is_told_once(many):
     command.process.stdout.close()
     command.process.stdout = None
     assert command.wait() == 0
-    assert own_lines(command) == ["infini-run: the console takes no more output (Broken pipe); the job goes on"]
+    assert own_lines(command) == ["infini-run: the console takes no more output (Broken pipe); the job continues"]
 
 
 def test_a_login_script_may_print(many, tmp_path):
@@ -319,13 +319,13 @@ def test_what_agents_say_has_their_host(many):
     assert command.wait() == 0
     lines = own_lines(command)
     assert sorted(line.partition(" of ir-")[0] for line in lines if "started" in line) == [
-        f"infini-run: host{node}: started 1 of 1 workers" for node in (1, 2)
+        f"infini-run: host{node}: started 1 of 1 ranks" for node in (1, 2)
     ]
     assert sorted(line.partition(": nothing was")[0] for line in lines if "--check_gpus" in line) == [
         f"infini-run: host{node}: --check_gpus" for node in (1, 2)
     ]
     assert sorted(line for line in lines if "ended" in line) == [
-        f"infini-run: host{rank + 1}: rank {rank} ended, exit code 0" for rank in range(2)
+        f"infini-run: host{rank + 1}: rank {rank} exited, exit code 0" for rank in range(2)
     ]
 
 

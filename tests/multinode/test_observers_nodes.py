@@ -218,7 +218,7 @@ def test_a_failure_is_told_below_the_table_and_lines_of_nodes_above(flags, windo
     one = window(*flags("--live", "--verbose", "sh", "-c", "[ $RANK = 3 ] && exit 7; exec sleep 1000"), **TOKEN)
     assert one.wait() == 7
     table = next(i for i, line in enumerate(one.text) if "RANK HOST" in line)
-    assert any("started 2 of 2 workers" in line for line in one.text[:table])
+    assert any("started 2 of 2 ranks" in line for line in one.text[:table])
     assert row(one, 3)[1:3] == ["exit", "7"]
     assert any(line.startswith("infini-run: rank 3") for line in one.text[table:])
     assert_in_order(one)
@@ -269,7 +269,7 @@ def test_more_ranks_than_lines_show_who_failed(flags, window):  # noqa: F811
 def test_without_a_terminal_it_says_so_and_goes_on(flags, infini_run):
     command = infini_run(*flags("--live", "sh", "-c", "echo said"), env={**os.environ, **TOKEN})
     assert command.wait() == 0
-    assert command.err.count(b"--live: our stderr is no terminal") == 1
+    assert command.err.count(b"--live: stderr is not a terminal") == 1
     assert command.out.count(b"said") == 4
 
 

@@ -164,7 +164,7 @@ def complaint_of(scenario, infini_run, folder, environ):
     refused = code == 1 and len(told_lines) == 1 and b"started: " in told_lines[0]
     if marked():
         return f"left {marked()}, exit {code}, {err!r}"
-    if b"did not end by SIGKILL" in err or b"Traceback" in err or not (code == expected or refused):
+    if b"survived SIGKILL" in err or b"Traceback" in err or not (code == expected or refused):
         return f"exit {code}, {err!r}"
     return f"{cpu_s:.1f} s of CPU: it spun" if cpu_s > CPU_S else ""
 

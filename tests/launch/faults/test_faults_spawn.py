@@ -46,9 +46,9 @@ def check_that_no_rank_followed(report, most):
 
 REFUSED = {
     "missing": (None, 0, 127, b"does not exist"),
-    "no run bit": (b"#!/bin/sh\n", 0o644, 126, b"has no run bit; try: "),
+    "no run bit": (b"#!/bin/sh\n", 0o644, 126, b"has no run bit; use "),
     "no first line": (b"echo hello\n", 0o755, 126, b"has no #! line"),
-    "missing interpreter": (b"#!/no/such/shell\n", 0o755, 126, b"asks for the interpreter /no/such/shell"),
+    "missing interpreter": (b"#!/no/such/shell\n", 0o755, 126, b"needs the interpreter /no/such/shell"),
     "DOS line ends": (b"#!/bin/sh\r\necho\r\n", 0o755, 126, b"DOS line ends"),
 }
 
@@ -81,7 +81,7 @@ def test_what_only_the_kernel_refuses_is_126_with_its_word(launch, every_path, t
     command = launch(script(tmp_path / "program", b"\0\1\2 no format that anybody knows"))
     assert command.wait() == 126
     assert b"could not be started: executing the program: Exec format error" in command.err
-    assert b"next: the file is no program for this machine" in command.err
+    assert b"next: put its interpreter in front; the file is not a program for this machine" in command.err
     assert command.err.count(b"\n") == 2
 
 

@@ -112,7 +112,7 @@ def test_rank_that_a_tracer_holds_does_not_hold_us(launches, trace):
         tracers.append(trace(pids[0]))
         commands[-1].signal(signal.SIGTERM)
     for command in commands:
-        command.read_error_until(b"did not end by SIGKILL, state Z; left")
+        command.read_error_until(b"survived SIGKILL (state Z); leaving it")
         assert command.is_process_1 or command.wait() == 143
     for tracer in tracers:
         tracer.let_go()
@@ -126,7 +126,7 @@ def test_rank_in_uninterruptible_sleep_is_named_with_its_state_and_left_after_a_
     for command in commands:
         command.signal(signal.SIGTERM)
     for command in commands:
-        command.read_error_until(b"did not end by SIGKILL, state D; left")
+        command.read_error_until(b"survived SIGKILL (state D); leaving it")
         assert command.is_process_1 or command.process.wait(LIMIT_S) == 143
     freezer.thaw()
     for command in commands:
@@ -161,7 +161,7 @@ def test_rank_that_became_somebody_elses_is_named_and_left_after_a_bound(launche
         os.kill(pid, signal.SIGKILL)
     for command in commands:
         assert command.wait() == 143
-        assert b"did not end by SIGKILL, state S; left" in command.err
+        assert b"survived SIGKILL (state S); leaving it" in command.err
     until(lambda: not any(map(is_alive, left)))  # the others went with their namespace
 
 

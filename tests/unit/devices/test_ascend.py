@@ -59,9 +59,9 @@ def test_the_list_ends_with_the_first_entry_that_is_no_id(eight, listed, shown):
 
 def test_no_davinci_is_no_npu(machine):
     machine.write({"/dev/davinci_manager": ""})
-    with pytest.raises(NoGpus, match="no /dev/davinci0"):
+    with pytest.raises(NoGpus, match="missing /dev/davinci0"):
         ascend.find_gpus({}, machine.root)
-    with pytest.raises(NoGpus, match="no /dev/davinci0"):
+    with pytest.raises(NoGpus, match="missing /dev/davinci0"):
         ascend.find_gpus({}, machine.root + "/nowhere")
 
 
@@ -88,8 +88,8 @@ def test_a_machine_without_any_says_so_for_each(machine):
         find({}, machine.root)
     text = str(caught.value)
     assert "pynvml" in text
-    assert "no /dev/kfd" in text
-    assert "no /dev/davinci0" in text
+    assert "missing /dev/kfd" in text
+    assert "missing /dev/davinci0" in text
     assert "\n" not in text
 
 

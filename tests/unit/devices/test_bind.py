@@ -160,7 +160,7 @@ def test_a_sandbox_without_memory_policies_is_told_of_once_and_cpus_are_bound(in
     assert command.process.returncode == 0
     err = command.err.decode()
     assert err.count("\n") == 1
-    assert "bound to their CPUs alone (set_mempolicy: Operation not permitted: a container's seccomp" in err
+    assert "bound to CPUs, but not to memory (set_mempolicy: Operation not permitted: a container's seccomp" in err
     assert command.out.count(b"cpus") == 2
 
 
@@ -246,7 +246,7 @@ def test_the_python_api_binds_too(tmp_path):
     cpus = [cpu for rank in range(CORES) for cpu in parse_list((tmp_path / str(rank)).read_text().split()[1])]
     assert sorted(cpus) == sorted(OURS)
     assert os.sched_getaffinity(0) == OURS, "the host program stays where it is"
-    with pytest.raises(ir.UsageError, match="--bind=cores gives"):
+    with pytest.raises(ir.UsageError, match="--bind=cores: needs"):
         ir.run(["true"], nproc_per_node=CORES + 1, bind="cores")
 
 

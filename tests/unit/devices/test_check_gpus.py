@@ -51,7 +51,7 @@ def test_it_is_off_unless_it_is_asked_for(check):
 def test_a_warning_names_process_user_and_memory_and_the_job_starts(check, flag):
     code, out, err = check("--gpus_per_proc=2", flag, *ECHO, held=BUSY)
     assert (code, out) == (0, "0 0,1\n")
-    assert err.startswith("infini-run: GPUs of this job are in use already: GPU 1: ")
+    assert err.startswith("infini-run: GPUs of this job are already in use: GPU 1: ")
     assert f" {HERE} has 30211 MiB; ranks may run out of memory there\n" in err
     assert err.count("\n") == 1
 
@@ -61,7 +61,7 @@ def test_a_refusal_starts_nothing_and_says_what_to_do(check, tmp_path):
     code, out, err = check("--gpus_per_proc=2", "--check_gpus=refuse", "touch", made, held=BUSY)
     assert (code, out) == (2, "")
     assert f"GPU 1: {NAME} {HERE} has 30211 MiB" in err
-    assert "choose others with CUDA_VISIBLE_DEVICES, or start with --check_gpus=warn" in err
+    assert "set CUDA_VISIBLE_DEVICES to other GPUs, or use --check_gpus=warn" in err
     assert err.count("\n") == 1
     assert not made.exists()
 
@@ -95,7 +95,7 @@ def test_memory_that_the_driver_does_not_tell_is_said_as_such(check):
 
 def test_a_process_of_another_container_is_seen_by_its_memory(check):
     _, _, err = check("--gpus_per_proc=1", "--check_gpus", "true", held=f"{UUIDS[0]}|0|70000")
-    assert "GPU 0: 70000 MiB, of a process that is not shown here" in err
+    assert "GPU 0: 70000 MiB, of a process that is hidden here" in err
     assert check("--gpus_per_proc=1", "--check_gpus", "true", held=f"{UUIDS[0]}|0|200") == (0, "", "")
 
 
@@ -157,7 +157,7 @@ def test_a_machine_without_gpus_cannot_be_checked(infini_run, tmp_path):
     command = infini_run("--check_gpus", "--bind=numa", "echo", "started", env=environ)
     assert command.wait() == 0
     assert command.out == b"started\n"
-    assert b"infini-run: --check_gpus: nothing was checked: " in command.err
+    assert b"infini-run: --check_gpus: checked nothing: " in command.err
 
 
 def test_the_python_api_warns_or_raises(driver):
@@ -174,7 +174,7 @@ def test_the_python_api_warns_or_raises(driver):
     done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
     warned, refused = done.stdout.splitlines()
     assert "30211 MiB; ranks may run out" in warned
-    assert "or start with --check_gpus=warn" in refused
+    assert "or use --check_gpus=warn" in refused
 
 
 # ---- AMD, from files
@@ -187,6 +187,6 @@ def test_amds_holders_are_told_with_name_and_user(machine):
     assert check_gpus(found, found.gpus, "refuse", machine.root) == ""
     machine.write({"/sys/class/kfd/kfd/proc/77/vram_7": str(3 << 30), "/proc/77/comm": "tr\x1bain"})
     text = check_gpus(found, found.gpus, "warn", machine.root)
-    assert text.startswith(f"GPUs of this job are in use already: GPU 0: tr\\x1bain (pid 77, {US}) has 3072 MiB;")
-    with pytest.raises(DeviceError, match="choose others with ROCR_VISIBLE_DEVICES"):
+    assert text.startswith(f"GPUs of this job are already in use: GPU 0: tr\\x1bain (pid 77, {US}) has 3072 MiB;")
+    with pytest.raises(DeviceError, match="set ROCR_VISIBLE_DEVICES to other GPUs"):
         check_gpus(found, found.gpus, "refuse", machine.root)

@@ -248,7 +248,7 @@ def test_auto_means_gpus_where_there_are_any(driver: Driver) -> None:
 def test_gpu_says_no_and_auto_means_cpus_where_the_caller_hides_all(driver: Driver, inherited: str) -> None:
     environ = {"CUDA_VISIBLE_DEVICES": inherited}
     answer = driver.ask(FOUR, "resolve_nproc", "gpu", environ, 0)
-    assert answer["error"] == f"no GPU can be used here: CUDA_VISIBLE_DEVICES is {inherited!r}"
+    assert answer["error"] == f"no usable GPU: CUDA_VISIBLE_DEVICES is {inherited!r}"
     assert driver.ask(FOUR, "resolve_nproc", "auto", environ, 0) == {"is": count_cpus()}
     assert not driver.log.exists()
 
@@ -263,12 +263,12 @@ def test_list_that_names_no_gpu_is_refused_even_for_auto(driver: Driver, kind: s
 def test_machine_without_a_usable_gpu_is_told_for_gpu_and_counts_cpus_for_auto(
     driver: Driver, boards: list[str]
 ) -> None:
-    assert "no GPU can be used here" in driver.ask(boards, "resolve_nproc", "gpu", {}, 0)["error"]
+    assert "no usable GPU" in driver.ask(boards, "resolve_nproc", "gpu", {}, 0)["error"]
     assert driver.ask(boards, "resolve_nproc", "auto", {}, 0) == {"is": count_cpus()}
 
 
 def test_auto_does_not_give_cpu_ranks_to_a_caller_who_wants_gpus_in_each(driver: Driver) -> None:
-    assert "no GPU can be used here" in driver.ask([], "resolve_nproc", "auto", {}, 1)["error"]
+    assert "no usable GPU" in driver.ask([], "resolve_nproc", "auto", {}, 1)["error"]
 
 
 def test_cpu_asks_no_driver(driver: Driver) -> None:

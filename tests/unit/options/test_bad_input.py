@@ -141,16 +141,16 @@ def test_a_wrong_variable_is_named(name, value, said, refused):
         ("no-such-program", 127, "no-such-program is not on PATH"),
         ("./missing", 127, "./missing does not exist (in /"),
         ("", 127, "the program's name is empty"),
-        ("plain", 127, "plain is not on PATH; there is one in this directory: ./plain"),
+        ("plain", 127, "plain is not on PATH; use ./plain"),
         (
             "./plain",
             126,
-            "./plain has no run bit; try: infini-run ... sh ./plain (python3 for Python), or chmod +x ./plain",
+            "./plain has no run bit; use infini-run ... sh ./plain (python3 for Python), or run chmod +x ./plain",
         ),
-        ("./folder", 126, "./folder is a directory; give the program in it"),
+        ("./folder", 126, "./folder is a directory; use a program in it"),
         ("./loop", 127, "./loop cannot be reached: Too many levels of symbolic links"),
-        ("./dos", 126, "(the file has DOS line ends)"),
-        ("./nowhere", 126, "./nowhere asks for the interpreter /no/python, which does not exist"),
+        ("./dos", 126, "the file has DOS line ends"),
+        ("./nowhere", 126, "./nowhere needs the interpreter /no/python, which does not exist"),
         ("./plain/x", 127, "./plain/x does not exist"),
     ],
 )
@@ -170,11 +170,11 @@ def test_a_script_without_interpreter_says_what_to_type(refused, here):
     script(here / "train.py", "open('started', 'w')\n")
     assert refused("./job") == (
         126,
-        "./job has no #! line, so the kernel cannot run it; try: infini-run ... sh ./job (python3 for Python)",
+        "./job has no #! line, so the kernel cannot run it; use infini-run ... sh ./job (python3 for Python)",
     )
     code, line = refused("--no_python", "./train.py")
     assert code == 126
-    assert line.endswith(f"; try: infini-run ... {sys.executable} ./train.py")
+    assert line.endswith(f"; use infini-run ... {sys.executable} ./train.py")
 
 
 def test_what_only_the_kernel_knows_is_told_by_it_with_a_shells_code(here, infini_run):
@@ -233,7 +233,7 @@ def test_a_report_that_cannot_be_written_is_refused(report, refused, here):
     code, line = refused(f"--report={report}", *PROGRAM)
     assert code == 2
     assert line.startswith(f"--report={report} ")
-    assert "give a file in a folder" in line
+    assert "use a file in a" in line
     assert (here / "fifo").is_fifo()
 
 
@@ -255,7 +255,7 @@ def test_a_directory_that_was_deleted_is_no_traceback(refused, here, infini_run)
     for flag in ("--log_dir=logs", "--report=report"):
         code, line = refused(flag, "true", under=gone)
         assert code == 2
-        assert line == f"{flag} cannot be found: this directory was deleted; give an absolute path"
+        assert line == f"{flag} cannot be found, because this directory was deleted; use an absolute path"
 
 
 def test_an_empty_environment_is_enough(here):
@@ -267,7 +267,7 @@ def test_too_few_descriptors_are_named_with_the_limit(refused):
     limit = ("sh", "-c", 'ulimit -n 24; exec "$@"', "sh")
     code, line = refused("--nproc_per_node=64", "--console=prefix", *PROGRAM, under=limit)
     assert code == 1
-    assert "the limit on open descriptors was hit: ulimit -n" in line
+    assert "the limit on open descriptors was reached; raise ulimit -n" in line
 
 
 # ---- permissions
@@ -293,7 +293,7 @@ def bound():
         (("--log_dir=closed/logs", *PROGRAM), 2, "--log_dir=closed/logs cannot be made: Permission denied"),
         (("--log_dir=closed", *PROGRAM), 2, "--log_dir: closed/rank_0.log cannot be written: Permission denied"),
         (("--report=closed/report", *PROGRAM), 2, "--report=closed/report cannot be written: Permission denied"),
-        (("--plot=o.png", "locked"), 2, "--plot: locked cannot be read: Permission denied; give the FILE"),
+        (("--plot=o.png", "locked"), 2, "--plot: locked cannot be read: Permission denied; use the FILE"),
         (("--flagfile=secret.py", *PROGRAM), 2, "--flagfile=secret.py: cannot be read: Permission denied"),
         (("secret.py",), 126, "secret.py cannot be read: permission denied"),
     ],

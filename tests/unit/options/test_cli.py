@@ -187,8 +187,8 @@ def test_last_words_are_kept_even_of_a_rank_that_was_not_shown(ended):
 def test_verbose_says_what_is_done(ended):
     done = ended("--verbose", "--nproc_per_node=2", "sh", "-c", "exit 0")
     lines = done.err.decode().splitlines()
-    assert lines[0].startswith("infini-run: started 2 of 2 workers of ir-")
-    assert sorted(lines[1:]) == [f"infini-run: rank {rank} ended, exit code 0" for rank in (0, 1)]
+    assert lines[0].startswith("infini-run: started 2 of 2 ranks of ir-")
+    assert sorted(lines[1:]) == [f"infini-run: rank {rank} exited, exit code 0" for rank in (0, 1)]
 
 
 # ---- what a rank gets

@@ -366,9 +366,12 @@ def test_a_plain_launch_in_a_step_loads_nothing_of_this(monkeypatch):
     [
         (
             ("--rdzv_endpoint=127.0.0.1:29500",),
-            b"other nodes cannot reach node 0: 127.0.0.1 is an address that every",
+            b"other nodes cannot reach node 0: 127.0.0.1 is a loopback address",
         ),
-        (("--rdzv_endpoint=localhost:29500",), b"other nodes cannot reach node 0: localhost is every machine's own"),
+        (
+            ("--rdzv_endpoint=localhost:29500",),
+            b"other nodes cannot reach node 0: localhost is the loopback name of every machine",
+        ),
         (("--rdzv_endpoint=10.0.0.1:29500",), b""),
         ((), b"other nodes cannot reach 127.0.0.1; add --rdzv_endpoint"),
     ],

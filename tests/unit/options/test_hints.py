@@ -145,8 +145,8 @@ def test_what_may_be_the_programs_own_is_not(told, words):
 @pytest.mark.parametrize(
     ("words", "code", "text"),
     [
-        ((".",), 126, ". is a directory; give the program in it"),
-        (("folder",), 126, "folder is a directory; give the program in it"),
+        ((".",), 126, ". is a directory; use a program in it"),
+        (("folder",), 126, "folder is a directory; use a program in it"),
         (("train",), 127, "train is not on PATH; did you mean train.py?"),
         (("./train",), 127, "./train does not exist (in {here}); did you mean ./train.py?"),
         (("launch", "train.py"), 127, "launch is not on PATH; drop it, infini-run has no verbs"),

@@ -71,38 +71,38 @@ def test_a_destination_is_what_ssh_takes():
 
 
 WRONG = [
-    ("", "column 1, '': a host is missing here"),
-    ("a,,b", "column 3, ,b: a host is missing here"),
-    ("a,", "column 3, '': a host is missing here"),
+    ("", "column 1, '': missing host"),
+    ("a,,b", "column 3, ,b: missing host"),
+    ("a,", "column 3, '': missing host"),
     ("a:0", "column 3, 0: expected 1 to 4194304 processes"),
     ("b,a:-1", "column 5, -1: expected 1"),
     ("a:", "column 3, '': expected 1"),
     ("a:4x", "column 3, 4x: expected 1"),
-    ("a[1-3", "column 2, [1-3: a [ without its ]"),
-    ("a,b]", "column 4, ]: a ] without its ["),
-    ("a[[1]]", "column 3, [1]]: a bracket inside of brackets"),
-    ("a[]", "column 3, '': numbers and ranges in rising order"),
-    ("a[1,]", "column 5, '': numbers and ranges"),
-    ("a[3-1]", "column 3, 3-1: numbers and ranges in rising order"),
-    ("a[1-01]", "column 3, 1-01: numbers and ranges"),
-    ("a[1-2-3]", "column 3, 1-2-3: numbers and ranges"),
-    ("a[x]", "column 3, x: numbers and ranges"),
-    ("b,node[1-99999999999]", "column 8, 1-99999999999: at most 131072 hosts are allowed"),
-    ("n[1-9999][1-9999]", "column 11, 1-9999: at most 131072 hosts are allowed"),
-    ("a[1-131072],b", "column 13, b: at most 131072 hosts are allowed"),
-    ("a,b,a", "column 5, a: it is in the list twice; a:N says how many processes it gets"),
-    ("n[1-3],n2", "column 8, n2: it is in the list twice"),
-    ("[::1],[::1]", "column 7, ::1: it is in the list twice; [::1]:N says"),
-    ("fe80::1", "column 1, fe80::1: an IPv6 address is written in brackets"),
-    ("[::g]", "column 1, [::g]: an IPv6 address is expected between these brackets"),
-    ("[::1]x", "column 6, x: after an address :N is allowed"),
-    ("a b", "column 2, ' b': a host's name has letters"),
-    ("-oProxyCommand", "column 1, -oProxyCommand: a host's name does not begin with a dash"),
-    ("-l@a", "column 1, -l: a user does not begin with a dash"),
-    ("@a", "column 1, '': a user is missing here"),
-    ("a;reboot", "column 2, ;reboot: a host's name has letters"),
+    ("a[1-3", "column 2, [1-3: missing ] after this ["),
+    ("a,b]", "column 4, ]: missing [ before this ]"),
+    ("a[[1]]", "column 3, [1]]: brackets cannot be nested"),
+    ("a[]", "column 3, '': expected numbers and ranges in rising order"),
+    ("a[1,]", "column 5, '': expected numbers and ranges"),
+    ("a[3-1]", "column 3, 3-1: expected numbers and ranges in rising order"),
+    ("a[1-01]", "column 3, 1-01: expected numbers and ranges"),
+    ("a[1-2-3]", "column 3, 1-2-3: expected numbers and ranges"),
+    ("a[x]", "column 3, x: expected numbers and ranges"),
+    ("b,node[1-99999999999]", "column 8, 1-99999999999: expected at most 131072 hosts"),
+    ("n[1-9999][1-9999]", "column 11, 1-9999: expected at most 131072 hosts"),
+    ("a[1-131072],b", "column 13, b: expected at most 131072 hosts"),
+    ("a,b,a", "column 5, a: already in the list; use a:N for the number of its processes"),
+    ("n[1-3],n2", "column 8, n2: already in the list"),
+    ("[::1],[::1]", "column 7, ::1: already in the list; use [::1]:N"),
+    ("fe80::1", "column 1, fe80::1: expected brackets around an IPv6 address"),
+    ("[::g]", "column 1, [::g]: expected an IPv6 address between these brackets"),
+    ("[::1]x", "column 6, x: expected :N after the address"),
+    ("a b", "column 2, ' b': expected letters"),
+    ("-oProxyCommand", "column 1, -oProxyCommand: host name cannot begin with a dash"),
+    ("-l@a", "column 1, -l: user cannot begin with a dash"),
+    ("@a", "column 1, '': missing user"),
+    ("a;reboot", "column 2, ;reboot: expected letters"),
     ("b\x1b[1]", r"column 2, '\x1b"),
-    ("a" * 5000 + "!", "column 5001, !: a host's name"),
+    ("a" * 5000 + "!", "column 5001, !: expected letters"),
 ]
 
 
@@ -118,7 +118,7 @@ def test_a_wrong_list_is_refused_with_its_column(text, message):
 
 def test_a_node_list_has_no_users_and_slots():
     for text in ("a:4", "me@a"):
-        with pytest.raises(UsageError, match="LIST: a list of names is expected"):
+        with pytest.raises(UsageError, match="LIST: expected a list of names"):
             expand(text, "LIST")
 
 
@@ -166,18 +166,18 @@ WRONG_FILES = [
     ("a\n\nb:x", "hosts:3: x: expected 1"),
     ("a\nb slots=0", "hosts:2: 0: expected 1"),
     ("a slots", "hosts:1: slots: expected 1"),
-    ("a cpu=4", "hosts:1: cpu=4: slots=N is the only word that may follow a host"),
+    ("a cpu=4", "hosts:1: cpu=4: expected only slots=N after a host"),
     ("a:2 slots=4", "hosts:1: slots=4: a has 2 slots already"),
     ("a 2 4", "hosts:1: 4: a has 2 slots already"),
-    ("a 2\n#\nb\na", "hosts:4: a is in line 1 already; slots=N says how often"),
-    ("a\na:2", "hosts:2: a is in line 1 already"),
-    ("a:2\na:2", "hosts:2: a is in line 1 already"),
-    ("a\nme@a", "hosts:2: a is in line 1 already"),
-    ("n[1,1]", "hosts:1: n1 is in line 1 already"),
-    ("a,b", "hosts:1: a,b: one host a line is expected"),
-    ("n[1-131072]\nb", "hosts:2: at most 131072 hosts are allowed"),
-    ("# nothing\n", "hosts: there is no host in it"),
-    ("", "hosts: there is no host in it"),
+    ("a 2\n#\nb\na", "hosts:4: a is already in line 1; use slots=N for the number of its processes"),
+    ("a\na:2", "hosts:2: a is already in line 1"),
+    ("a:2\na:2", "hosts:2: a is already in line 1"),
+    ("a\nme@a", "hosts:2: a is already in line 1"),
+    ("n[1,1]", "hosts:1: n1 is already in line 1"),
+    ("a,b", "hosts:1: a,b: expected one host per line"),
+    ("n[1-131072]\nb", "hosts:2: expected at most 131072 hosts"),
+    ("# nothing\n", "hosts: no host in it"),
+    ("", "hosts: no host in it"),
 ]
 
 

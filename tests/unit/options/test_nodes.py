@@ -86,13 +86,16 @@ def test_a_file_of_hosts(tmp_path):
         (["--hosts=a,b", "--isolate"], ["--isolate conflicts with --hosts=a,b"]),
         (["--hosts=a,b", "--hostfile=/dev/null"], ["only one list of hosts"]),
         (["--hosts=a:4,b"], ["--hosts=a:4,b: missing the number of processes for b", "--nproc_per_node"]),
-        (["--hosts=host1:22178"], ["column 1", "room for 22178 processes on host1, not a port", "host1 slots=22178"]),
+        (
+            ["--hosts=host1:22178"],
+            ["column 1", "not a port, but room for 22178 processes on host1", "host1 slots=22178"],
+        ),
         (["--hosts=a:4,b:2", "--nproc_per_node=3"], ["--nproc_per_node=3", "the 2 slots of b"]),
         (["--engine=ssh"], ["--engine=ssh: needs a list of hosts; add --hosts"]),
         (["--engine=slurm"], ["--engine=slurm", "needs an allocation"]),
         (["--engine=pbs"], ["--engine=pbs", "needs an allocation"]),
         (["--hostfile=/no/such", "--engine=ssh"], ["/no/such", "No such file"]),
-        (["--hostfile=/dev/null", "--engine=ssh"], ["there is no host in it"]),
+        (["--hostfile=/dev/null", "--engine=ssh"], ["no host in it"]),
     ],
 )
 def test_what_makes_no_sense_is_refused(flags, texts):

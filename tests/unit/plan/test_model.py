@@ -95,16 +95,16 @@ def test_four_nodes_of_eight_ranks_are_numbered_as_documented(node, ranks):
 
 
 def test_a_world_that_is_too_large_is_refused_when_the_count_was_not_known_before():
-    with pytest.raises(UsageError, match="ranks; at most 2147483647"):
+    with pytest.raises(UsageError, match="ranks; use at most 2147483647"):
         plan_of("--nnodes=2147483647", "--nproc_per_node=auto", "--node_rank=0", nproc=2)
 
 
 @pytest.mark.parametrize(
     ("flag", "what"),
     [
-        ("--ranks_on_console=2", "the ranks here are 0 to 1"),
-        ("--local_ranks_filter=0,5", "the local ranks here are 0 to 1"),
-        ("--stdin=2", "the ranks here are 0 to 1"),
+        ("--ranks_on_console=2", "use ranks 0 to 1"),
+        ("--local_ranks_filter=0,5", "use local ranks 0 to 1"),
+        ("--stdin=2", "use ranks 0 to 1"),
     ],
 )
 def test_a_rank_that_is_not_there_is_refused_when_the_count_was_not_known_before(flag, what):

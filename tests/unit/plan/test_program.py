@@ -128,7 +128,7 @@ def test_archives_and_compiled_files_are_run_by_python(name, content, mode, here
     assert find(f"./{name}", "a").argv == (sys.executable, "-u", f"./{name}", "a")
     assert find(name).argv == (sys.executable, "-u", name)
     if mode == 0o644:
-        with pytest.raises(NotExecutable, match=f"has no run bit; try: infini-run ... .*python.* ./{name}, or"):
+        with pytest.raises(NotExecutable, match=f"has no run bit; use infini-run ... .*python.* ./{name}, or"):
             find(f"./{name}", no_python=True)
 
 
@@ -170,7 +170,7 @@ def test_the_last_words_of_an_abort_are_there_and_the_venv_is_ours(first, infini
 
 def test_no_python_means_it(here):
     make(here / "train.py", "", 0o644)
-    with pytest.raises(NotExecutable, match=f"train.py has no run bit; try: infini-run ... {sys.executable} "):
+    with pytest.raises(NotExecutable, match=f"train.py has no run bit; use infini-run ... {sys.executable} "):
         find("./train.py", no_python=True)
 
 
@@ -194,7 +194,7 @@ def test_a_word_that_is_not_on_path_is_named_and_one_in_this_directory_pointed_a
     with pytest.raises(ProgramMissing, match=r"^prog is not on PATH$"):
         find("prog")
     make(here / "prog")
-    with pytest.raises(ProgramMissing, match=r"prog is not on PATH; there is one in this directory: \./prog"):
+    with pytest.raises(ProgramMissing, match=r"prog is not on PATH; use ./prog"):
         find("prog")
 
 
@@ -235,7 +235,7 @@ def test_a_directory_is_no_program(name, here):
     (here / "dir").mkdir()
     (here / "dir.py").mkdir()
     name = name if "/" in name else name + "/"
-    with pytest.raises(NotExecutable, match="is a directory; give the program in it") as caught:
+    with pytest.raises(NotExecutable, match="is a directory; use a program in it") as caught:
         find(name)
     assert caught.value.exit_code == 126
 
@@ -243,8 +243,8 @@ def test_a_directory_is_no_program(name, here):
 @pytest.mark.parametrize(
     ("content", "way"),
     [
-        ("#!/bin/bash\n", "/bin/bash ./prog, or chmod +x ./prog"),
-        ("#! /usr/bin/env python3\n", "/usr/bin/env python3 ./prog, or chmod +x ./prog"),
+        ("#!/bin/bash\n", "/bin/bash ./prog, or run chmod +x ./prog"),
+        ("#! /usr/bin/env python3\n", "/usr/bin/env python3 ./prog, or run chmod +x ./prog"),
         ("echo hi\n", "sh ./prog"),
         ("", "sh ./prog"),
     ],
@@ -253,12 +253,12 @@ def test_a_file_without_run_bit_says_what_to_type(content, way, here):
     make(here / "prog", content, 0o644)
     with pytest.raises(NotExecutable) as caught:
         find("./prog")
-    assert f"./prog has no run bit; try: infini-run ... {way}" in str(caught.value)
+    assert f"./prog has no run bit; use infini-run ... {way}" in str(caught.value)
 
 
 def test_what_is_on_path_without_run_bit_says_what_to_type(here):
     program = make(here / "bin/prog", mode=0o644)
-    with pytest.raises(NotExecutable, match=f"{program} has no run bit; try: chmod \\+x {program}"):
+    with pytest.raises(NotExecutable, match=f"{program} has no run bit; run chmod \\+x {program}"):
         find("prog", path=f"{here}/bin")
 
 
@@ -270,20 +270,20 @@ NO_BINFMT = not os.path.exists("/proc/sys/fs/binfmt_misc/status")
 def test_a_script_without_an_interpreter_says_what_to_type(content, here):
     make(here / "prog", content)
     make(here / "train.py", content)
-    with pytest.raises(NotExecutable, match=r"\./prog has no #! line.*; try: infini-run \.\.\. sh \./prog"):
+    with pytest.raises(NotExecutable, match=r"\./prog has no #! line.*; use infini-run \.\.\. sh \./prog"):
         find("./prog")
-    with pytest.raises(NotExecutable, match=rf"no #! line.*; try: infini-run \.\.\. {sys.executable} \./train\.py"):
+    with pytest.raises(NotExecutable, match=rf"no #! line.*; use infini-run \.\.\. {sys.executable} \./train\.py"):
         find("./train.py", no_python=True)
 
 
 @pytest.mark.parametrize(
     ("first", "said"),
     [
-        ("#!/no/such/python\n", "asks for the interpreter /no/such/python, which does not exist"),
-        ("#!/bin/sh\r\n", r"asks for the interpreter /bin/sh\r, which does not exist (the file has DOS line ends)"),
+        ("#!/no/such/python\n", "needs the interpreter /no/such/python, which does not exist"),
+        ("#!/bin/sh\r\n", r"needs the interpreter /bin/sh\r, which does not exist; the file has DOS line ends"),
         ("#!/usr/bin/env python3\r\n", r"asks env for python3\r: the file has DOS line ends"),
-        ("#!\n", "asks for the interpreter nothing, which does not exist"),
-        ("#!   \n", "asks for the interpreter nothing"),
+        ("#!\n", "needs the interpreter nothing, which does not exist"),
+        ("#!   \n", "needs the interpreter nothing"),
     ],
 )
 def test_an_interpreter_that_is_not_there_is_named(first, said, here):

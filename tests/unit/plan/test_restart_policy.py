@@ -73,10 +73,10 @@ def test_a_delay_never_falls_and_has_a_bound(first_s, number):
         (report(failed(code=None, signal=2), user_interrupted=True), ""),
         (report(failed(code=None, signal=1), forwarded_signals=(1, 28)), "SIGHUP was sent to the job"),
         (report(failed(code=129), forwarded_signals=(1,)), "SIGHUP was sent to the job"),
-        (report(failed(code=127)), "the program is not there"),
+        (report(failed(code=127)), "the program does not exist"),
         (report(failed(code=126)), "the program cannot be executed"),
         (report(failed(code=126, start_failure="executing the program", start_errno=8)), "the program cannot be exe"),
-        (report(stuck=(LeftoverProcess(pid=5, name="x", state="D"),)), "not all of it could be ended"),
+        (report(stuck=(LeftoverProcess(pid=5, name="x", state="D"),)), "some processes did not end"),
     ],
 )
 def test_some_ends_are_never_followed_by_a_restart(ended, why):
@@ -214,7 +214,7 @@ def test_progress_makes_the_budget_whole_again():
 def test_three_attempts_in_a_row_that_got_no_further_end_the_job():
     state = RestartState(options("--max_restarts=100"))
     assert attempts(state, 10, 5, -1, 11, 11, -1, 0) == [True, True, True, True, True, True, False]
-    assert state.add_to(report()).not_restarted == "3 attempts in a row got no further than PROGRESS=11"
+    assert state.add_to(report()).not_restarted == "3 attempts in a row without exceeding PROGRESS=11"
 
 
 def test_without_progress_ever_sent_the_bound_does_not_hold():
@@ -232,7 +232,7 @@ def test_an_attempt_that_could_not_be_started_got_no_further():
     assert attempts(state, 7) == [True]
     assert state.start_failed("no more processes")
     assert not state.start_failed("no more processes")
-    why = "no more processes; 2 attempts in a row got no further than PROGRESS=7"
+    why = "no more processes; 2 attempts in a row without exceeding PROGRESS=7"
     assert state.add_to(report()).not_restarted == why
 
 

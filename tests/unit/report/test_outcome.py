@@ -103,7 +103,7 @@ def test_a_signal_to_us_is_told_with_the_grace_and_the_second_with_the_end():
     outcome = outcome_of("--grace=2.5")
     assert (
         outcome.record_event(event("signalled", signal=15))
-        == "SIGTERM: stopping; SIGKILL in 2.5 s, or at once when told again"
+        == "SIGTERM: stopping; SIGKILL in 2.5 s, or now if repeated"
     )
     assert outcome.record_event(event("signalled", signal=2)) == "SIGINT again: killing what is left"
     assert outcome.report().exit_code == 143
@@ -122,14 +122,14 @@ def test_signals_that_were_passed_on_are_kept_each_once():
     [
         (
             event("output_lost", signal=28),
-            "the console takes no more output (No space left on device); the job goes on",
+            "the console takes no more output (No space left on device); the job continues",
         ),
         (
             event("output_lost", 1, signal=28),
             "the log of rank 1 cannot be written (No space left on device); the job",
         ),
-        (event("output_held", 1, code=1), "stderr of rank 1 is still open in a process that is not ours to end"),
-        (event("console_stuck"), "every worker has ended; waiting for the reader of our output to read on"),
+        (event("output_held", 1, code=1), "stderr of rank 1 is still open in a process that infini-run may not end"),
+        (event("console_stuck"), "all ranks exited; waiting for the reader of their output"),
         (
             event("unseen", signal=2),
             "cannot read /proc (it is missing): if infini-run is SIGKILLed, processes that left",

@@ -118,7 +118,7 @@ def test_everything_there_is_to_know_comes_in_one_order():
         "  error: it broke",
         *(f"  | line {i}" for i in range(4, 9)),
         "  log: logs/rank_0.log",
-        "  next: give the job more memory, or each rank less to hold",
+        "  next: give the job more memory, or use less in each rank",
         "infini-run: stopped 1 process left behind: loader (7)",
     ]
 
@@ -131,7 +131,7 @@ def test_everything_there_is_to_know_comes_in_one_order():
         ({"code": None, "signal": 37}, "killed by SIGRTMIN+3"),
         (
             {"code": None, "status_lost": True},
-            "no exit code is known: this program ignores SIGCHLD, or waits for every child",
+            "exit code unknown: this program ignores SIGCHLD, or waits for every child",
         ),
         (
             {"code": 126, "start_failure": "executing the program", "start_errno": 7},
@@ -181,7 +181,7 @@ def test_a_lone_rank_that_took_ctrl_c_itself_is_not_told_to_the_one_who_typed_it
 
 def test_what_sigkill_did_not_end_is_named_with_its_state():
     text = report(ended(), stuck=(LeftoverProcess(pid=5, name="dd", state="D"),)).text()
-    assert text == "infini-run: process 5 (dd) did not end by SIGKILL, state D; left"
+    assert text == "infini-run: process 5 (dd) survived SIGKILL (state D); leaving it"
 
 
 def test_many_strays_are_counted_and_some_named():
@@ -248,7 +248,7 @@ def test_a_rank_that_we_stopped_the_job_for_is_told_with_what_it_was_in():
         "  | f3 (x.py:3)",
         "  | g",
         "  log: l",
-        "  all of it: /logs/hang_0.txt",
+        "  details: /logs/hang_0.txt",
     ]
     (look,) = json.loads(json.dumps(made.to_json()))["snapshots"]
     assert (look["kind"], look["why"], len(look["processes"])) == ("hung", "no CPU used for 30.0 s", 5)

@@ -116,11 +116,11 @@ def test_a_rank_that_the_kernel_killed_for_memory_is_told_so(limited, infini_run
     assert command.wait() == 128 + signal.SIGKILL, command.err
     assert b"rank 1 " in command.err
     assert b"killed by SIGKILL (by the kernel, for memory)" in command.err
-    assert b"next: give the job more memory, or each rank less to hold" in command.err
+    assert b"next: give the job more memory, or use less in each rank" in command.err
 
 
 def test_a_rank_that_somebody_else_killed_is_not_told_so(limited, infini_run):
     command = infini_run("sh", "-c", "kill -9 $$", under=limited)
     assert command.wait() == 128 + signal.SIGKILL
     assert b"killed by SIGKILL (pid" in command.err
-    assert b"somebody sent SIGKILL" in command.err
+    assert b"run dmesg, to see if the kernel sent SIGKILL" in command.err
