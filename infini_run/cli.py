@@ -403,8 +403,10 @@ def _print_information(question: str, words: tuple[str, ...], mask_at_entry: set
         from importlib.metadata import version
 
         return _print(1, f"infini-run {version('infini-run')}")
-    from infini_run.options.help import full_help_text, help_text
+    from infini_run.options.help import flag_text, full_help_text, help_text
 
+    if words:
+        return _print(1, flag_text(words[0]))
     return _print(1, full_help_text() if question == "helpfull" else help_text())
 
 

@@ -63,11 +63,19 @@ class Setting:
 
 @record
 class Parsed:
-    """What the words meant. `question` is "", or the flag that asks to be told: help, helpfull, version."""
+    """The meaning of the words.
+
+    Attributes:
+        question: The flag that asks for information: help, helpfull, version; empty: none.
+        settings: The values by flag.
+        program: The words after the flags.
+        subject: The flag that --help=FLAG names; empty: none.
+    """
 
     question: str
     settings: dict[str, Setting]
     program: tuple[str, ...]
+    subject: str = ""
 
 
 def plain(text: str) -> str:
@@ -95,15 +103,24 @@ def _own(name: str, metavar: str, help: str) -> Flag:  # noqa: A002
     return Flag(name=name, kind=plain, default="", group=GRAMMAR_GROUP, metavar=metavar, help=help)
 
 
+def _subject(text: str) -> bool | str:
+    """Return whether help is asked for, or the flag that it is asked for."""
+    try:
+        return boolean(text)
+    except ValueError:
+        return text
+
+
 GRAMMAR = (
-    _own("flagfile", "FILE", "read flags from FILE: one a line, # comments, further flag files"),
-    _own("fromenv", "a,b", "take flags a and b from the variables FLAGS_a and FLAGS_b"),
-    _own("tryfromenv", "a,b", "the same, where they are set"),
-    _own("undefok", "a,b", "it is no error if there are no flags a and b (write them --a=value)"),
-    switch("help", GRAMMAR_GROUP, "the flags on one screen", aliases=("h",)),
-    switch("helpfull", GRAMMAR_GROUP, "every flag, its values and its default"),
-    switch("version", GRAMMAR_GROUP, "the version"),
-)
+    _own("flagfile", "FILE", "read flags from FILE: one per line, # comments, further flag files"),
+    _own("fromenv", "a,b", "read flags a and b from the variables FLAGS_a and FLAGS_b"),
+    _own("tryfromenv", "a,b", "do the same as --fromenv, if the variables are set"),
+    _own("undefok", "a,b", "accept unknown flags a and b (write them --a=value)"),
+    Flag(name="help", kind=_subject, default="", group=GRAMMAR_GROUP, metavar="FLAG", aliases=("h",), bare="true",
+         negated="false", help="show the flags on one screen; --help FLAG, --help=FLAG: show that flag"),
+    switch("helpfull", GRAMMAR_GROUP, "show every flag, its values, and its default"),
+    switch("version", GRAMMAR_GROUP, "print the version"),
+)  # fmt: skip
 
 
 def index(flags: Iterable[Flag]) -> dict[str, Entry]:
@@ -142,13 +159,13 @@ def parse(
         for flag, text, origin in scan.given:
             settings[flag.name] = _convert(flag, text, origin, COMMAND_LINE)
         _read_prefixed(scan, prefixes, settings)
-    return Parsed(question=scan.question, settings=settings, program=tuple(argv[read:]))
+    return Parsed(question=scan.question, settings=settings, program=tuple(argv[read:]), subject=scan.subject)
 
 
 class _FlagScan:
     """What has been read so far."""
 
-    __slots__ = ("environ", "given", "question", "table", "undefok", "unknown")
+    __slots__ = ("environ", "given", "question", "subject", "table", "undefok", "unknown")
 
     def __init__(self, table: Mapping[str, Entry], environ: Mapping[str, str]) -> None:
         self.table = table
@@ -156,7 +173,7 @@ class _FlagScan:
         self.given: list[tuple[Flag, str, str]] = []
         self.unknown: list[tuple[str, str]] = []
         self.undefok: set[str] = set()
-        self.question = ""
+        self.question = self.subject = ""
 
 
 def _read_words(scan: _FlagScan, words: Sequence[str]) -> int:
@@ -238,8 +255,8 @@ def _apply_grammar_flag(scan: _FlagScan, flag: Flag, text: str, origin: str, cha
         scan.undefok.update(_split(text))
     elif flag.name in ("fromenv", "tryfromenv"):
         _read_named(scan, flag, text, origin, chain)
-    elif _convert(flag, text, origin, COMMAND_LINE).value:
-        scan.question = flag.name
+    elif value := _convert(flag, text, origin, COMMAND_LINE).value:
+        scan.question, scan.subject = flag.name, value if isinstance(value, str) else ""
 
 
 def _split(names: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""What --help (one screen) and --helpfull say, out of the table of flags. Imported only when somebody asks.
+"""The texts of --help and --helpfull, from the table of flags. Imported only for them.
 
 The one rule: no line is longer than 79 columns.
 """
@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import textwrap
 
-from infini_run.options.grammar import GRAMMAR, Flag, metavar
+from infini_run.errors import UsageError
+from infini_run.options.grammar import GRAMMAR, Flag, metavar, quote
+from infini_run.options.hints import nearest, of_flag
 from infini_run.options.options import USAGE
-from infini_run.options.table import FLAGS, GROUPS
+from infini_run.options.table import FLAGS, GROUPS, PREFIXES, TABLE, flag_of_variable
 
 WIDTH = 79
 COLUMN = 28
+_SHORT = 33
 
 TITLES = {
     "job": "Job",
@@ -28,18 +31,18 @@ TITLES = {
 }
 
 GRAMMAR_TEXT = """\
---name=value and --name value, --name and --noname, one dash or two, - and _
-are the same. -- or the first word that is not a flag ends the flags; nothing
-after the program is read. A flag NAME that is not given is taken from the
-variable INFINI_RUN_NAME, then PET_NAME.
+Write --name=value or --name value, --name or --noname, one dash or two, - or _
+in a name. -- or the first word that is not a flag ends the flags; infini-run
+reads nothing after the program. Without flag NAME, the variable
+INFINI_RUN_NAME, then PET_NAME, sets it.
 """
 
 EXIT_CODES = """\
-Exit code: 0 when every process exited 0; else that of the first one to fail,
-128+N if signal N ended it; 126 or 127 when the program cannot be executed or
-is not there; 2 for a request that makes no sense; 1 for a failure of our own,
-and for a job that we stopped for --ready_timeout or --hang_timeout. When we
-were told to stop by signal N: 0 if every process then exited 0, else 128+N.
+Exit code: 0 if every rank exited 0; else that of the first rank to fail, or
+128+N if signal N ended it; 126 or 127 if the program cannot be executed or
+does not exist; 2 for an invalid request; 1 for an infini-run error, or if
+--ready_timeout or --hang_timeout stopped the job. After a request to stop by
+signal N: 0 if every rank then exited 0, else 128+N.
 """
 
 EXAMPLES = """\
@@ -55,22 +58,23 @@ Examples:
 
 FIRST_EXAMPLES = """\
   infini-run --nproc_per_node=8 train.py --lr=1e-3          # eight ranks here
-  infini-run --nproc_per_node=gpu --standalone -m pkg.main  # one for each GPU
+  infini-run --nproc_per_node=gpu --standalone -m pkg.main  # one per GPU
   infini-run --nproc_per_node=8 --hosts=a,b ./train         # on hosts, by ssh
   infini-run --nproc_per_node=8 --engine=auto ./train       # in an allocation
   infini-run --nproc_per_node=4 --dry_run train.py          # show the plan
 """
 
 END_OF_HELP = """\
---helpfull and the man page explain each flag, and the exit codes. The variable
-INFINI_RUN_NAME sets --name; --name=value is --name value, and - in it is _.
+--help FLAG explains one flag; --helpfull and the man page explain all, and the
+exit codes. The variable INFINI_RUN_NAME sets --name; - in a name is _.
 """
 
 
 def help_text() -> str:
-    """The text of --help: on one screen, what to type first, and the names of all flags but torchrun's own."""
-    lines = []
-    for group in (*(group for group in GROUPS if group != "torchrun"), "flags"):
+    """Return the text of --help: what to type first, the flags of the first group, and the names of the others."""
+    first, *others = (group for group in GROUPS if group != "torchrun")
+    lines = [*map(_short_entry, _flags(first)), ""]
+    for group in (*others, "flags"):
         names = " ".join(f"--{flag.name}" for flag in _flags(group))
         lines += textwrap.wrap(
             names, WIDTH, initial_indent=f"{group.capitalize():12}", subsequent_indent=" " * 12,
@@ -80,10 +84,10 @@ def help_text() -> str:
 
 
 def full_help_text() -> str:
-    """The text of --helpfull: usage, every flag by group with its default, examples."""
+    """Return the text of --helpfull: usage, every flag by group with its default, and examples."""
     parts = [
         f"usage: {USAGE}\n",
-        "Starts the processes of a distributed training job, watches them, and takes\nthem down.\n",
+        "Starts the ranks of a distributed training job, watches them, and takes\nthem down.\n",
         *(f"{TITLES[group]}:\n" + "".join(map(entry, _flags(group))) for group in (*GROUPS, "flags")),
         GRAMMAR_TEXT,
         EXIT_CODES,
@@ -92,12 +96,33 @@ def full_help_text() -> str:
     return "\n".join(parts)
 
 
+def flag_text(name: str) -> str:
+    """Return what --help FLAG prints: the flag, its values, its default, and its variable.
+
+    Raises:
+        UsageError: There is no such flag.
+    """
+    known = name.lstrip("-").replace("-", "_")
+    if known not in TABLE:
+        near = nearest(known, TABLE)
+        advice = of_flag(known) or (f"did you mean --{near}?" if near else "run infini-run --helpfull")
+        raise UsageError(f"--help {quote(name)}: unknown flag; {advice}")
+    flag = TABLE[known][0]
+    variable = flag_of_variable(PREFIXES[0].text, flag.name)
+    return entry(flag).rstrip("\n") + (f"\n{' ' * COLUMN}variable: {variable}" if variable else "")
+
+
+def _short_entry(flag: Flag) -> str:
+    """Return one line: how the flag is written, and the first clause of its help."""
+    return f"  {usage(flag, is_short=True):{_SHORT}} {flag.help.partition(';')[0]}"
+
+
 def _flags(group: str) -> list[Flag]:
     return [flag for flag in (*FLAGS, *GRAMMAR) if flag.group == group]
 
 
 def entry(flag: Flag) -> str:
-    """A flag's lines: how it is written, what it does, its default."""
+    """Return a flag's lines: how it is written, what it does, and its default."""
     left = "  " + usage(flag)
     lines = textwrap.wrap(explain(flag), WIDTH - COLUMN, break_on_hyphens=False, break_long_words=False)
     if len(left) > COLUMN - 2:
@@ -106,8 +131,15 @@ def entry(flag: Flag) -> str:
     return "".join(f"{first:{COLUMN}}{line}".rstrip() + "\n" for first, line in zip(firsts, lines, strict=True))
 
 
-def usage(flag: Flag) -> str:
-    """How the flag is written: its short name, its own, and torchrun's."""
+def usage(flag: Flag, *, is_short: bool = False) -> str:
+    """Return how the flag is written: its short name, its name, and torchrun's.
+
+    Args:
+        flag: The flag.
+        is_short: Leave out the other names, and --no.
+    """
+    if is_short:
+        return f"--{flag.name}" if flag.bare else f"--{flag.name}={metavar(flag)}"
     short = "".join(f"-{name}, " for name in flag.aliases if len(name) == 1)
     long = "".join(f", --{name}" for name in flag.aliases if len(name) > 1)
     if flag.bare is None:
@@ -117,6 +149,7 @@ def usage(flag: Flag) -> str:
 
 
 def explain(flag: Flag) -> str:
-    if flag.group in ("flags", "torchrun") and not flag.help.startswith("honoured"):
+    """Return what a flag does, and its default."""
+    if flag.group in ("flags", "torchrun") and not flag.help.startswith("supported"):
         return flag.help
     return f"{flag.help} (default: {flag.shown or flag.default})"

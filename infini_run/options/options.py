@@ -167,7 +167,10 @@ def resolve(argv: Sequence[str], environ: Mapping[str, str]) -> Request:
     """
     parsed = parse(argv, environ, TABLE, PREFIXES, _hint_of_flag)
     if parsed.question:
-        return Request(question=parsed.question, options=None)
+        subject = parsed.subject or "".join(parsed.program[:1])
+        is_about_flag = parsed.question == "help" and "=" not in subject
+        arguments = tuple(filter(None, (subject,))) if is_about_flag else ()
+        return Request(question=parsed.question, options=None, arguments=arguments)
     given = dict(parsed.settings)
     for question in _QUESTIONS:
         asked = given.pop(question, None)

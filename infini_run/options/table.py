@@ -1,6 +1,6 @@
 """Every flag of infini-run, in the order of --help: the one place for names, defaults and help texts.
 
-A default is a value, not a text. torchrun's flags come last; the kind of one that cannot be honoured refuses
+A default is a value, not a text. torchrun's flags come last; the kind of one that is not supported refuses
 what it is given and says what to use.
 """
 
@@ -182,177 +182,183 @@ def _refused_switch(name: str, use: str) -> Flag:
 # fmt: off
 FLAGS = (
     _flag("job", "nnodes", value_types.node_count, 1, "N|MIN:MAX",
-         "how many nodes; with MIN:MAX the job runs on as few as MIN, and goes on when it loses one"),
+         "run on N nodes; MIN:MAX: run on as few as MIN, and continue after losing one"),
     _flag("job", "nproc_per_node", value_types.proc_count, 1, "N|auto|gpu|cpu",
-         "how many processes on each node; gpu: one for each GPU, cpu: one for each core that we may use, "
-         "auto: gpu where there is one, else cpu"),
+         "start N ranks on each node; gpu: one per GPU, cpu: one per usable core, auto: gpu if there is a GPU, "
+         "else cpu"),
     _flag("job", "node_rank", value_types.bounded_int(0), 0, "N",
-         "which node this is, from 0; with INFINI_RUN_TOKEN ranks are handed out where it is not given"),
+         "set the rank of this node, from 0; with INFINI_RUN_TOKEN, the head assigns a missing one"),
     _flag("job", "rdzv_endpoint", value_types.endpoint, ("127.0.0.1", 29500), "HOST:PORT",
-         "where rank 0 listens; [IPV6]:PORT; port 0 is a free one, on a single node",
+         "set where rank 0 listens; [IPV6]:PORT: an IPv6 address, port 0: a free port, on a single node",
          shown="127.0.0.1:29500"),
-    _flag("job", "master_addr", value_types.address, "127.0.0.1", "HOST", "the same host, on its own"),
-    _flag("job", "master_port", value_types.port, 29500, "PORT", "the same port, on its own"),
-    switch("standalone", "job", "one node and a free port"),
-    _flag("job", "run_id", plain, "", "ID", "a name for this run, the same on every node",
+    _flag("job", "master_addr", value_types.address, "127.0.0.1", "HOST", "host of --rdzv_endpoint"),
+    _flag("job", "master_port", value_types.port, 29500, "PORT", "port of --rdzv_endpoint"),
+    switch("standalone", "job", "run on one node, with a free port"),
+    _flag("job", "run_id", plain, "", "ID", "name this run, the same on every node",
          shown="none", aliases=("rdzv_id",)),
 
-    switch("module", "program", "the program is a Python module, run with python -u -m", aliases=("m",)),
+    switch("module", "program", "run a Python module, with python -u -m", aliases=("m",)),
     switch("no_python", "program",
-           "execute the program itself, always; without this flag this Python runs a .py, .pyc or .pyz file, or a "
-           "folder with __main__.py, with -u, unless a #! line names something that is no Python"),
+           "execute the program itself; otherwise, this Python runs .py, .pyc, and .pyz files, and folders with "
+           "__main__.py, with -u, unless a #! line names another program"),
     switch("distributed_args", "program",
-           "add --distributed-rank=R --distributed-world-size=W to each process's arguments"),
+           "add --distributed-rank=R --distributed-world-size=W to each rank's arguments"),
     _flag("program", "preload", _module_names, (), "NAME,...",
-          "import these modules once in one process, and fork all ranks from it, also at restarts", shown="none"),
+          "import these modules once per node, and fork all ranks from that process, also at restarts", shown="none"),
     _flag("program", "preload_timeout", value_types.patience, 600.0, "TIME",
           "give up if the imports of --preload take longer than TIME", shown="10m"),
 
     _choice("where", "engine", ("local", *ENGINES, "auto"),
-            "what reaches the other nodes; auto: what started us says how many there are, which one this is and "
-            "where they meet: Slurm, PBS, LSF, Grid Engine, Flux, MPI launchers, Kubernetes, SageMaker"),
+            "reach other nodes; auto: take the nodes, the node rank, and the endpoint from Slurm, PBS, LSF, Grid "
+            "Engine, Flux, MPI launchers, Kubernetes, or SageMaker"),
     _flag("where", "hosts", plain, "", "a,b:4,node[01-16]",
-         "the nodes, with how many processes each has room for", shown="none"),
-    _flag("where", "hostfile", plain, "", "FILE", "the same from a file", shown="none"),
-    _flag("where", "ssh_config", plain, "", "FILE", "a configuration file for ssh", shown="ssh's own"),
-    _flag("where", "remote_python", plain, "", "PATH", "the Python on the other nodes that has infini-run",
+         "list the nodes, with the number of ranks that each has room for", shown="none"),
+    _flag("where", "hostfile", plain, "", "FILE", "read the list of --hosts from a file", shown="none"),
+    _flag("where", "ssh_config", plain, "", "FILE", "use this configuration file for ssh", shown="ssh's own"),
+    _flag("where", "remote_python", plain, "", "PATH", "use this Python on other nodes; it needs infini-run",
          shown="the same path as here"),
     _flag("where", "link_port", value_types.port, 0, "PORT",
-         "where the head listens, where nodes dial; by hand, with INFINI_RUN_TOKEN, the port after the rendezvous "
-         "endpoint's", shown="a free one"),
+         "listen on PORT for other nodes; a manual launch with INFINI_RUN_TOKEN uses the port after that of "
+         "--rdzv_endpoint", shown="a free one"),
     _flag("where", "link_address", plain, "", "ADDR|INTERFACE",
-         "the one address that the head listens on for the nodes, or the interface that has it", shown="all"),
+         "listen for other nodes on this address only, or on the address of this interface", shown="all"),
     _flag("where", "token_file", plain, "", "FILE",
-         "its first line is the secret that joins the launchers of all nodes; INFINI_RUN_TOKEN is the secret itself",
+         "read the secret that joins the launchers of all nodes from the first line of FILE; INFINI_RUN_TOKEN "
+         "holds the secret itself",
          shown="none"),
     _flag("where", "join_timeout", value_types.duration, 300.0, "TIME",
-         "how long to wait for all nodes to come", shown="5m"),
+         "wait at most TIME for all nodes to join", shown="5m"),
     _flag("where", "node_timeout", value_types.patience, 10.0, "TIME",
-         "after so much silence a node is lost", shown="10s"),
+         "treat nodes silent for TIME as lost", shown="10s"),
     _flag("where", "export", _variable_names, (), "NAME,...",
-         "variables of the environment that other nodes get too; with --engine=auto, those of an MPI launcher's own "
-         "that ranks keep", shown="none"),
+         "pass these variables to other nodes; with --engine=auto, keep these variables of an MPI launcher for "
+         "ranks", shown="none"),
 
     _flag("membership", "spares", value_types.bounded_int(0, value_types.MAX_LISTED), 0, "N",
-         "how many more nodes wait, to take the place of one that is lost"),
+         "keep N more nodes waiting, to replace lost ones"),
     _flag("membership", "join_window", value_types.duration, 10.0, "TIME",
-         "with --nnodes=MIN:MAX or --spares: how long a job that could start waits for nodes that have not come",
+         "wait TIME for missing nodes once enough have joined, with --nnodes=MIN:MAX or --spares",
          shown="10s"),
     _choice("membership", "on_join", ("wait", "restart"),
-            "with fewer than MAX nodes, when another one joins: it waits as a spare, or all processes are started "
-            "again with it"),
+            "choose what follows when a node joins a job below MAX nodes; wait: it becomes a spare, restart: all "
+            "ranks restart with it"),
     _flag("membership", "node_check", _command_line, "", "COMMAND",
-         "run this on each node before it takes part, quoted as in a shell: a node where it does not exit 0 is left "
-         "out, with its last line of output", shown="none"),
+         "run COMMAND on each node first, quoted as in a shell; exclude nodes where it fails, and report its last "
+         "line of output", shown="none"),
     _flag("membership", "node_check_timeout", value_types.patience, 60.0, "TIME",
-         "kill it, and leave the node out, after so long", shown="1m"),
+         "kill the check and exclude the node after TIME", shown="1m"),
     _flag("membership", "max_node_failures", value_types.bounded_int(0), 2, "N",
-         "a node whose processes were the first to fail in so many attempts is left out, if enough others are there; "
-         "0: none is"),
+         "exclude a node whose ranks failed first in N attempts, if enough others remain; 0: never"),
 
     _flag("devices", "gpus_per_proc", value_types.bounded_int(0), 0, "N",
-         "how many GPUs each process sees; 0 leaves CUDA_VISIBLE_DEVICES (AMD: ROCR_VISIBLE_DEVICES, Ascend: "
-         "ASCEND_RT_VISIBLE_DEVICES) alone"),
+         "show N GPUs to each rank; 0: leave CUDA_VISIBLE_DEVICES (AMD: ROCR_VISIBLE_DEVICES, Ascend: "
+         "ASCEND_RT_VISIBLE_DEVICES) unchanged"),
     _choice("devices", "bind", ("none", "numa", "socket", "cores"),
-            "the CPUs that each process is bound to, with the memory beside them: those of its GPU's NUMA node, of "
-            "that node's socket, or whole cores of its own"),
+            "bind each rank to CPUs and to the memory near them; numa: the NUMA node of its GPU, socket: the "
+            "socket of that node, cores: whole cores that no other rank has"),
     Flag(group="devices", name="check_gpus", kind=_check_gpus, default="off", metavar="off|warn|refuse", bare="warn",
-         negated="off", help="look first who has memory on the GPUs of this job: tell it, or start nothing then"),
+         negated="off", help="check whether other processes hold memory on the GPUs; warn, or refuse to start"),
     _flag("devices", "omp_num_threads", value_types.thread_count, 0, "N|auto",
-         "OMP_NUM_THREADS where it is not set; auto: cores / processes, or those that a process is bound to, "
-         "with more than one process",
+         "set OMP_NUM_THREADS if it is unset; auto: the cores per rank, or the CPUs that a rank is bound to, with "
+         "more than one rank",
          shown="auto"),
 
-    _flag("output", "log_dir", plain, "", "DIR", "write DIR/rank_<rank>.log for each process", shown="none"),
+    _flag("output", "log_dir", plain, "", "DIR", "write DIR/rank_<rank>.log for each rank", shown="none"),
     _choice("output", "log_layout", ("flat", "torchrun"),
-            "flat: as above; torchrun: DIR/<run id>_<random>/attempt_<restarts>/<local rank>/ with stdout.log, "
-             "stderr.log and error.json; with several nodes node_<node rank>/ is before attempt_<restarts>/"),
+            "choose the files in --log_dir; flat: as above, torchrun: DIR/<run "
+            "id>_<random>/attempt_<restarts>/<local rank>/ with stdout.log, stderr.log, and error.json; several "
+            "nodes add node_<node rank>/ before attempt_<restarts>/"),
     _choice("output", "console", ("auto", "inherit", "lines", "prefix", "none"),
-            "how output is shown: inherit: each process writes itself; lines: whole lines as they are, which "
-            "never mix; prefix: lines marked [rank 3]; auto: prefix with --log_dir, --tee and from other nodes, "
-            "inherit for one process, a terminal and /dev/null, else lines", shown="auto"),
-    _flag("output", "ranks_on_console", value_types.ranks, None, "all|0,4-7", "whose output is shown", shown="all"),
+            "choose how output is shown; inherit: ranks write it themselves, lines: whole lines, which never mix, "
+            "prefix: lines marked [rank 3], none: no output, auto: prefix with --log_dir, --tee, and other nodes, "
+            "inherit for one rank, a terminal, and /dev/null, else lines", shown="auto"),
+    _flag("output", "ranks_on_console", value_types.ranks, None, "all|0,4-7", "show the output of these ranks only",
+         shown="all"),
     _flag("output", "stdin", value_types.stdin_reader, 0, "rank0|all|none|N",
-         "who reads this terminal's input; the others read /dev/null", shown="rank0"),
+         "give the input of this terminal to this rank, all, or none; other ranks read /dev/null", shown="rank0"),
     _flag("output", "redirects", value_types.streams, value_types.RankStreams(), "0-3|RANK:0-3,...",
-         "as torchrun: the streams (1 stdout, 2 stderr, 3 both) that go to --log_dir only; "
+         "send these streams (1: stdout, 2: stderr, 3: both) to --log_dir only, as torchrun does; "
          "--log_dir=/dev/null drops them",
          shown="0", aliases=("r",)),
     _flag("output", "tee", value_types.streams, value_types.RankStreams(), "0-3|RANK:0-3,...",
-         "as torchrun: the streams that go to --log_dir and to the console", shown="0", aliases=("t",)),
+         "send these streams to --log_dir and to the console, as torchrun does", shown="0", aliases=("t",)),
     _flag("output", "local_ranks_filter", value_types.ranks, None, "all|0,4-7",
-         "as torchrun: the local ranks whose output is shown", shown="all"),
+         "show the output of these local ranks only, as torchrun does", shown="all"),
 
     _flag("ending", "grace", value_types.duration, None, "TIME",
-         "time from the stop signal to KILL: 10, 10s, 500ms, 2m; where it is given, on every path",
-         shown="25s when a signal told us to stop, else 10s", aliases=("shutdown_timeout",)),
-    _flag("ending", "stop_signal", value_types.stop_signal, _signal.SIGTERM, "SIGNAL", "what asks a process to stop",
+         "wait TIME (10, 10s, 500ms, 2m) between the stop signal and KILL, on every path",
+         shown="25s after a stop request, else 10s", aliases=("shutdown_timeout",)),
+    _flag("ending", "stop_signal", value_types.stop_signal, _signal.SIGTERM, "SIGNAL",
+         "send SIGNAL to ask ranks to stop",
          shown="TERM"),
     _choice("ending", "stop_scope", ("group", "leader", "mixed"),
-            "who gets it: each rank's process group, the rank's own process only, or that and at half the "
-            "grace its group"),
-    switch("isolate", "ending", "run the job in a PID namespace of its own"),
+            "choose who gets the stop signal; group: each rank's process group, leader: the rank only, mixed: the "
+            "rank, and its group at half the grace"),
+    switch("isolate", "ending", "run the job in a separate PID namespace"),
     _flag("ending", "max_restarts", value_types.bounded_int(0), 0, "N",
-         "start all processes again when one has failed, so many times; not when we were told to stop, nor when the "
-         "exit code is 126 or 127"),
+         "restart all ranks after a failure, at most N times; never after a stop request or exit code 126 or 127"),
     _flag("ending", "restart_delay", value_types.duration, 1.0, "TIME",
-         "time before the first restart; it doubles with each one, up to 5 minutes", shown="1s"),
+         "wait TIME before the first restart, and twice as long before each further one, up to 5 minutes",
+         shown="1s"),
     _flag("ending", "restart_window", value_types.timeout, 0.0, "TIME|off",
-         "a failure after so long a good run has all of --max_restarts before it again", shown="off"),
+         "reset the restart count after TIME without a failure", shown="off"),
     _flag("ending", "max_no_progress", value_types.bounded_int(0), 3, "N",
-         "end the job when so many starts in a row got no further, once a process has told its NOTIFY_SOCKET "
-         "PROGRESS=number; a start that got further has all of --max_restarts before it again; 0: no such bound"),
+         "end the job after N attempts in a row without progress, if ranks report PROGRESS=; progress resets the "
+         "restart count; 0: no limit"),
     _flag("ending", "ready_timeout", value_types.timeout, 0.0, "TIME|off",
-         "stop the job when a process has not told its NOTIFY_SOCKET READY=1 so long after its start", shown="off"),
+         "stop the job if a rank has not sent READY=1 within TIME", shown="off"),
     _flag("ending", "hang_timeout", value_types.timeout, 0.0, "TIME|off",
-         "a process hangs when it gives no sign of life for so long: no WATCHDOG=1, where it ever told its "
-         "NOTIFY_SOCKET one; else no output that we carry and no use of the CPU, which is seen after once to "
-         "twice that time",
+         "treat a rank without a sign of life for TIME as hung: no WATCHDOG=1, once it sent one; else no output "
+         "through infini-run and no CPU use, noticed after one to two times TIME",
          shown="off"),
     _choice("ending", "on_hang", ("report", "stop"),
-            "what is done then: say what every process waits in, or that, and stop the job"),
+            "choose what follows a hang; report: print what every rank waits in, stop: print it, and stop the job"),
     _flag("ending", "report", plain, "", "FILE", "write how every rank ended to FILE, as JSON", shown="none"),
-    switch("keep_going", "ending", "let the other ranks finish when one has failed"),
+    switch("keep_going", "ending", "let the other ranks finish after a failure"),
 
     Flag(group="seeing", name="dry_run", kind=_text_or_json, default="", metavar="text|json", bare="text",
          negated="", shown="off",
-         help="print the plan, every rank's environment and arguments, and start nothing"),
-    switch("verbose", "seeing", "say what is done"),
+         help="print the plan, with every rank's environment and arguments, and start nothing"),
+    switch("verbose", "seeing", "print each step"),
     Flag(group="seeing", name="live", kind=_live, default="auto", metavar="on|off|auto", bare="on", negated="off",
-         help="one table of all ranks on all nodes, redrawn in place on the terminal that is our stderr, in place of "
-         "--console; needs rich; auto: with --console=none at a terminal, where rich is"),
+         help=
+         "show one table of all ranks on all nodes in place of --console, if stderr is a terminal; needs rich; "
+         "auto: with --console=none at a terminal, if rich is installed"),
     _flag("seeing", "trace", plain, "", "FILE",
-         "write the life of all ranks on all nodes to FILE, as a Chrome trace: open it in ui.perfetto.dev",
+         "write the life of all ranks on all nodes to FILE, as a Chrome trace for ui.perfetto.dev",
          shown="none"),
     _flag("seeing", "plot", _file, "", "FILE.png",
-         "start nothing: draw what has run, infini-run --plot=FILE.png REPORT.json|LOG_DIR...; needs matplotlib",
+         "draw a finished launch, and start nothing: infini-run --plot=FILE.png REPORT.json|LOG_DIR...; needs "
+         "matplotlib",
          shown="none"),
     Flag(group="seeing", name="doctor", kind=_text_or_json, default="", metavar="text|json", bare="text",
          negated="", shown="off",
-         help="start nothing: look at this machine, and with --hosts or --engine at every node, and say what "
-         "each has for a launch; exit code 1 if a launch would fail"),
+         help=
+         "check this machine, and every node of --hosts or --engine, for what a launch needs, and start nothing; "
+         "exit code 1 if a launch would fail"),
     _flag("seeing", "completion", _shell, "", "bash|zsh|fish|install",
-         "start nothing: print what makes this shell complete our flags; install: write it to where your shells look "
-         "for it", shown="none", aliases=("print_completion",)),
+         "print a script that completes flags in this shell, and start nothing; install: write the scripts where "
+         "your shells look for them", shown="none", aliases=("print_completion",)),
 
     _flag("torchrun", "rdzv_backend", _rdzv_backend, "static", "static|c10d",
-         "honoured: c10d on a single node without endpoint means a free port, and the port of an endpoint without "
-         "one is 29400; etcd is refused"),
+         "supported: c10d on a single node without an endpoint means a free port, and an endpoint without a port "
+         "means 29400; etcd is refused"),
     _flag("torchrun", "rdzv_conf", _foreign("rdzv_conf"), "", "K=V,...",
-         "honoured: join_timeout=SECONDS is --join_timeout; the rest has no effect, for nobody meets before the "
-         "program starts", shown="none"),
-    _flag("torchrun", "role", plain, "default", "NAME", "honoured: the ROLE_NAME that the processes see"),
+         "supported: join_timeout=SECONDS sets --join_timeout; the rest has no effect, because ranks meet in the "
+         "program only", shown="none"),
+    _flag("torchrun", "role", plain, "default", "NAME", "supported: set ROLE_NAME of the ranks"),
     Flag(group="torchrun", name="numa_binding", kind=plain, default="", shown="none",
          choices=("node", "socket", "exclusive", "core-complex"),
-         help="honoured: node is --bind=numa, socket is --bind=socket, exclusive and core-complex are --bind=cores"),
+         help="supported: node is --bind=numa, socket is --bind=socket, exclusive and core-complex are --bind=cores"),
     switch("virtual_local_rank", "torchrun",
-           "honoured: LOCAL_RANK is 0 for every process, and each sees its own GPUs only (--gpus_per_proc=1)"),
-    _ignored("monitor_interval", "TIME", "nothing is polled", _foreign("monitor_interval")),
+           "supported: set LOCAL_RANK to 0 for every rank, which sees only its GPUs (--gpus_per_proc=1)"),
+    _ignored("monitor_interval", "TIME", "infini-run does not poll", _foreign("monitor_interval")),
     _ignored("start_method", "", "the program is always executed", choices=("spawn", "fork", "forkserver")),
-    _ignored("event_log_handler", "NAME", "see --report"),
+    _ignored("event_log_handler", "NAME", "use --report"),
     _ignored("log_line_prefix_template", "TEXT", "lines are marked [rank 3]"),
     _ignored("local_addr", "HOST", "no address is published", _foreign("local_addr")),
-    _ignored("signals_to_handle", "NAMES", "every signal is handled or passed on", _foreign("signals_to_handle")),
+    _ignored("signals_to_handle", "NAMES", "infini-run handles or forwards every signal",
+             _foreign("signals_to_handle")),
     _refused_switch("run_path", "use the script as the program"),
     _refused("logs_specs", "NAME", "use --log_dir, --console, and --report"),
     _refused("duplicate_stdout_filters", "TEXT,...", "run grep on the files of --log_dir"),

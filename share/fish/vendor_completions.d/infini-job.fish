@@ -102,35 +102,35 @@ function __infini_job_flags --argument-names verb current
                 print 'show the script, and submit nothing' \
                 check 'ask the scheduler whether it could ever run, and submit nothing' \
                 json 'as JSON' \
-                flagfile= 'read flags from FILE: one a line, # comments, further flag files' \
-                fromenv= 'take flags a and b from the variables FLAGS_a and FLAGS_b' \
-                tryfromenv= 'the same, where they are set' \
-                undefok= 'it is no error if there are no flags a and b (write them --a=value)' \
-                help 'the flags on one screen' \
-                helpfull 'every flag, its values and its default' \
-                version 'the version'
+                flagfile= 'read flags from FILE: one per line, # comments, further flag files' \
+                fromenv= 'read flags a and b from the variables FLAGS_a and FLAGS_b' \
+                tryfromenv= 'do the same as --fromenv, if the variables are set' \
+                undefok= 'accept unknown flags a and b (write them --a=value)' \
+                help 'show the flags on one screen' \
+                helpfull 'show every flag, its values, and its default' \
+                version 'print the version'
         case status
             printf '%s\t%s\n' \
                 json 'as JSON' \
                 dir= 'where jobs are kept, on storage that the nodes share' \
-                flagfile= 'read flags from FILE: one a line, # comments, further flag files' \
-                fromenv= 'take flags a and b from the variables FLAGS_a and FLAGS_b' \
-                tryfromenv= 'the same, where they are set' \
-                undefok= 'it is no error if there are no flags a and b (write them --a=value)' \
-                help 'the flags on one screen' \
-                helpfull 'every flag, its values and its default' \
-                version 'the version'
+                flagfile= 'read flags from FILE: one per line, # comments, further flag files' \
+                fromenv= 'read flags a and b from the variables FLAGS_a and FLAGS_b' \
+                tryfromenv= 'do the same as --fromenv, if the variables are set' \
+                undefok= 'accept unknown flags a and b (write them --a=value)' \
+                help 'show the flags on one screen' \
+                helpfull 'show every flag, its values, and its default' \
+                version 'print the version'
         case list
             printf '%s\t%s\n' \
                 json 'as JSON' \
                 dir= 'where jobs are kept, on storage that the nodes share' \
-                flagfile= 'read flags from FILE: one a line, # comments, further flag files' \
-                fromenv= 'take flags a and b from the variables FLAGS_a and FLAGS_b' \
-                tryfromenv= 'the same, where they are set' \
-                undefok= 'it is no error if there are no flags a and b (write them --a=value)' \
-                help 'the flags on one screen' \
-                helpfull 'every flag, its values and its default' \
-                version 'the version'
+                flagfile= 'read flags from FILE: one per line, # comments, further flag files' \
+                fromenv= 'read flags a and b from the variables FLAGS_a and FLAGS_b' \
+                tryfromenv= 'do the same as --fromenv, if the variables are set' \
+                undefok= 'accept unknown flags a and b (write them --a=value)' \
+                help 'show the flags on one screen' \
+                helpfull 'show every flag, its values, and its default' \
+                version 'print the version'
         case logs
             printf '%s\t%s\n' \
                 follow 'go on until the job has ended' \
@@ -141,55 +141,55 @@ function __infini_job_flags --argument-names verb current
                 tail= 'print at most the last N lines, then follow' \
                 scheduler_log 'what its scheduler has said' \
                 dir= 'where jobs are kept, on storage that the nodes share' \
-                flagfile= 'read flags from FILE: one a line, # comments, further flag files' \
-                fromenv= 'take flags a and b from the variables FLAGS_a and FLAGS_b' \
-                tryfromenv= 'the same, where they are set' \
-                undefok= 'it is no error if there are no flags a and b (write them --a=value)' \
-                help 'the flags on one screen' \
-                helpfull 'every flag, its values and its default' \
-                version 'the version'
+                flagfile= 'read flags from FILE: one per line, # comments, further flag files' \
+                fromenv= 'read flags a and b from the variables FLAGS_a and FLAGS_b' \
+                tryfromenv= 'do the same as --fromenv, if the variables are set' \
+                undefok= 'accept unknown flags a and b (write them --a=value)' \
+                help 'show the flags on one screen' \
+                helpfull 'show every flag, its values, and its default' \
+                version 'print the version'
         case cancel
             printf '%s\t%s\n' \
                 dir= 'where jobs are kept, on storage that the nodes share' \
-                flagfile= 'read flags from FILE: one a line, # comments, further flag files' \
-                fromenv= 'take flags a and b from the variables FLAGS_a and FLAGS_b' \
-                tryfromenv= 'the same, where they are set' \
-                undefok= 'it is no error if there are no flags a and b (write them --a=value)' \
-                help 'the flags on one screen' \
-                helpfull 'every flag, its values and its default' \
-                version 'the version'
+                flagfile= 'read flags from FILE: one per line, # comments, further flag files' \
+                fromenv= 'read flags a and b from the variables FLAGS_a and FLAGS_b' \
+                tryfromenv= 'do the same as --fromenv, if the variables are set' \
+                undefok= 'accept unknown flags a and b (write them --a=value)' \
+                help 'show the flags on one screen' \
+                helpfull 'show every flag, its values, and its default' \
+                version 'print the version'
         case forget
             printf '%s\t%s\n' \
                 dir= 'where jobs are kept, on storage that the nodes share' \
-                flagfile= 'read flags from FILE: one a line, # comments, further flag files' \
-                fromenv= 'take flags a and b from the variables FLAGS_a and FLAGS_b' \
-                tryfromenv= 'the same, where they are set' \
-                undefok= 'it is no error if there are no flags a and b (write them --a=value)' \
-                help 'the flags on one screen' \
-                helpfull 'every flag, its values and its default' \
-                version 'the version'
+                flagfile= 'read flags from FILE: one per line, # comments, further flag files' \
+                fromenv= 'read flags a and b from the variables FLAGS_a and FLAGS_b' \
+                tryfromenv= 'do the same as --fromenv, if the variables are set' \
+                undefok= 'accept unknown flags a and b (write them --a=value)' \
+                help 'show the flags on one screen' \
+                helpfull 'show every flag, its values, and its default' \
+                version 'print the version'
         case clusters
             printf '%s\t%s\n' \
                 json 'as JSON' \
                 dir= 'where jobs are kept, on storage that the nodes share' \
-                flagfile= 'read flags from FILE: one a line, # comments, further flag files' \
-                fromenv= 'take flags a and b from the variables FLAGS_a and FLAGS_b' \
-                tryfromenv= 'the same, where they are set' \
-                undefok= 'it is no error if there are no flags a and b (write them --a=value)' \
-                help 'the flags on one screen' \
-                helpfull 'every flag, its values and its default' \
-                version 'the version'
+                flagfile= 'read flags from FILE: one per line, # comments, further flag files' \
+                fromenv= 'read flags a and b from the variables FLAGS_a and FLAGS_b' \
+                tryfromenv= 'do the same as --fromenv, if the variables are set' \
+                undefok= 'accept unknown flags a and b (write them --a=value)' \
+                help 'show the flags on one screen' \
+                helpfull 'show every flag, its values, and its default' \
+                version 'print the version'
         case serve
             printf '%s\t%s\n' \
                 socket= 'where to listen, in a directory that nobody else may write' \
                 dir= 'where jobs are kept, on storage that the nodes share' \
-                flagfile= 'read flags from FILE: one a line, # comments, further flag files' \
-                fromenv= 'take flags a and b from the variables FLAGS_a and FLAGS_b' \
-                tryfromenv= 'the same, where they are set' \
-                undefok= 'it is no error if there are no flags a and b (write them --a=value)' \
-                help 'the flags on one screen' \
-                helpfull 'every flag, its values and its default' \
-                version 'the version'
+                flagfile= 'read flags from FILE: one per line, # comments, further flag files' \
+                fromenv= 'read flags a and b from the variables FLAGS_a and FLAGS_b' \
+                tryfromenv= 'do the same as --fromenv, if the variables are set' \
+                undefok= 'accept unknown flags a and b (write them --a=value)' \
+                help 'show the flags on one screen' \
+                helpfull 'show every flag, its values, and its default' \
+                version 'print the version'
     end
     if string match -qr -- '^-*no' $current
         switch $verb
@@ -203,49 +203,49 @@ function __infini_job_flags --argument-names verb current
                 noprint 'not: show the script, and submit nothing' \
                 nocheck 'not: ask the scheduler whether it could ever run, and submit nothing' \
                 nojson 'not: as JSON' \
-                nohelp 'not: the flags on one screen' \
-                nohelpfull 'not: every flag, its values and its default' \
-                noversion 'not: the version'
+                nohelp 'not: show the flags on one screen' \
+                nohelpfull 'not: show every flag, its values, and its default' \
+                noversion 'not: print the version'
         case status
             printf '%s\t%s\n' \
                 nojson 'not: as JSON' \
-                nohelp 'not: the flags on one screen' \
-                nohelpfull 'not: every flag, its values and its default' \
-                noversion 'not: the version'
+                nohelp 'not: show the flags on one screen' \
+                nohelpfull 'not: show every flag, its values, and its default' \
+                noversion 'not: print the version'
         case list
             printf '%s\t%s\n' \
                 nojson 'not: as JSON' \
-                nohelp 'not: the flags on one screen' \
-                nohelpfull 'not: every flag, its values and its default' \
-                noversion 'not: the version'
+                nohelp 'not: show the flags on one screen' \
+                nohelpfull 'not: show every flag, its values, and its default' \
+                noversion 'not: print the version'
         case logs
             printf '%s\t%s\n' \
                 nofollow 'not: go on until the job has ended' \
                 noscheduler_log 'not: what its scheduler has said' \
-                nohelp 'not: the flags on one screen' \
-                nohelpfull 'not: every flag, its values and its default' \
-                noversion 'not: the version'
+                nohelp 'not: show the flags on one screen' \
+                nohelpfull 'not: show every flag, its values, and its default' \
+                noversion 'not: print the version'
         case cancel
             printf '%s\t%s\n' \
-                nohelp 'not: the flags on one screen' \
-                nohelpfull 'not: every flag, its values and its default' \
-                noversion 'not: the version'
+                nohelp 'not: show the flags on one screen' \
+                nohelpfull 'not: show every flag, its values, and its default' \
+                noversion 'not: print the version'
         case forget
             printf '%s\t%s\n' \
-                nohelp 'not: the flags on one screen' \
-                nohelpfull 'not: every flag, its values and its default' \
-                noversion 'not: the version'
+                nohelp 'not: show the flags on one screen' \
+                nohelpfull 'not: show every flag, its values, and its default' \
+                noversion 'not: print the version'
         case clusters
             printf '%s\t%s\n' \
                 nojson 'not: as JSON' \
-                nohelp 'not: the flags on one screen' \
-                nohelpfull 'not: every flag, its values and its default' \
-                noversion 'not: the version'
+                nohelp 'not: show the flags on one screen' \
+                nohelpfull 'not: show every flag, its values, and its default' \
+                noversion 'not: print the version'
         case serve
             printf '%s\t%s\n' \
-                nohelp 'not: the flags on one screen' \
-                nohelpfull 'not: every flag, its values and its default' \
-                noversion 'not: the version'
+                nohelp 'not: show the flags on one screen' \
+                nohelpfull 'not: show every flag, its values, and its default' \
+                noversion 'not: print the version'
         end
     end
 end

@@ -110,103 +110,103 @@ function __infini_run_flags --argument-names verb current
     switch $verb
         case run
             printf '%s\t%s\n' \
-                nnodes= 'how many nodes' \
-                nproc_per_node= 'how many processes on each node' \
-                node_rank= 'which node this is, from 0' \
-                rdzv_endpoint= 'where rank 0 listens' \
-                master_addr= 'the same host, on its own' \
-                master_port= 'the same port, on its own' \
-                standalone 'one node and a free port' \
-                run_id= 'a name for this run, the same on every node' \
-                rdzv_id= 'a name for this run, the same on every node' \
-                module 'the program is a Python module, run with python -u -m' \
-                no_python 'execute the program itself, always' \
-                distributed_args 'add --distributed-rank=R --distributed-world-size=W to each process\'s arguments' \
-                preload= 'import these modules once in one process, and fork all ranks from it, also at restarts' \
+                nnodes= 'run on N nodes' \
+                nproc_per_node= 'start N ranks on each node' \
+                node_rank= 'set the rank of this node, from 0' \
+                rdzv_endpoint= 'set where rank 0 listens' \
+                master_addr= 'host of --rdzv_endpoint' \
+                master_port= 'port of --rdzv_endpoint' \
+                standalone 'run on one node, with a free port' \
+                run_id= 'name this run, the same on every node' \
+                rdzv_id= 'name this run, the same on every node' \
+                module 'run a Python module, with python -u -m' \
+                no_python 'execute the program itself' \
+                distributed_args 'add --distributed-rank=R --distributed-world-size=W to each rank\'s arguments' \
+                preload= 'import these modules once per node, and fork all ranks from that process, also at restarts' \
                 preload_timeout= 'give up if the imports of --preload take longer than TIME' \
-                engine= 'what reaches the other nodes' \
-                hosts= 'the nodes, with how many processes each has room for' \
-                hostfile= 'the same from a file' \
-                ssh_config= 'a configuration file for ssh' \
-                remote_python= 'the Python on the other nodes that has infini-run' \
-                link_port= 'where the head listens, where nodes dial' \
-                link_address= 'the one address that the head listens on for the nodes, or the interface that has it' \
-                token_file= 'its first line is the secret that joins the launchers of all nodes' \
-                join_timeout= 'how long to wait for all nodes to come' \
-                node_timeout= 'after so much silence a node is lost' \
-                export= 'variables of the environment that other nodes get too' \
-                spares= 'how many more nodes wait, to take the place of one that is lost' \
-                join_window= 'with --nnodes=MIN:MAX or --spares: how long a job that could start waits for nodes that have not come' \
-                on_join= 'with fewer than MAX nodes, when another one joins: it waits as a spare, or all processes are started again with it' \
-                node_check= 'run this on each node before it takes part, quoted as in a shell: a node where it does not exit 0 is left out, with its last line of output' \
-                node_check_timeout= 'kill it, and leave the node out, after so long' \
-                max_node_failures= 'a node whose processes were the first to fail in so many attempts is left out, if enough others are there' \
-                gpus_per_proc= 'how many GPUs each process sees' \
-                bind= 'the CPUs that each process is bound to, with the memory beside them: those of its GPU\'s NUMA node, of that node\'s socket, or whole cores of its own' \
-                check_gpus 'look first who has memory on the GPUs of this job: tell it, or start nothing then' \
-                omp_num_threads= 'OMP_NUM_THREADS where it is not set' \
-                log_dir= 'write DIR/rank_<rank>.log for each process' \
-                log_layout= 'flat: as above' \
-                console= 'how output is shown: inherit: each process writes itself' \
-                ranks_on_console= 'whose output is shown' \
-                stdin= 'who reads this terminal\'s input' \
-                redirects= 'as torchrun: the streams (1 stdout, 2 stderr, 3 both) that go to --log_dir only' \
-                tee= 'as torchrun: the streams that go to --log_dir and to the console' \
-                local_ranks_filter= 'as torchrun: the local ranks whose output is shown' \
-                grace= 'time from the stop signal to KILL: 10, 10s, 500ms, 2m' \
-                shutdown_timeout= 'time from the stop signal to KILL: 10, 10s, 500ms, 2m' \
-                stop_signal= 'what asks a process to stop' \
-                stop_scope= 'who gets it: each rank\'s process group, the rank\'s own process only, or that and at half the grace its group' \
-                isolate 'run the job in a PID namespace of its own' \
-                max_restarts= 'start all processes again when one has failed, so many times' \
-                restart_delay= 'time before the first restart' \
-                restart_window= 'a failure after so long a good run has all of --max_restarts before it again' \
-                max_no_progress= 'end the job when so many starts in a row got no further, once a process has told its NOTIFY_SOCKET PROGRESS=number' \
-                ready_timeout= 'stop the job when a process has not told its NOTIFY_SOCKET READY=1 so long after its start' \
-                hang_timeout= 'a process hangs when it gives no sign of life for so long: no WATCHDOG=1, where it ever told its NOTIFY_SOCKET one' \
-                on_hang= 'what is done then: say what every process waits in, or that, and stop the job' \
+                engine= 'reach other nodes' \
+                hosts= 'list the nodes, with the number of ranks that each has room for' \
+                hostfile= 'read the list of --hosts from a file' \
+                ssh_config= 'use this configuration file for ssh' \
+                remote_python= 'use this Python on other nodes' \
+                link_port= 'listen on PORT for other nodes' \
+                link_address= 'listen for other nodes on this address only, or on the address of this interface' \
+                token_file= 'read the secret that joins the launchers of all nodes from the first line of FILE' \
+                join_timeout= 'wait at most TIME for all nodes to join' \
+                node_timeout= 'treat nodes silent for TIME as lost' \
+                export= 'pass these variables to other nodes' \
+                spares= 'keep N more nodes waiting, to replace lost ones' \
+                join_window= 'wait TIME for missing nodes once enough have joined, with --nnodes=MIN:MAX or --spares' \
+                on_join= 'choose what follows when a node joins a job below MAX nodes' \
+                node_check= 'run COMMAND on each node first, quoted as in a shell' \
+                node_check_timeout= 'kill the check and exclude the node after TIME' \
+                max_node_failures= 'exclude a node whose ranks failed first in N attempts, if enough others remain' \
+                gpus_per_proc= 'show N GPUs to each rank' \
+                bind= 'bind each rank to CPUs and to the memory near them' \
+                check_gpus 'check whether other processes hold memory on the GPUs' \
+                omp_num_threads= 'set OMP_NUM_THREADS if it is unset' \
+                log_dir= 'write DIR/rank_<rank>.log for each rank' \
+                log_layout= 'choose the files in --log_dir' \
+                console= 'choose how output is shown' \
+                ranks_on_console= 'show the output of these ranks only' \
+                stdin= 'give the input of this terminal to this rank, all, or none' \
+                redirects= 'send these streams (1: stdout, 2: stderr, 3: both) to --log_dir only, as torchrun does' \
+                tee= 'send these streams to --log_dir and to the console, as torchrun does' \
+                local_ranks_filter= 'show the output of these local ranks only, as torchrun does' \
+                grace= 'wait TIME (10, 10s, 500ms, 2m) between the stop signal and KILL, on every path' \
+                shutdown_timeout= 'wait TIME (10, 10s, 500ms, 2m) between the stop signal and KILL, on every path' \
+                stop_signal= 'send SIGNAL to ask ranks to stop' \
+                stop_scope= 'choose who gets the stop signal' \
+                isolate 'run the job in a separate PID namespace' \
+                max_restarts= 'restart all ranks after a failure, at most N times' \
+                restart_delay= 'wait TIME before the first restart, and twice as long before each further one, up to 5 minutes' \
+                restart_window= 'reset the restart count after TIME without a failure' \
+                max_no_progress= 'end the job after N attempts in a row without progress, if ranks report PROGRESS=' \
+                ready_timeout= 'stop the job if a rank has not sent READY=1 within TIME' \
+                hang_timeout= 'treat a rank without a sign of life for TIME as hung: no WATCHDOG=1, once it sent one' \
+                on_hang= 'choose what follows a hang' \
                 report= 'write how every rank ended to FILE, as JSON' \
-                keep_going 'let the other ranks finish when one has failed' \
-                dry_run 'print the plan, every rank\'s environment and arguments, and start nothing' \
-                verbose 'say what is done' \
-                live 'one table of all ranks on all nodes, redrawn in place on the terminal that is our stderr, in place of --console' \
-                trace= 'write the life of all ranks on all nodes to FILE, as a Chrome trace: open it in ui.perfetto.dev' \
-                plot= 'start nothing: draw what has run, infini-run --plot=FILE.png REPORT.json|LOG_DIR...' \
-                doctor 'start nothing: look at this machine, and with --hosts or --engine at every node, and say what each has for a launch' \
-                completion= 'start nothing: print what makes this shell complete our flags' \
-                print_completion= 'start nothing: print what makes this shell complete our flags' \
-                rdzv_backend= 'honoured: c10d on a single node without endpoint means a free port, and the port of an endpoint without one is 29400' \
-                rdzv_conf= 'honoured: join_timeout=SECONDS is --join_timeout' \
-                role= 'honoured: the ROLE_NAME that the processes see' \
-                numa_binding= 'honoured: node is --bind=numa, socket is --bind=socket, exclusive and core-complex are --bind=cores' \
-                virtual_local_rank 'honoured: LOCAL_RANK is 0 for every process, and each sees its own GPUs only (--gpus_per_proc=1)' \
-                flagfile= 'read flags from FILE: one a line, # comments, further flag files' \
-                fromenv= 'take flags a and b from the variables FLAGS_a and FLAGS_b' \
-                tryfromenv= 'the same, where they are set' \
-                undefok= 'it is no error if there are no flags a and b (write them --a=value)' \
-                help 'the flags on one screen' \
-                helpfull 'every flag, its values and its default' \
-                version 'the version'
+                keep_going 'let the other ranks finish after a failure' \
+                dry_run 'print the plan, with every rank\'s environment and arguments, and start nothing' \
+                verbose 'print each step' \
+                live 'show one table of all ranks on all nodes in place of --console, if stderr is a terminal' \
+                trace= 'write the life of all ranks on all nodes to FILE, as a Chrome trace for ui.perfetto.dev' \
+                plot= 'draw a finished launch, and start nothing: infini-run --plot=FILE.png REPORT.json|LOG_DIR...' \
+                doctor 'check this machine, and every node of --hosts or --engine, for what a launch needs, and start nothing' \
+                completion= 'print a script that completes flags in this shell, and start nothing' \
+                print_completion= 'print a script that completes flags in this shell, and start nothing' \
+                rdzv_backend= 'supported: c10d on a single node without an endpoint means a free port, and an endpoint without a port means 29400' \
+                rdzv_conf= 'supported: join_timeout=SECONDS sets --join_timeout' \
+                role= 'supported: set ROLE_NAME of the ranks' \
+                numa_binding= 'supported: node is --bind=numa, socket is --bind=socket, exclusive and core-complex are --bind=cores' \
+                virtual_local_rank 'supported: set LOCAL_RANK to 0 for every rank, which sees only its GPUs (--gpus_per_proc=1)' \
+                flagfile= 'read flags from FILE: one per line, # comments, further flag files' \
+                fromenv= 'read flags a and b from the variables FLAGS_a and FLAGS_b' \
+                tryfromenv= 'do the same as --fromenv, if the variables are set' \
+                undefok= 'accept unknown flags a and b (write them --a=value)' \
+                help 'show the flags on one screen' \
+                helpfull 'show every flag, its values, and its default' \
+                version 'print the version'
     end
     if string match -qr -- '^-*no' $current
         switch $verb
         case run
             printf '%s\t%s\n' \
-                nostandalone 'not: one node and a free port' \
-                nomodule 'not: the program is a Python module, run with python -u -m' \
-                nono_python 'not: execute the program itself, always' \
-                nodistributed_args 'not: add --distributed-rank=R --distributed-world-size=W to each process\'s arguments' \
-                nocheck_gpus 'not: look first who has memory on the GPUs of this job: tell it, or start nothing then' \
-                noisolate 'not: run the job in a PID namespace of its own' \
-                nokeep_going 'not: let the other ranks finish when one has failed' \
-                nodry_run 'not: print the plan, every rank\'s environment and arguments, and start nothing' \
-                noverbose 'not: say what is done' \
-                nolive 'not: one table of all ranks on all nodes, redrawn in place on the terminal that is our stderr, in place of --console' \
-                nodoctor 'not: start nothing: look at this machine, and with --hosts or --engine at every node, and say what each has for a launch' \
-                novirtual_local_rank 'not: honoured: LOCAL_RANK is 0 for every process, and each sees its own GPUs only (--gpus_per_proc=1)' \
-                nohelp 'not: the flags on one screen' \
-                nohelpfull 'not: every flag, its values and its default' \
-                noversion 'not: the version'
+                nostandalone 'not: run on one node, with a free port' \
+                nomodule 'not: run a Python module, with python -u -m' \
+                nono_python 'not: execute the program itself' \
+                nodistributed_args 'not: add --distributed-rank=R --distributed-world-size=W to each rank\'s arguments' \
+                nocheck_gpus 'not: check whether other processes hold memory on the GPUs' \
+                noisolate 'not: run the job in a separate PID namespace' \
+                nokeep_going 'not: let the other ranks finish after a failure' \
+                nodry_run 'not: print the plan, with every rank\'s environment and arguments, and start nothing' \
+                noverbose 'not: print each step' \
+                nolive 'not: show one table of all ranks on all nodes in place of --console, if stderr is a terminal' \
+                nodoctor 'not: check this machine, and every node of --hosts or --engine, for what a launch needs, and start nothing' \
+                novirtual_local_rank 'not: supported: set LOCAL_RANK to 0 for every rank, which sees only its GPUs (--gpus_per_proc=1)' \
+                nohelp 'not: show the flags on one screen' \
+                nohelpfull 'not: show every flag, its values, and its default' \
+                noversion 'not: print the version'
         end
     end
 end

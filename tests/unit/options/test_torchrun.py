@@ -26,7 +26,7 @@ DOCUMENT = ROOT / "docs" / "torchrun.md"
 GOLDEN = ROOT / "tests" / "support" / "golden" / "torchrun-2.15.0.txt"  # of the newest torch that we compared with
 NEWEST = tuple(map(int, GOLDEN.stem.rpartition("-")[2].split(".")))
 ROW = re.compile(r"^\| `--(?P<name>[a-z-]+)` \| (`(?P<variable>\w+)`)? ?\| (?P<fate>works|no effect|refused) \|")
-FATES = {"honoured": "works", "ignored": "no effect", "refused": "refused"}  # in the help, in the document
+FATES = {"supported": "works", "ignored": "no effect", "refused": "refused"}  # in the help, in the document
 # a value that makes a difference where the flag works, and is allowed where it has none
 VALUES = {
     "nnodes": "2:2",
@@ -139,7 +139,7 @@ def test_the_document_has_a_row_for_each_of_torchruns_flags_that_we_know():
 def test_the_help_text_says_what_the_document_says():
     for name, (_, fate) in DOCUMENTED.items():
         text = TABLE[name][0].help
-        word = next((word for word in FATES if text.startswith(word + ": ")), "honoured")
+        word = next((word for word in FATES if text.startswith(word + ": ")), "supported")
         assert FATES[word] == fate, name
 
 
@@ -379,11 +379,11 @@ def test_a_port_that_is_in_use_is_named_with_the_way_out(infini_run):
         port = theirs.getsockname()[1]
         command = infini_run(f"--master_port={port}", sys.executable, "-c", LISTEN)
         assert command.wait() == 1
-        hint = f"  next: port {port} is in use by another program; --standalone takes a free one\n"
+        hint = f"  next: port {port} is in use by another program; add --standalone for a free one\n"
         assert command.err.decode().endswith(hint)
         command = infini_run(f"--rdzv_endpoint=127.0.0.1:{port}", "--nnodes=2", sys.executable, "-c", LISTEN)
         assert command.wait() == 1
-        assert command.err.endswith(b"; give every node another --rdzv_endpoint=HOST:PORT\n")
+        assert command.err.endswith(b"; set another --rdzv_endpoint=HOST:PORT on every node\n")
     command = infini_run(f"--master_port={port}", "false")
     assert command.wait() == 1
     assert b"port" not in command.err
