@@ -70,7 +70,7 @@ def _nodes(
     why = _REFUSED.get(node_list.engine)
     if why:
         raise UsageError(
-            f"--doctor with --engine={node_list.engine}: {why}; give --engine=ssh, or run it on each node"
+            f"--doctor with --engine={node_list.engine}: {why}; use --engine=ssh, or run it on each node"
         )
     engine = find_engine(node_list.engine)
     options = replace(options, least_nodes=1)  # the loss of one node does not end the command of another
@@ -114,9 +114,9 @@ def compare(node: Mapping[str, object], here: Mapping[str, object], clock_s: flo
     """
     version = str(node.get("version", ""))
     if version == VERSION:
-        findings = [ok("reach", f"reached, and infini-run there is {VERSION}, as here")]
+        findings = [ok("reach", f"reached; infini-run there is {VERSION}, as here")]
     else:
-        text = f"infini-run there is {version}, here {VERSION}: a launch is refused; install the same version on both"
+        text = f"infini-run there is {version}, here {VERSION}: a launch fails; install the same version on both"
         findings = [failing("reach", text)]
     for what, name in (("Python", "python"), ("the architecture", "architecture")):
         ours, theirs = (_comparable(facts.get(name)) for facts in (here, node))
@@ -126,10 +126,10 @@ def compare(node: Mapping[str, object], here: Mapping[str, object], clock_s: flo
     size = abs(clock_s)
     text = f"{size:.1f} s {'ahead' if clock_s > 0 else 'behind'}"
     if size >= _CLOCK_PROBLEM_S:
-        findings.append(failing("clock", f"{text}: certificates and tickets are refused, files look new or old"))
+        findings.append(failing("clock", f"{text}: certificates and tickets fail, and files look too new or too old"))
     elif size >= _CLOCK_NOTE_S:
         findings.append(
-            note("clock", f"{text}: times in logs of nodes do not fit; infini-run's own trace allows for it")
+            note("clock", f"{text}: times in logs of nodes differ; the trace of infini-run corrects them")
         )
     else:
         findings.append(ok("clock", "differs by less than a second"))

@@ -26,7 +26,7 @@ def check_memory(folder: str) -> Finding:
     """Look at /dev/shm. folder: its path."""
     needs = "NCCL and the data loaders of PyTorch fail without it"
     if not os.path.isdir(folder):
-        return failing(folder, f"is not there: {needs}")
+        return failing(folder, f"does not exist: {needs}")
     reason = _not_writable(folder)
     if reason:
         return failing(folder, f"cannot be written ({reason}): {needs}")
@@ -34,8 +34,8 @@ def check_memory(folder: str) -> Finding:
     if free <= _DOCKERS:
         return note(
             folder,
-            f"{free >> 20} of {size >> 20} MiB are free: data loaders and NCCL may end by SIGBUS; "
-            "docker run --shm-size=8g, or an emptyDir with medium: Memory, gives more",
+            f"{free >> 20} of {size >> 20} MiB are free: SIGBUS may kill data loaders and NCCL; use docker run "
+            "--shm-size=8g, or an emptyDir with medium: Memory",
         )
     return ok(folder, f"{free >> 20} of {size >> 20} MiB are free for data loaders and NCCL")
 
@@ -49,11 +49,11 @@ def check_leftovers(folder: str) -> Finding:
         return ok(name, f"{folder} cannot be listed")
     abandoned = count_abandoned(found, NEW_S)
     others = len(found) - abandoned
-    more = f"; {others} of launches that run, or of other users" if others else ""
+    more = f"; {others} of running launches or other users" if others else ""
     if not abandoned:
-        return ok(name, f"none of launches that were killed{more}")
+        return ok(name, f"none of killed launches{more}")
     what = "a folder" if abandoned == 1 else f"{abandoned} folders"
-    return note(name, f"{what} in {folder}, of launches that were killed: the next launch removes them{more}")
+    return note(name, f"{what} in {folder}, of killed launches: the next launch removes them{more}")
 
 
 def check_temporary(environ: Mapping[str, str]) -> Finding:
@@ -61,18 +61,18 @@ def check_temporary(environ: Mapping[str, str]) -> Finding:
     name, folder = "temporary files", environ.get("TMPDIR") or "/tmp"
     reason = _not_writable(folder)
     if reason:
-        text = f"{folder} cannot be written ({reason}): Python, PyTorch and compilers of kernels keep files there"
+        text = f"{folder} cannot be written ({reason}): Python, PyTorch, and kernel compilers keep files there"
         return failing(name, f"{text}; set TMPDIR to another folder")
     _, free = _space(folder)
     if free < _LEAST:
-        return note(name, f"{folder} has {free >> 20} MiB left: programs that compile kernels may find too few")
+        return note(name, f"{folder} has {free >> 20} MiB left: programs that compile kernels may need more")
     return ok(name, f"{folder}, {_size(free)} are free")
 
 
 def check_home(environ: Mapping[str, str]) -> Finding:
     """Look at the home directory."""
     folder = environ.get("HOME", "")
-    caches = "caches of PyTorch, Triton and Hugging Face have no place, and ranks fail or compile anew each time"
+    caches = "PyTorch, Triton, and Hugging Face have no place for caches, so ranks fail or compile each time"
     if not folder:
         return note("HOME", f"is not set: {caches}")
     reason = _not_writable(folder)

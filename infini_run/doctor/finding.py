@@ -15,7 +15,7 @@ class Finding:
         name: what was looked at.
         grade: ok; note: a launch works, but differently or with less than it could; problem: a launch fails, or
             training is likely to.
-        text: what is there, and what it means for a launch.
+        text: the state, and what it means for a launch.
     """
 
     name: str
@@ -24,7 +24,7 @@ class Finding:
 
 
 def ok(name: str, text: str) -> Finding:
-    """Return a finding that asks for nothing."""
+    """Return a finding without advice."""
     return Finding(name=name, grade=OK, text=text)
 
 

@@ -1,5 +1,5 @@
-"""What the kernel, or a sandbox around us, lets the core do: each facility is tried, because versions say little in
-containers. Numbers of system calls from 424 on are the same on all architectures (syscalls(2))."""
+"""What the kernel, or a sandbox, lets the core do: each facility is tried, because versions say little in containers.
+Numbers of system calls from 424 on are the same on all architectures (syscalls(2))."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ABOVE_ALL = 0xFFFFFFFF  # no descriptor has this number
 
 
 def check_kernel() -> list[Finding]:
-    """Look at the version, and try what the core uses where it is there."""
+    """Look at the version, and try what the core uses if the kernel has it."""
     libc = ctypes.CDLL(None, use_errno=True)
     return [_version(), _pidfd(libc), _subreaper(libc), _memfd(), _close_range(libc), _clone3(libc)]
 
@@ -47,22 +47,22 @@ def _pidfd(libc: ctypes.CDLL) -> Finding:
     fd = _call(libc, _PIDFD_OPEN, os.getpid(), 0)
     if fd < 0:
         why = "Linux 5.3 has it" if fd == -errno.ENOSYS else os.strerror(-fd)
-        return note("pidfd", f"not to be had ({why}): signals go to process numbers, each checked right before")
+        return note("pidfd", f"not available ({why}): signals go to process numbers, each checked just before")
     try:
         sent = _call(libc, _PIDFD_SEND_SIGNAL, fd, 0, 0, _TO_GROUP)
     finally:
         os.close(fd)
-    text = "a rank is signalled and reaped as itself, never by a number that may be another process's"
+    text = "infini-run signals and reaps exactly its ranks, never a process that reuses a number"
     if sent in (-errno.EINVAL, -errno.ENOSYS):
-        return ok("pidfd", f"{text}; its process group by a checked number (by pidfd from Linux 6.9 on)")
-    return ok("pidfd", f"{text}, and so is its process group")
+        return ok("pidfd", f"{text}; process groups by a checked number (by pidfd since Linux 6.9)")
+    return ok("pidfd", f"{text}, and exactly their process groups")
 
 
 def _subreaper(libc: ctypes.CDLL) -> Finding:
     found = ctypes.c_int()
     if libc.prctl(_GET_SUBREAPER, ctypes.byref(found), 0, 0, 0) < 0:
-        return note("subreaper", "refused here: orphans of ranks do not come to infini-run, and are searched for")
-    return ok("subreaper", "orphans of ranks come to infini-run, which ends them")
+        return note("subreaper", "refused: infini-run does not adopt orphans of ranks, and searches for them")
+    return ok("subreaper", "infini-run adopts orphans of ranks, and ends them")
 
 
 def _memfd() -> Finding:
@@ -70,21 +70,24 @@ def _memfd() -> Finding:
         os.close(os.memfd_create("infini-run-doctor", os.MFD_CLOEXEC))
     except OSError as error:
         return failing(
-            "memfd", f"refused here ({error.strerror}): no leases for jobs that may lose nodes, and no infini-job"
+            "memfd", f"refused ({error.strerror}): no leases for jobs that may lose nodes, and no infini-job"
         )
-    return ok("memfd", "leases of nodes and infini-job have their files in memory")
+    return ok("memfd", "leases of nodes and infini-job can keep files in memory")
 
 
 def _close_range(libc: ctypes.CDLL) -> Finding:
     if _call(libc, _CLOSE_RANGE, _ABOVE_ALL, _ABOVE_ALL, 0) < 0:
-        return ok("close_range", "not to be had (Linux 5.9): the guard closes its descriptors one by one")
+        return ok("close_range", "not available (Linux 5.9 has it): the guard closes its descriptors one by one")
     return ok("close_range", "the guard closes all its descriptors at once")
 
 
 def _clone3(libc: ctypes.CDLL) -> Finding:
     result = _call(libc, _CLONE3, 0, 0)
     if result == -errno.ENOSYS:
-        return ok("clone3", "not to be had (Linux 5.3, or a sandbox): ranks start by clone, without a cgroup each")
+        return ok(
+            "clone3",
+            "not available (Linux 5.3, or a sandbox): ranks start by clone, without a cgroup each",
+        )
     if result == -errno.EPERM:
-        return ok("clone3", "a sandbox refuses it: ranks start by clone, without a cgroup of their own")
-    return ok("clone3", "a rank can be born into a cgroup")
+        return ok("clone3", "a sandbox blocks it: ranks start by clone, without a cgroup each")
+    return ok("clone3", "a rank can start in a cgroup")

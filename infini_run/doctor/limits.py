@@ -32,7 +32,7 @@ def describe_files(soft: int, hard: int, ranks: int) -> Finding:
     Args:
         soft, hard: of RLIMIT_NOFILE; infini-run raises its own soft limit to the hard one, and its ranks get theirs
             back.
-        ranks: how many a machine like this may be asked for: one for each CPU.
+        ranks: how many a machine like this may be asked for: one per CPU.
     """
     if hard == RLIM_INFINITY:
         return ok("open files", "no limit")
@@ -42,9 +42,11 @@ def describe_files(soft: int, hard: int, ranks: int) -> Finding:
     if room == 0:
         return failing("open files", f"ulimit -n is {soft_text} (hard: {hard}), too few for one rank; raise it")
     if room < ranks:
-        return note("open files", f"{text}, and there are {_count(ranks, 'CPU')}: with more ranks, raise ulimit -Hn")
+        return note("open files", f"{text}, fewer than the {_count(ranks, 'CPU')}; raise ulimit -Hn for more ranks")
     if soft != RLIM_INFINITY and soft < _FEW_FILES:
-        return note("open files", f"{text}; a rank has {soft}, which data loaders use up: ulimit -n {_FEW_FILES}")
+        return note(
+            "open files", f"{text}; a rank has {soft}, too few for many data loaders; run ulimit -n {_FEW_FILES}"
+        )
     return ok("open files", text)
 
 
@@ -89,11 +91,11 @@ def describe_processes(left: list[tuple[int, str]], ranks: int) -> Finding:
     if not left:
         return ok("processes", "no limit")
     most, limit = min(left)
-    text = f"{max(0, most)} more processes or threads can be started ({limit})"
+    text = f"{max(0, most)} more processes or threads can start ({limit})"
     if most < 1:  # the doctor's own two processes make room for a launcher and its guard
-        return failing("processes", f"{text}: not one rank starts; raise it")
+        return failing("processes", f"{text}: no rank can start; raise it")
     if most < _THREADS * ranks:
-        why = f"too few for {_count(ranks, 'rank')}, one for each CPU, with {_THREADS} threads each"
+        why = f"too few for {_count(ranks, 'rank')}, one per CPU, with {_THREADS} threads each"
         return note("processes", f"{text}, {why}")
     return ok("processes", text)
 
@@ -106,12 +108,12 @@ def describe_core(soft: int, pattern: str) -> Finding:
         pattern: kernel.core_pattern (core(5)).
     """
     if pattern.startswith("|"):
-        return ok("core files", f"a rank that crashes hands its memory to {pattern[1:].split(' ')[0]}")
+        return ok("core files", f"a crashing rank sends its core to {pattern[1:].split(' ')[0]}")
     if soft == 0:
-        return ok("core files", "off: a rank that crashes leaves none; ulimit -c unlimited has one written")
+        return ok("core files", "off: a crashing rank writes none; run ulimit -c unlimited to get one")
     size = "whole" if soft == RLIM_INFINITY else f"of at most {soft >> 20} MiB"
     where = pattern if pattern.startswith("/") else f"{pattern or 'core'} in its working directory"
-    return note("core files", f"{size}, to {where}: a crash of many ranks writes as much as they have in memory")
+    return note("core files", f"{size}, to {where}: if many ranks crash, they write as much as they hold in memory")
 
 
 def _count(number: int, what: str) -> str:

@@ -86,9 +86,9 @@ def findings_of(name: str, check: Callable[[], list[Finding]]) -> list[Finding]:
         return check()
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        return [failing(name, f"cannot be looked at: {where}{error.strerror}")]
+        return [failing(name, f"cannot be checked: {where}{error.strerror}")]
     except ImportError as error:
-        return [failing(name, f"cannot be looked at: {error}")]
+        return [failing(name, f"cannot be checked: {error}")]
 
 
 def _write(fd: int, content: dict[str, Any]) -> None:

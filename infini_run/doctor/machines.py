@@ -36,11 +36,11 @@ class Machine:
         label: how the user calls it.
         facts: what it says of itself; empty: it did not answer.
         findings: those of its checks, and what was found out about reaching it.
-        clock_s: how far its clock is ahead of ours, at the least known precision: the time of its answer's way.
+        clock_s: how far its clock is ahead of the launcher's, known to the time of its answer's way.
 
     Args:
         argv: the command that runs machine.run there.
-        env: variables added to ours.
+        env: variables added to those of the launcher.
         explain: says why the command failed, from its exit code and its last output.
     """
 
@@ -96,17 +96,17 @@ class Machine:
             self.findings += _of_login(before)
         elif not found and is_late:
             last = next((line.strip() for line in reversed(stderr.splitlines()) if line.strip()), "")
-            more = f"; the last it said: {printable(last)}" if last else ""
+            more = f"; its last output: {printable(last)}" if last else ""
             self.findings.append(
                 failing("reach", f"no answer within {limit_s:g} s: a launch would wait for it{more}")
             )
         elif not found:
             self.findings.append(failing("reach", printable(self._explain(code, stderr))))
         elif is_late:
-            self.findings.append(failing(running, f"this check did not end within {limit_s:g} s; it was left"))
+            self.findings.append(failing(running, f"this check did not end within {limit_s:g} s; skipped it"))
         else:
             self.findings.append(
-                failing(running, f"this check has ended early: {printable(self._explain(code, stderr))}")
+                failing(running, f"this check ended early: {printable(self._explain(code, stderr))}")
             )
 
 
@@ -129,12 +129,12 @@ def _of_login(before: bytes) -> list[Finding]:
     first = next((line for line in before.decode("utf-8", "replace").splitlines() if line.strip()), "")
     if not first:
         return []
-    text = f"its shell prints {len(before)} bytes where there is no terminal ({printable(first[:_SHOWN])!r})"
+    text = f"its shell prints {len(before)} bytes without a terminal ({printable(first[:_SHOWN])!r})"
     return [note("login", f"{text}: infini-run skips them, but scp and rsync do not; see ~/.bashrc there")]
 
 
 def look_at(machines: Sequence[Machine], environ: Mapping[str, str], limit_s: float) -> None:
-    """Run the commands of machines, so many at a time, and make findings of what each has written.
+    """Run the commands of machines, a wave at a time, and make findings of what each has written.
 
     Args:
         environ: the environment of the commands.

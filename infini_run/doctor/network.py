@@ -23,19 +23,19 @@ def check_network(environ: Mapping[str, str]) -> list[Finding]:
 
 
 def check_port(usual: int) -> Finding:
-    """Look for a port on which rank 0 can listen. usual: the one that a launch takes that was told of none."""
+    """Look for a port on which rank 0 can listen. usual: the port of a launch without flags."""
     try:
         port = free_port()
         let_go(port)
     except OSError as error:
-        return failing("port", f"no port is to be had ({error.strerror}): ranks cannot meet")
+        return failing("port", f"no port is available ({error.strerror}): ranks cannot meet")
     probe = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind(("", usual))
     except OSError as error:
-        text = f"{usual}, the usual MASTER_PORT, cannot be had ({error.strerror})"
-        return note("port", f"{text}: give --standalone, or --rdzv_endpoint=HOST:{port}")
+        text = f"{usual}, the usual MASTER_PORT, is not available ({error.strerror})"
+        return note("port", f"{text}; add --standalone, or --rdzv_endpoint=HOST:{port}")
     finally:
         probe.close()
     return ok("port", f"{usual}, the usual MASTER_PORT, is free")
@@ -45,13 +45,13 @@ def describe_addresses(addresses: list[str]) -> Finding:
     """Say at which of its addresses other nodes reach this machine. addresses: as `own_addresses` returns them."""
     far = [each for each in addresses if each[:1].isdecimal() and not unreachable_reason(each, "")]
     if not far:
-        return note("addresses", "loopback alone: ranks of one machine meet, those of other nodes do not reach it")
-    return ok("addresses", f"{', '.join(far)}: other nodes reach rank 0 there")
+        return note("addresses", "loopback only: ranks of this machine can meet, but other nodes cannot reach it")
+    return ok("addresses", f"{', '.join(far)}: other nodes can reach rank 0 there")
 
 
 def check_ssh(environ: Mapping[str, str]) -> Finding:
     """Look for the program ssh."""
     path = find_program("ssh", environ.get("PATH") or os.defpath)
     if not path:
-        return note("ssh", "is not on PATH: --hosts reaches no node from here (apt-get install openssh-client)")
-    return ok("ssh", f"{path}: --hosts reaches nodes with it")
+        return note("ssh", "is not on PATH: --hosts cannot reach nodes from here; run apt-get install openssh-client")
+    return ok("ssh", f"{path}: --hosts can reach nodes with it")

@@ -1,6 +1,6 @@
 """Whether the nodes can meet: the first one listens on a free port, as rank 0 will, and the others connect to it.
 
-`rank_zero.listen` and `rank_zero.connect` run on the nodes, in processes that end by themselves.
+`rank_zero.listen` and `rank_zero.connect` run on the nodes, in processes that end on their own limits.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class RankZeroAddress:
     """Where ranks meet.
 
     Args:
-        address: of the first node, as the others are told.
+        address: of the first node, as the other nodes reach it.
         port: a port that is free there.
     """
 
@@ -41,7 +41,7 @@ class RankZeroAddress:
     port: int
 
     def to_listen(self, count: int) -> str:
-        """The word for `listen`, which leaves after so many connections."""
+        """The word for `listen`, which returns after `count` connections."""
         return f"{count}:{self.port}"
 
     def to_connect(self) -> str:
@@ -66,7 +66,7 @@ def place_of(options: Options, facts: Mapping[str, object], name: str) -> RankZe
 
 
 def listen() -> None:
-    """Listen on the port of our argument until so many have connected, or for 15 s."""
+    """Listen on the port of the argument until the expected nodes have connected, or for 15 s."""
     answer([(NAME, lambda: [_listen(*map(int, _target().split(":")))])])
 
 
@@ -78,7 +78,7 @@ def _listen(count: int, port: int) -> Finding:
     try:
         listener = tcp.listen(port)
     except UsageError as error:
-        return failing(NAME, f"{error}: it was free a moment ago; another program may take MASTER_PORT, too")
+        return failing(NAME, f"{error}: it was free a moment ago; another program may also take MASTER_PORT")
     end_s, came = time.monotonic() + _LISTEN_S, 0
     try:
         while came < count and select.select([listener], [], [], max(0.0, end_s - time.monotonic()))[0]:
@@ -88,13 +88,11 @@ def _listen(count: int, port: int) -> Finding:
                 came += 1
     finally:
         listener.close()
-    return ok(
-        NAME, f"listens on port {port} of this node, as MASTER_PORT, and {came} of {count} nodes have connected"
-    )
+    return ok(NAME, f"listens on port {port} of this node, as MASTER_PORT, and {came} of {count} nodes connected")
 
 
 def connect() -> None:
-    """Connect to the address and port of our argument."""
+    """Connect to the address and port of the argument."""
     answer([(NAME, lambda: [_connect(_target())])])
 
 
@@ -103,8 +101,8 @@ def _connect(target: str) -> Finding:
         tcp.connect_with_retry(target, _CONNECT_S, lambda _: None).close()
     except LinkError as error:
         reason = printable(str(error)).rpartition(": ")[2]
-        text = f"cannot connect to {target} from {os.uname().nodename} ({reason}): ranks do not meet"
+        text = f"cannot connect to {target} from {os.uname().nodename} ({reason}): ranks cannot meet"
         return failing(
-            NAME, f"{text}; open the ports between the nodes, or give --rdzv_endpoint=HOST:PORT that is open"
+            NAME, f"{text}; open the ports between the nodes, or add --rdzv_endpoint=HOST:PORT of an open one"
         )
     return ok(NAME, f"connects to {target}, as its ranks will to MASTER_PORT")

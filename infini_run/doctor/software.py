@@ -40,13 +40,13 @@ def check_gpus(environ: Mapping[str, str]) -> list[Finding]:
     except NoGpus as reason:
         if may_have_gpus():
             return [failing("GPUs", f"a driver is here, but {reason}")]
-        return [ok("GPUs", f"none ({reason}): --nproc_per_node=auto starts one rank for each CPU")]
+        return [ok("GPUs", f"none ({reason}): --nproc_per_node=auto starts one rank per CPU")]
     except DeviceError as error:
         return [failing("GPUs", f"{error}; --nproc_per_node=gpu fails")]
     if not found.gpus:
         return [note("GPUs", f"{found.variable}={found.inherited} shows none: --nproc_per_node=gpu fails")]
     count = "1 GPU" if len(found.gpus) == 1 else f"{len(found.gpus)} GPUs"
-    findings = [ok("GPUs", f"{count}{_models(found)}: --nproc_per_node=auto starts a rank for each")]
+    findings = [ok("GPUs", f"{count}{_models(found)}: --nproc_per_node=auto starts a rank per GPU")]
     try:
         holders = module_of(found.vendor).find_holders(found.gpus)
     except DeviceError as error:
@@ -54,7 +54,10 @@ def check_gpus(environ: Mapping[str, str]) -> list[Finding]:
     if not holders:
         return [*findings, ok("GPU memory", "no process holds any")]
     text = describe_holders(holders).replace("GPUs of this job are already in use", "in use")
-    return [*findings, note("GPU memory", f"{text}; ranks may run out of it; --check_gpus=refuse starts none then")]
+    return [
+        *findings,
+        note("GPU memory", f"{text}; ranks may run out of it; use --check_gpus=refuse to start none then"),
+    ]
 
 
 def _models(found: VisibleGpus) -> str:

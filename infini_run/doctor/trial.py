@@ -1,5 +1,5 @@
-"""A launch of one process by the core, as ranks are launched: whether it starts, is guarded, and is in a cgroup of
-its own. What the core decides is read from what it does."""
+"""A launch of one process by the core, as ranks are launched: whether it starts, has a guard, and has
+its cgroup. What the core does shows what it decides."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
 
 _MOUNTS = ("/sys/fs/cgroup", "/sys/fs/cgroup/unified")  # where the core looks for v2
 _WITHOUT = (
-    "what a rank leaves behind is found by its process group, its environment and its parents, and a process that "
-    "hides from all of these lives on"
+    "infini-run finds leftover processes by process group, environment, and parents; a process that hides from all "
+    "three survives"
 )
 
 
 def check_launch(environ: Mapping[str, str]) -> list[Finding]:
-    """Launch a process, and see how the core did it. environ: INFINI_RUN_DEBUG is honoured, as in any launch."""
+    """Launch a process, and see how the core did it. environ: INFINI_RUN_DEBUG applies, as in any launch."""
     try:
         from infini_run.core.group import GUARD  # noqa: F401
     except ImportError as error:
         return [failing("core", f"cannot be imported: {error}; nothing can be launched")]
     program = find_program("cat", environ.get("PATH") or os.defpath)
     if not program:
-        return [note("launch", "there is no cat on PATH, so none was tried")]
+        return [note("launch", "no cat on PATH, so nothing was tried")]
     try:
         kinds, output = _launch(program, environ)
     except StartError as error:
@@ -38,9 +38,9 @@ def check_launch(environ: Mapping[str, str]) -> list[Finding]:
     if "start_failed" in kinds:
         return [failing("launch", f"{program} cannot be executed here")]
     if "unguarded" in kinds:
-        guard = note("launch", "a process was started, but not the guard: if infini-run is killed, its ranks live on")
+        guard = note("launch", "a process started, but not the guard: if infini-run is killed, its ranks survive")
     else:
-        guard = ok("launch", "a process was started and guarded: the guard ends the ranks if infini-run is killed")
+        guard = ok("launch", "a process started with its guard, which ends ranks if infini-run is killed")
     return [guard, describe_cgroup(read_text("/proc/self/cgroup"), output, os.geteuid() == 0)]
 
 
@@ -75,7 +75,7 @@ def _launch(program: str, environ: Mapping[str, str]) -> tuple[set[str], str]:
 
 
 def describe_cgroup(own: str, of_rank: str, is_root: bool) -> Finding:
-    """Say which cgroups there are, and whether a rank has one of its own.
+    """Say which cgroups there are, and whether each rank has one.
 
     Args:
         own: /proc/self/cgroup of this process.
@@ -83,15 +83,15 @@ def describe_cgroup(own: str, of_rank: str, is_root: bool) -> Finding:
         is_root: who delegates to root is another than who delegates to a user.
     """
     if any(line.startswith("0::") and "/infini-run-doctor-" in line for line in of_rank.splitlines()):
-        text = "v2, and delegated: each rank has a cgroup of its own, and all that it leaves behind is killed at once"
+        text = "v2, and delegated: each rank has its cgroup, and everything left in it is killed at once"
         return ok("cgroup", text)
     has_v2 = any(line.startswith("0::") for line in own.splitlines()) and any(
         os.path.exists(f"{mount}/cgroup.controllers") for mount in _MOUNTS
     )
     if not own.strip():
-        return note("cgroup", f"none is to be seen here: {_WITHOUT}")
+        return note("cgroup", f"none is visible here: {_WITHOUT}")
     if not has_v2:
-        return note("cgroup", f"v1, and ranks have one of their own with v2 alone: {_WITHOUT}")
+        return note("cgroup", f"v1, while a cgroup per rank needs v2: {_WITHOUT}")
     command = "systemd-run --scope" if is_root else "systemd-run --user --scope"
     return note(
         "cgroup",

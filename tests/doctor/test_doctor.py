@@ -91,7 +91,7 @@ def test_only_the_command_line_asks_it_and_its_form_is_checked():
 def test_an_engine_without_an_answer_of_each_node_is_refused_with_its_own_reason(engine, why, infini_run):
     command = infini_run("--doctor", f"--engine={engine}", "--hosts=a,b")
     assert command.wait() == 2
-    said = f"infini-run: --doctor with --engine={engine}: {why}; give --engine=ssh, or run it on each node"
+    said = f"infini-run: --doctor with --engine={engine}: {why}; use --engine=ssh, or run it on each node"
     assert command.err.decode().splitlines()[0] == said
 
 
@@ -120,7 +120,7 @@ def test_few_processes_are_a_problem_where_not_one_rank_starts(doctor, infini_ru
     may_read = ("--inh-caps=+dac_override", "--ambient-caps=+dac_override")  # this Python may be in a closed folder
     ids = ("setpriv", f"--reuid={uid}", "--clear-groups", *may_read)
     answer = doctor(under=("prlimit", "--nproc=2:2", *ids))
-    text = "0 more processes or threads can be started (ulimit -u, 2): not one rank starts; raise it"
+    text = "0 more processes or threads can start (ulimit -u, 2): no rank can start; raise it"
     assert answer.of("processes") == (PROBLEM, text)
     assert answer.of("launch")[0] == PROBLEM
     assert "the limit on processes was reached; raise ulimit -u" in answer.of("launch")[1]
@@ -146,13 +146,15 @@ def test_a_small_dev_shm_is_a_note(doctor):
     mount = 'mount -t tmpfs -o size=64m tmpfs /dev/shm && exec "$@"'
     grade, text = doctor(under=("unshare", "-m", "--propagation", "private", "sh", "-c", mount, "at")).of("/dev/shm")
     assert grade == NOTE
-    assert text.startswith("64 of 64 MiB are free: data loaders and NCCL may end by SIGBUS; docker run --shm-size=8g")
+    assert text.startswith(
+        "64 of 64 MiB are free: SIGBUS may kill data loaders and NCCL; use docker run --shm-size=8g"
+    )
 
 
 def test_what_the_core_is_told_to_do_without_is_not_reported_as_there(doctor):
     grade, text = doctor(env={**os.environ, "INFINI_RUN_DEBUG": "nocgroup"}).of("cgroup")
     assert grade == NOTE
-    assert "of their own with v2 alone" in text or "not delegated" in text or "none is to be seen" in text
+    assert "of their own with v2 alone" in text or "not delegated" in text or "none is visible" in text
 
 
 TAKES_PORT = """
@@ -170,7 +172,9 @@ def test_a_taken_port_and_a_home_that_is_not_there_are_notes(doctor):
     answer = doctor(under=("unshare", "--net", sys.executable, "-ISc", TAKES_PORT), env=env)
     grade, text = answer.of("port")
     assert grade == NOTE
-    assert text.startswith("29500, the usual MASTER_PORT, cannot be had (Address already in use): give --standalone")
+    assert text.startswith(
+        "29500, the usual MASTER_PORT, is not available (Address already in use); add --standalone"
+    )
     assert answer.of("HOME")[0] == NOTE
     assert answer.of("HOME")[1].startswith("/nosuch cannot be written (No such file or directory)")
     assert answer.of("temporary files")[0] == PROBLEM
@@ -185,7 +189,7 @@ def test_gpus_are_counted_and_who_holds_them_is_named(doctor, driver):
     }
     answer = doctor(env=environ)
     grade, text = answer.of("GPUs")
-    assert (grade, text) == (OK, "4 GPUs (NVIDIA H200): --nproc_per_node=auto starts a rank for each")
+    assert (grade, text) == (OK, "4 GPUs (NVIDIA H200): --nproc_per_node=auto starts a rank per GPU")
     grade, text = answer.of("GPU memory")
     assert grade == NOTE
     assert text.startswith(f"in use: GPU 0: {Path('/proc/self/comm').read_text().strip()} (pid {os.getpid()}, ")
@@ -202,8 +206,8 @@ def test_folders_of_launches_that_were_killed_are_counted(tmp_path):
     found = check_leftovers(str(tmp_path))
     assert found.grade == NOTE
     assert found.text == (
-        f"a folder in {tmp_path}, of launches that were killed: the next launch removes them; "
-        "1 of launches that run, or of other users"
+        f"a folder in {tmp_path}, of killed launches: the next launch removes them; "
+        "1 of running launches or other users"
     )
     old.rmdir()
     assert check_leftovers(str(tmp_path)).grade == OK
@@ -230,8 +234,8 @@ def test_a_check_that_hangs_is_named_and_what_came_before_it_is_kept():
     silent = machine("echo the driver waits >&2; exec sleep 1000")
     ended = machine("echo no such thing >&2; exit 3")
     assert look(hung, silent, ended, limit_s=3.0) == [
-        [(OK, "kernel", "fine"), (PROBLEM, "GPUs", "this check did not end within 3 s; it was left")],
-        [(PROBLEM, "reach", "no answer within 3 s: a launch would wait for it; the last it said: the driver waits")],
+        [(OK, "kernel", "fine"), (PROBLEM, "GPUs", "this check did not end within 3 s; skipped it")],
+        [(PROBLEM, "reach", "no answer within 3 s: a launch would wait for it; its last output: the driver waits")],
         [(PROBLEM, "reach", "ended with 3: no such thing")],
     ]
 
@@ -240,13 +244,13 @@ def test_what_a_shell_prints_at_login_is_a_note_and_is_skipped():
     ((first, login),) = look(machine(f"""echo Welcome to x; {MAGIC}; {FINDING}; echo '{{"done": true}}'"""))
     assert first == (OK, "kernel", "fine")
     assert login[:2] == (NOTE, "login")
-    assert login[2].startswith("its shell prints 13 bytes where there is no terminal ('Welcome to x')")
+    assert login[2].startswith("its shell prints 13 bytes without a terminal ('Welcome to x')")
 
 
 def test_one_that_ends_in_the_midst_says_in_which_check():
     ((first, second),) = look(machine(f"""{MAGIC}; {FINDING}; kill -SEGV $$"""))
     assert first[0] == OK
-    assert second == (PROBLEM, "kernel", "this check has ended early: ended with 139: ")
+    assert second == (PROBLEM, "kernel", "this check ended early: ended with 139: ")
 
 
 def test_more_machines_than_are_asked_at_a_time_all_answer():
@@ -276,11 +280,13 @@ def test_limits_are_described_for_as_many_ranks_as_there_are_cpus():
     assert describe_files(1024, resource.RLIM_INFINITY, 8).grade == OK
     assert describe_files(1024, 4096, 8).grade == OK
     assert describe_files(1024, 4096, 1000).grade == NOTE
-    assert describe_files(256, 4096, 8).text.endswith("a rank has 256, which data loaders use up: ulimit -n 1024")
+    assert describe_files(256, 4096, 8).text.endswith(
+        "a rank has 256, too few for many data loaders; run ulimit -n 1024"
+    )
     assert describe_processes([], 8).text == "no limit"
     assert describe_processes([(5000, "a"), (100, "ulimit -u, 4096")], 8).grade == NOTE
     assert describe_processes([(5000, "a")], 8).grade == OK
-    assert describe_processes([(-3, "b")], 8).text.startswith("0 more processes or threads can be started (b)")
+    assert describe_processes([(-3, "b")], 8).text.startswith("0 more processes or threads can start (b)")
     assert describe_core(0, "core").grade == OK
     assert describe_core(resource.RLIM_INFINITY, "|/usr/lib/systemd/systemd-coredump %P").grade == OK
     assert describe_core(resource.RLIM_INFINITY, "core").grade == NOTE
@@ -291,8 +297,10 @@ def test_a_cgroup_of_the_ranks_own_is_seen_in_what_it_reads():
         "0::/user.slice/me\n", "1:pids:/x\n0::/user.slice/me/infini-run-doctor-1/rank-0\n", False
     )
     assert (delegated.grade, delegated.name) == (OK, "cgroup")
-    assert describe_cgroup("1:pids:/x\n", "1:pids:/x\n", False).text.startswith("v1, and ranks have one")
-    assert describe_cgroup("", "", False).text.startswith("none is to be seen")
+    assert describe_cgroup("1:pids:/x\n", "1:pids:/x\n", False).text.startswith(
+        "v1, while a cgroup per rank needs v2"
+    )
+    assert describe_cgroup("", "", False).text.startswith("none is visible")
 
 
 def test_what_differs_between_nodes_is_graded_by_what_it_does_to_a_launch():
@@ -300,7 +308,7 @@ def test_what_differs_between_nodes_is_graded_by_what_it_does_to_a_launch():
     assert [finding.grade for finding in compare(here, here, 0.4)] == [OK, OK]
     (refused, _) = compare({**here, "version": "0.1.0"}, here, 0.0)
     assert refused.grade == PROBLEM
-    assert refused.text.startswith(f"infini-run there is 0.1.0, here {VERSION}: a launch is refused")
+    assert refused.text.startswith(f"infini-run there is 0.1.0, here {VERSION}: a launch fails")
     assert [finding.name for finding in compare({**here, "python": "3.12.1"}, here, 0.0)][1] == "versions"
     assert [f.grade for f in compare({**here, "python": "3.11.2"}, here, -2.0)] == [OK, NOTE]
     late = compare(here, here, -301.0)[-1]

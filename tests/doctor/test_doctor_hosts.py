@@ -47,14 +47,14 @@ def test_every_host_is_looked_at_as_this_machine_is(over_ssh):
     assert list(answer.machines) == ["this machine", "host1", "host2"]
     for name in ("host1", "host2"):
         assert answer.machines[name]["facts"]["host"] == name
-        assert answer.of("reach", name) == (OK, f"reached, and infini-run there is {VERSION}, as here")
+        assert answer.of("reach", name) == (OK, f"reached; infini-run there is {VERSION}, as here")
         assert answer.of("clock", name) == (OK, "differs by less than a second")
         ours, theirs = set(answer.findings()), set(answer.findings(name))
         assert theirs - ours == {"reach", "clock", "rank 0"}
         assert ours <= theirs
     grade, text = answer.of("rank 0", "host1")
     assert grade == OK
-    assert re.fullmatch(r"listens on port \d+ of this node, as MASTER_PORT, and 1 of 1 nodes have connected", text)
+    assert re.fullmatch(r"listens on port \d+ of this node, as MASTER_PORT, and 1 of 1 nodes connected", text)
     grade, text = answer.of("rank 0", "host2")
     assert grade == OK
     assert re.fullmatch(r"connects to 127\.0\.78\.1:\d+, as its ranks will to MASTER_PORT", text)
@@ -75,9 +75,9 @@ def test_a_node_that_does_not_reach_the_port_of_rank_0_is_named(cabled_bed, doct
     assert answer.code == 1
     grade, text = answer.of("rank 0", "host2")
     assert grade == PROBLEM
-    assert re.match(r"cannot connect to 10\.78\.0\.1:\d+ from host2 \(.*\): ranks do not meet; open the ports", text)
+    assert re.match(r"cannot connect to 10\.78\.0\.1:\d+ from host2 \(.*\): ranks cannot meet; open the ports", text)
     assert answer.of("rank 0", "host3")[0] == OK
-    assert answer.of("rank 0", "host1")[1].endswith("and 1 of 2 nodes have connected")
+    assert answer.of("rank 0", "host1")[1].endswith("and 1 of 2 nodes connected")
 
 
 def test_a_host_that_is_down_is_named_and_the_others_are_looked_at(bed, over_ssh):
@@ -147,7 +147,7 @@ def test_the_output_of_a_login_shell_is_a_note(bed, over_ssh, tmp_path):
             pass  # its mounts go with it
     grade, text = answer.of("login", "host1")
     assert grade == NOTE
-    assert text.startswith("its shell prints 17 bytes where there is no terminal ('Welcome to host1')")
+    assert text.startswith("its shell prints 17 bytes without a terminal ('Welcome to host1')")
 
 
 def test_the_text_for_many_machines_shows_what_is_not_well(bed, infini_run):

@@ -43,7 +43,7 @@ def test_every_node_of_the_allocation_is_looked_at(over_slurm, case):
     answer = over_slurm()
     assert len(answer.machines) == 3
     for name in list(answer.machines)[1:]:
-        assert answer.of("reach", name) == (OK, f"reached, and infini-run there is {VERSION}, as here")
+        assert answer.of("reach", name) == (OK, f"reached; infini-run there is {VERSION}, as here")
         assert answer.of("launch", name) == answer.of("launch")
     case.end()
 

@@ -499,7 +499,10 @@ def test_a_container_that_cannot_be_is_told(local):
             ("--runtime=podman", "--container=x", "--bind=:"),
             "--bind=:: HOST, HOST:THERE or HOST:THERE:ro is expected",
         ),
-        (("--runtime=lxc", "--container=x"), "--runtime=lxc: expected apptainer, singularity, podman, enroot, or pyxis"),
+        (
+            ("--runtime=lxc", "--container=x"),
+            "--runtime=lxc: expected apptainer, singularity, podman, enroot, or pyxis",
+        ),
     ):
         done = local.call("submit", *words, "--", "true")
         assert done.returncode == 2
