@@ -62,11 +62,11 @@ def run(
         How every rank ended.
 
     Raises:
-        UsageError: What was given makes no sense. Nothing was started.
+        UsageError: The request is invalid. Nothing was started.
         ProgramError: The program is not there, or cannot be executed. Nothing was started.
         StartError: A rank could not be created.
         WorkerError: A rank failed, and `check` is true.
-        LaunchTimeout: `timeout_s` is over.
+        LaunchTimeout: `timeout_s` has passed.
         NodeLost: A node could not be reached, or was lost.
     """
     check_names("run", flags, TABLE, run)

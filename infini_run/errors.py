@@ -1,7 +1,7 @@
-"""Every way in which infini-run says no. Data in attributes, the sentence in the text.
+"""The exceptions of infini-run. Attributes have the data, and the text has the sentence.
 
 InfiniRunError                the root; exit_code says what the command exits with
-├── UsageError          2     the request makes no sense; nothing was started
+├── UsageError          2     the request is invalid; nothing was started
 │   └── DeviceError     2     the GPUs asked for are not there
 ├── ProgramError              the program cannot be run; nothing was started
 │   ├── ProgramMissing  127
@@ -14,7 +14,7 @@ InfiniRunError                the root; exit_code says what the command exits wi
 ├── CrewClosed          1     a crew was closed, and takes no more tasks (a RuntimeError, too; crews/errors.py)
 ├── ChannelError        1     a message could not be sent or received (channel/errors.py)
 ├── WorkerError               a worker failed; its report is at hand (exit code: the first failure's)
-│   ├── WorkerDied            a worker with work to do has ended; its exit is at hand
+│   ├── WorkerDied            a worker with work to do exited; its exit is at hand
 │   └── CrewFailed            workers failed more often than a crew's policy allows (BrokenExecutor; crews/errors.py)
 ├── RemoteError         1     a worker's code raised what cannot be made again here: its words
 ├── SubmitError         1     a batch scheduler did not take a job, or did not say whether it has (jobs/errors.py)
@@ -38,24 +38,24 @@ class InfiniRunError(Exception):
     exit_code = 1
 
     def _render_traceback_(self) -> list[str]:
-        """Return what IPython is to show: not our frames, with their source."""
+        """Return the traceback for IPython, without the frames of infini-run."""
         from infini_run.notebook_traceback import render
 
         return render(self)
 
 
 class UsageError(InfiniRunError):
-    """The request makes no sense: what was given, what is allowed, what was probably meant."""
+    """An invalid request. The text has what was given, why it failed, and what to do next."""
 
     exit_code = 2
 
 
 class DeviceError(UsageError):
-    """The devices asked for are not there, or cannot be counted."""
+    """A lack of the requested devices, or devices that cannot be counted."""
 
 
 class ProgramError(InfiniRunError):
-    """The program to run cannot be run. `path` is what was asked for."""
+    """A program that cannot run. `path` is the requested program."""
 
     def __init__(self, message: str, path: str) -> None:
         super().__init__(message)
@@ -66,19 +66,19 @@ class ProgramError(InfiniRunError):
 
 
 class ProgramMissing(ProgramError):
-    """There is no such program (exit code 127, as a shell's)."""
+    """A program that does not exist (exit code 127, as in a shell)."""
 
     exit_code = 127
 
 
 class NotExecutable(ProgramError):
-    """The program is there but cannot be executed (exit code 126, as a shell's)."""
+    """A program that exists but cannot be executed (exit code 126, as in a shell)."""
 
     exit_code = 126
 
 
 class StartError(InfiniRunError):
-    """A worker could not be created. `step`: the call that failed; `errno`: its number; `rank`: who is missing."""
+    """A worker that could not be created. `step` is the failed call, `errno` its number, `rank` the missing rank."""
 
     def __init__(self, message: str, step: str, errno: int, rank: int | None = None) -> None:
         super().__init__(message)
@@ -91,11 +91,11 @@ class StartError(InfiniRunError):
 
 
 class LinkError(InfiniRunError):
-    """A connection between nodes broke, or speaks something else."""
+    """A connection between nodes that broke, or that does not speak the protocol."""
 
 
 class NodeLost(InfiniRunError):
-    """A node could not be reached, or was lost while the job ran. `host`: its name; `node`: its index."""
+    """A node that could not be reached, or was lost while the job ran. `host` is its name, `node` its index."""
 
     def __init__(self, message: str, host: str, node: int) -> None:
         super().__init__(message)
@@ -107,12 +107,12 @@ class NodeLost(InfiniRunError):
 
 
 class LaunchTimeout(InfiniRunError, TimeoutError):
-    """A launch did not end within the time that the caller gave it; it was stopped."""
+    """A launch that did not end within the caller's time limit, and was stopped."""
 
 
 class RemoteError(InfiniRunError):
-    """A worker's code raised an exception that cannot be made again here. The text has its type and its words;
-    `kind`: the type's full name; `trace`: the traceback as text; `rank` and `host`: whose it was."""
+    """An exception of a worker that cannot be rebuilt here. The text has its type and its message. `kind` is the full
+    name of the type, `trace` the traceback as text; `rank` and `host` name the worker."""
 
     def __init__(self, message: str, kind: str = "", trace: str = "", rank: int = -1, host: str = "") -> None:
         super().__init__(message)

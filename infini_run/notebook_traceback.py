@@ -1,7 +1,7 @@
-"""What IPython shows of an exception that infini-run's caller gets: the caller's own frames, in the shell's style.
+"""The traceback that IPython shows to the caller of infini-run: the caller's frames, in the shell's style.
 
-IPython prints each frame with its source, and ours say nothing about the caller's mistake. Python itself, and an
-error that is not one of ours, show every frame. Imported only when IPython shows one.
+IPython prints each frame with its source, and the frames of infini-run say nothing about the caller's mistake. Python
+itself shows every frame, and so does IPython for other errors. Imported only when IPython shows one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Seconds and counts that a Python program gives: checked where they enter, with one sentence for what is wrong."""
+"""Seconds and counts that a Python program gives: checked where they enter, with one sentence about the fault."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LONGEST_S = 2.0**31  # 68 years; what is longer is no limit, since threading.TIM
 
 
 def read_seconds(name: str, value: SupportsFloat, *, above_zero: bool = False) -> float:
-    """Return a limit of time in seconds.
+    """Return a time limit in seconds.
 
     Args:
         name: of the argument, for the message.
@@ -20,7 +20,7 @@ def read_seconds(name: str, value: SupportsFloat, *, above_zero: bool = False) -
         above_zero: 0 is refused, too.
 
     Raises:
-        UsageError: it is no number, is not a number of seconds (NaN), or is below zero.
+        UsageError: it is not a number, is NaN, or is below zero.
     """
     seconds = _real(value)
     if not (seconds > 0 if above_zero else seconds >= 0):
@@ -35,10 +35,10 @@ def read_wait(name: str, value: SupportsFloat | None) -> float | None:
 
     Args:
         name: of the argument, for the message.
-        value: as for `read_seconds`. As in the standard library, a number below zero is a time that is over.
+        value: as for `read_seconds`. As in the standard library, a negative number is a time in the past.
 
     Raises:
-        UsageError: it is no number, or NaN.
+        UsageError: it is not a number, or NaN.
     """
     if value is None:
         return None
@@ -57,7 +57,7 @@ def read_count(name: str, value: SupportsIndex, *, least: int = 1) -> int:
         least: the least that is allowed.
 
     Raises:
-        UsageError: it is no whole number, or is below `least`.
+        UsageError: it is not a whole number, or is below `least`.
     """
     count = value.__index__() if hasattr(value, "__index__") and not isinstance(value, bool) else least - 1
     if count < least:
@@ -66,7 +66,7 @@ def read_count(name: str, value: SupportsIndex, *, least: int = 1) -> int:
 
 
 def _real(value: object) -> float:
-    """NaN: it is no number."""
+    """Return the number as a float, or NaN if it is not a number."""
     if isinstance(value, bool) or not hasattr(value, "__float__"):
         return float("nan")
     try:

@@ -66,7 +66,7 @@ class ProcessLauncher:
             and --distributed-world-size=W to each rank's arguments.
 
     Raises:
-        UsageError: What was given makes no sense, or asks for other machines.
+        UsageError: The request is invalid, or asks for other machines.
     """
 
     _auto_console = "inherit"
@@ -185,13 +185,13 @@ class ProcessLauncher:
             timeout_s: Seconds to wait at most. None: until there is an event.
 
         Returns:
-            The events in order. Empty: the time is up, or everything has ended. With max_restarts the kind
-                `restarting` says that all ranks are to be started again; this call starts them.
+            The events in order. Empty: the time is up, or everything exited. With max_restarts the kind
+                `restarting` says that all ranks restart; this call starts them.
         """
         return self._launched().events(read_wait("timeout_s", timeout_s))
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until every rank has ended and nothing of it is left.
+        """Wait until every rank exited and no process of it is left.
 
         Args:
             timeout_s: Seconds to wait at most. None: for ever.
@@ -208,7 +208,7 @@ class ProcessLauncher:
             timeout_s: Seconds to wait at most. None: for ever.
 
         Returns:
-            False if the time was up first, or as soon as a rank has ended without it: see `first_failure`. With
+            False if the time was up first, or as soon as a rank exited without it: see `first_failure`. With
             max_restarts a rank that failed may still come back.
         """
         limit_s = read_wait("timeout_s", timeout_s)
@@ -223,7 +223,7 @@ class ProcessLauncher:
 
         Returns:
             pid and start of a rank that runs; ready_s and status once it has sent READY=1 or STATUS=; end, code and
-                signal once it has ended.
+                signal once it exited.
 
         Raises:
             InfiniRunError: Nothing was launched yet.
@@ -251,7 +251,7 @@ class ProcessLauncher:
         raise UsageError(f"rank={rank}: unknown rank; use {workers[0].rank} to {workers[-1].rank}")
 
     def first_failure(self) -> Exit | None:
-        """Return the first rank that failed by itself. None: none did."""
+        """Return the first rank that failed before any was stopped, or None if none failed."""
         self.running()
         return self._launched().run.outcome.first_failure()
 

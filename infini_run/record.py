@@ -2,7 +2,7 @@
 
 The one rule: a record is decided once. Its fields are keyword-only, it is never changed, and two
 records are equal when they are of one class and their fields are. Not slotted: slots need every class
-made twice, which is a tenth of what our start-up may cost.
+made twice, which is a tenth of what the start-up may cost.
 """
 
 from __future__ import annotations

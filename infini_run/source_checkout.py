@@ -1,8 +1,7 @@
-"""What `import infini_run` does in a clone whose core was not built in place: the installed package is taken.
+"""`import infini_run` in a clone whose core was not built in place: it takes the installed package.
 
-A clone's folder is found before all others by a script that lies beside it, and `pip install .` builds in a folder of
-its own. The one rule: the installed package takes this one's place as a whole; no module of one is mixed with the
-other's.
+A script beside the clone finds its folder before all others, and `pip install .` builds in another folder. The one
+rule: the installed package takes this one's place as a whole; no module of one is mixed with the other's.
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ def list_gpus(root: str = "") -> tuple[Accelerator, ...]:
 
 
 def _gpu(folder: str, root: str) -> Accelerator | None:
-    """None: a CPU, or what a container does not let us use: its properties cannot be read, or its render node."""
+    """Return a GPU, or None for a CPU or for a GPU whose properties or render node the container closes."""
     kfd_id = read_text(f"{folder}/gpu_id").strip()
     properties = dict(line.split(" ", 1) for line in read_text(f"{folder}/properties").splitlines() if " " in line)
     values = {name: int(text) for name, text in properties.items() if text.strip().isdecimal()}

@@ -2,7 +2,7 @@
 
 A process counts the devices that it is given from 0, also where a container has davinci4 and davinci5 alone: an id is
 a place in the sorted list of /dev/davinci<N>. The list is read as CANN's reference says of ASCEND_RT_VISIBLE_DEVICES:
-ids and commas, in rising order; whatever else is in it ends it. Which NUMA node one is at is not told without CANN.
+ids and commas, in rising order; whatever else is in it ends it. Without CANN, the NUMA node of an NPU is unknown.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Which CPUs and whose memory each rank gets: --bind. Pure, but for `plan_bindings`.
 
 The rules: a rank is beside its GPU where that is known; `numa` and `socket` bind to all of a domain, which ranks may
-share; `cores` gives whole cores and gives none twice. Nothing outside of what we may use ourselves is given.
+share; `cores` gives whole cores and gives none twice. No rank gets a CPU that this process may not use.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def _place(topology: Topology, cores: Sequence[Core], sharers: dict[int, int]) -
 
 
 def _homes(topology: Topology, nodes: Sequence[int]) -> tuple[int, ...]:
-    """The nodes with CPUs for us that are closest to a rank's GPUs, each once, in the order of the GPUs."""
+    """Return the nodes with usable CPUs that are closest to a rank's GPUs, each once, in the order of the GPUs."""
     having = {core.node for core in topology.cores}
     found = [topology.nearest(node, having) for node in nodes]
     return tuple(dict.fromkeys(node for node in found if node is not None))

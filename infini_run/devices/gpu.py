@@ -7,7 +7,7 @@ from infini_run.record import record
 
 
 class NoGpus(DeviceError):
-    """There is none for us here, and nothing is broken: what `auto` takes to mean CPUs."""
+    """A machine without usable GPUs where nothing is broken: `auto` then counts CPUs."""
 
 
 @record

@@ -67,7 +67,7 @@ def visible(cards: tuple[Card, ...], environ: Mapping[str, str]) -> tuple[Accele
 
     Source: CUDA Programming Guide, "CUDA Environment Variables": an entry that names nothing hides itself and all
     after it. That a GPU named twice hides all, that the first entry decides between indexes and UUIDs, and that an
-    index ends at its first non-digit is the driver's behaviour as torch.cuda knows it.
+    index ends at its first non-digit is the driver's behavior as torch.cuda knows it.
     """
     inherited = environ.get(VISIBLE)
     if inherited is None:
@@ -113,7 +113,7 @@ def _nth(by_index: tuple[Accelerator | None, ...], entry: str) -> Accelerator | 
 
 
 def _by_uuid(cards: tuple[Card, ...], entry: str) -> Accelerator | None:
-    """Whole names of MIG instances. A board also by its UUID, or by so many of its first digits that no other board
+    """Whole names of MIG instances. A board also by its UUID, or by first digits that no other board
     has them. Hyphens, the case of digits and what follows a whole UUID are of no account; MIG- is as good as GPU- for
     a board that is not in MIG mode. Source: what driver 580 showed of an H100 and an H200, neither in MIG mode."""
     matches = tuple(gpu for card in cards for gpu in card.gpus if entry in (gpu.uuid, gpu.old_name))

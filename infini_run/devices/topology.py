@@ -1,6 +1,6 @@
 """What /sys says of this machine's CPUs: cores, sockets, NUMA nodes, and which node a PCI device is at.
 
-The rule: only what we may use is there (the affinity and the nodes of our cpuset), and what the kernel does not tell
+The rule: only usable CPUs count (the affinity and the nodes of the cpuset), and what the kernel does not tell
 is not guessed: a CPU without siblings is a core, a machine without nodes is one node without a number for memory.
 Source: the kernel's Documentation/ABI/stable/sysfs-devices-system-cpu and sysfs-devices-node, cpuset(7).
 """

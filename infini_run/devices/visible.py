@@ -117,7 +117,7 @@ def find(environ: Mapping[str, str], root: str = "") -> VisibleGpus:
 
 
 def may_have_gpus(root: str = "") -> bool:
-    """Return whether a driver's file is there. A cheap test: pynvml is not imported.
+    """Return whether a driver's file exists. A cheap test: pynvml is not imported.
 
     Args:
         root: is put before /dev.
@@ -143,7 +143,7 @@ def resolve_nproc(kind: str, environ: Mapping[str, str], gpus_per_proc: int, roo
     """Return how many ranks `--nproc_per_node=KIND` means on this machine.
 
     Args:
-        kind: `gpu`: one for every `gpus_per_proc` visible GPUs. `cpu`: one for each CPU that this process may use.
+        kind: `gpu`: one for every `gpus_per_proc` visible GPUs. `cpu`: one per CPU that this process may use.
             `auto`: as `gpu` if there are GPUs, else as `cpu`; but a broken driver, or a list that names no GPU, is an
             error: a CPU job on a GPU machine is not what was meant.
         environ: the environment with the vendors' variables.
@@ -182,7 +182,7 @@ def partition(found: VisibleGpus, nproc: int, gpus_per_proc: int) -> tuple[tuple
         The GPUs of each local rank.
 
     Raises:
-        DeviceError: there are too few, or CUDA would not show one process all of its own.
+        DeviceError: there are too few, or CUDA would not show one process all its GPUs.
     """
     if nproc * gpus_per_proc > len(found.gpus):
         raise DeviceError(_too_few(found, nproc, gpus_per_proc))

@@ -1,1 +1,1 @@
-"""What schedulers and launchers say about us in the environment, one of them a file; detect.py asks them in turn."""
+"""The facts that schedulers and launchers put in the environment, a module each; detect.py asks them in turn."""

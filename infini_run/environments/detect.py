@@ -1,5 +1,5 @@
-"""Finds the scheduler or launcher under which this process runs. The first detector that recognises its variables
-wins.
+"""The search for the scheduler or launcher under which this process runs. The first detector that recognizes its
+variables wins.
 
 The order is from the inside out: under mpirun in a Slurm job both have set variables, and the tasks are mpirun's.
 Schedulers whose job script runs one process come after everything that may run inside of one, and containers last.

@@ -1,4 +1,4 @@
-"""Grid Engine and its descendants (sge_pe(5)): PE_HOSTFILE has lines `host slots queue range`, ours first."""
+"""Grid Engine and its descendants (sge_pe(5)): PE_HOSTFILE has lines `host slots queue range`, this host first."""
 
 from __future__ import annotations
 

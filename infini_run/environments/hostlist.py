@@ -32,7 +32,7 @@ class Host:
 
     Args:
         name: the name of the host.
-        slots: how many processes it has room for; 0: not given.
+        slots: how many processes it has room for; 0: unknown.
         user: the user to log in as; empty: ssh decides.
     """
 
@@ -246,7 +246,7 @@ def _again(name: str) -> str:
 
 
 def _line(words: Sequence[str]) -> tuple[Host, ...]:
-    """A line of a host file. Of what may follow the name, max_slots (Open MPI) says nothing to us."""
+    """A line of a host file. Of what may follow the name, max_slots (Open MPI) has no meaning here."""
     hosts = tuple(host for _, host in _parse(words[0]))
     if "," in words[0] and len(list(_split(words[0]))) > 1:
         raise _SyntaxError(0, words[0], "expected one host per line")

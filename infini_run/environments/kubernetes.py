@@ -32,7 +32,7 @@ def detect(around: Variables) -> ClusterEnvironment | None:
 
 
 def _domain(around: Variables, host: str) -> str:
-    """What follows our host's name in the full name that /etc/hosts has for it."""
+    """Return what follows the name of this host in its full name in /etc/hosts."""
     for line in around.file("/etc/hosts").splitlines():
         for name in line.partition("#")[0].split()[1:]:
             if host and name.startswith(host + "."):

@@ -1,7 +1,7 @@
 """Variables and descriptors that an MPI launcher gave to this process alone, and that ranks must not inherit.
 
-Otherwise a rank that imports MPI would answer in our place, on our connection: PMI_FD of Hydra and of Slurm's pmi2,
-HYDI_CONTROL_FD. Hydra 4.0 passes on a dozen more descriptors, its own pipes and connections.
+Otherwise a rank that imports MPI would answer for this process, on its connection: PMI_FD of Hydra and of Slurm's
+pmi2, HYDI_CONTROL_FD. Hydra 4.0 passes on a dozen more descriptors, its own pipes and connections.
 """
 
 from __future__ import annotations

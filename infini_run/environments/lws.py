@@ -1,6 +1,6 @@
 """Kubernetes, a LeaderWorkerSet (sigs.k8s.io/lws, since 0.6): one group of pods, the leader first.
 
-A pod has a network of its own, so the port is the default one.
+Each pod has its own network, so the port is the default one.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """PBS: OpenPBS, PBS Professional, Torque (qsub(1B), "ENVIRONMENT VARIABLES"; OpenPBS 23.06).
 
-The job script is task 1 of the job. What pbsdsh and pbs_tmrsh start has an environment of its own; on the first node
+The job script is task 1 of the job. What pbsdsh and pbs_tmrsh start has another environment; on the first node
 (the mother superior) without PBS_NODEFILE, so there the server's copy is read.
 """
 

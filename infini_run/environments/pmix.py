@@ -1,6 +1,7 @@
 """PMIx alone (prterun without an MPI, `srun --mpi=pmix` is Slurm's): a rank, and neither sizes nor hosts.
 
-What it knows, its server tells to a PMIx client; we are none, so the flags must say how many nodes there are.
+Only a PMIx client can ask the server for the rest, and this process is none, so the flags must say how many nodes
+there are.
 """
 
 from __future__ import annotations

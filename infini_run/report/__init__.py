@@ -1,1 +1,1 @@
-"""What a launch has to say when it has ended: exit codes, reasons, snapshots of a hang."""
+"""The result of a launch: exit codes, reasons, snapshots of a hang."""

@@ -43,7 +43,7 @@ class Exit:
         status: Its last STATUS= (sd_notify(3)).
         watchdog_reason: Why the watchdog stopped the job because of it: it hung, or was not ready in time. Empty:
             no.
-        lost: Its node was lost, so nobody knows how it ended.
+        lost: Its node was lost, so its end is unknown.
         advice: What to do next, where that depends on what the node is like. Empty: nothing is known.
     """
 
@@ -77,7 +77,7 @@ class Exit:
 
     @property
     def is_failure(self) -> bool:
-        """Whether the rank failed by itself.
+        """Whether the rank failed before the launcher stopped it.
 
         True if, before the launcher stopped it, it ended badly (by its exit code, a signal, or a failed start) or was
         lost with its node; also if the launcher stopped the job because this rank was not ready in time or hung.
@@ -91,7 +91,7 @@ class Exit:
 
     @property
     def ended_well(self) -> bool:
-        """It ran, and exited 0 by itself."""
+        """Whether it ran, and exited 0 without being stopped."""
         return self.end_s is not None and self.shell_code == 0
 
     @property

@@ -47,7 +47,7 @@ class Report:
         start_s: When the first worker was created: seconds since the epoch, by the head's clock.
         end_s: When the last process was gone.
         exits: How each worker ended, by rank.
-        first_failure: The worker that failed first, and by itself. None: none did.
+        first_failure: The worker that failed first, and was not stopped before. None: none did.
         received_signal: The signal from outside that ended the launch; 0: none did.
         forwarded_signals: Signals from outside that were passed on to the ranks.
         user_interrupted: The user ended a single rank by Ctrl-C in its own terminal.
@@ -58,7 +58,7 @@ class Report:
         snapshots: What ranks were doing when they hung or were late.
         port_in_use: The rendezvous port, if another program listens there; else 0.
         silent: How many nodes have sent no report.
-        restarts: How often all ranks were started again.
+        restarts: How often all ranks restarted.
         earlier_failures: The first failure of each earlier attempt, the last hundred.
         not_restarted: Why no restart followed the last failure. Empty: it is plain.
         clocks: The clocks of the nodes of many.

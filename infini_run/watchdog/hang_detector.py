@@ -103,7 +103,7 @@ class HangDetector:
         return why
 
     def has_come_back(self, last_sign_s: float) -> bool:
-        """Return whether a sign of life has come since the rank was reported as hung."""
+        """Return whether a sign of life was seen since the rank was reported as hung."""
         return last_sign_s > self._reported_s > 0
 
 

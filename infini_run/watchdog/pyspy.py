@@ -1,7 +1,7 @@
 """The Python stacks of processes, by `py-spy dump`: a few at a time, and all of them within a limit.
 
-Each py-spy runs in a group of the core of its own: so it is reaped, ends with the launcher, and does not count as a
-stray of the ranks. Nothing here blocks: the caller waits for the descriptors of these groups beside its own.
+Each py-spy runs in a separate group of the core: so it is reaped, ends with the launcher, and is not a leftover
+process of the ranks. Nothing here blocks: the caller waits for the descriptors of these groups beside its own.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class StackDumps:
     Args:
         program: The path of py-spy.
         pids: The processes.
-        ranks: The group of the ranks, which must not end py-spy as one of its own strays.
+        ranks: The group of the ranks, which must not end py-spy as a leftover process.
         entry: The entry of the ranks' group. None: a host program's.
         environ: The environment of py-spy.
         now_s: The time; the limit counts from it.
@@ -167,7 +167,7 @@ class _PySpyRun:
             raise
 
     def poll(self) -> bool:
-        """Return whether it has ended. Its exit code is not used: the ranks' group may have reaped it."""
+        """Return whether it exited. Its exit code is not used: the ranks' group may have reaped it."""
         for event in self.group.run_once():
             if event.kind == "started":
                 self.pid = event.pid

@@ -1,6 +1,6 @@
 """Snapshots of every rank when one of them hangs or is late: from /proc, one rank in each call, then from py-spy.
 
-Nothing here blocks: the caller goes on serving the ranks between two calls.
+Nothing here blocks: the caller serves the ranks between two calls.
 """
 
 from __future__ import annotations

@@ -195,7 +195,7 @@ class Watchdog:
     # ---- a missed deadline
 
     def run_due(self) -> HangFinding | None:
-        """Check the deadlines that have passed, or go on with snapshots. Never blocks.
+        """Check the deadlines that have passed, or continue with snapshots. Never blocks.
 
         Returns:
             The finding, once it is complete; else None.
