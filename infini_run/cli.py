@@ -165,7 +165,7 @@ def _take_over_process(mask_at_entry: set[int] | None) -> ProcessState:
 
 
 def _joins_by_hand(options: Options, cluster: ClusterEnvironment | None, environ: dict[str, str]) -> bool:
-    """Whether there is a token, and we are a launcher that others may join; a task that is one rank is none."""
+    """Return whether a token joins this launcher and others; a task that is one rank is no launcher."""
     from infini_run.options.options import TOKEN
 
     is_task = cluster is not None and cluster.is_task
@@ -190,7 +190,7 @@ def _prepare_environment(
 
 
 def _warn_of_restarts(options: Options) -> None:
-    """Once: each of the launchers is as alone as we are."""
+    """Warn once that each launcher restarts alone."""
     if options.max_restarts and options.node_rank == 0:
         _print_line(
             "infini-run: --max_restarts on several nodes: each restarts alone, out of step with the others; set the "
@@ -271,7 +271,7 @@ def _poll_to_end(run: NodeLaunch | RestartingLaunch, suspend_write_fd: int) -> i
 
 
 def _notify_outer_launcher(number: int, suspend_write_fd: int) -> None:
-    """As process 1 of --isolate we cannot end by a signal: who waits outside does."""
+    """Tell the launcher outside of --isolate to end by a signal, as process 1 cannot."""
     if suspend_write_fd >= 0 and number:
         os.write(suspend_write_fd, bytes([number]))
 
@@ -339,7 +339,7 @@ def _print_problem(problem: str) -> None:
 def _run_isolated(options: Options, environ: dict[str, str], mask_at_entry: set[int] | None) -> int:
     """Run this same command as process 1 of a new PID namespace: when it ends, the kernel ends all in it.
 
-    It stops its ranks itself, within its own grace; ours is only for the case that it does not.
+    The inner command stops its ranks within its grace; the grace here is for the case that it does not.
     """
     from infini_run.node.pid_namespace import open_suspend_pipe, run_isolated
     from infini_run.plan.program import launch_folder, new_launch_id
@@ -372,8 +372,8 @@ def _run_isolated(options: Options, environ: dict[str, str], mask_at_entry: set[
 
 
 def _same_command() -> list[str]:
-    """Ours once more, of a frozen program that program. -m would look into the working directory before our first
-    line; of a program that embeds Python nothing is known of its arguments."""
+    """Return this command once more; in a frozen program, that program. -m would look into the working directory
+    before the first line; the arguments of a program that embeds Python are unknown."""
     from infini_run.system.interpreter import executable_text, own_python
 
     words = sys.orig_argv[1 : len(sys.orig_argv) - len(sys.argv) + 1]
@@ -442,8 +442,8 @@ def _write_line(text: str, *, is_bounded: bool = False) -> None:
 
     Args:
         text: the line.
-        is_bounded: wait for a reader that does not read one second at most. Else until a signal comes: the launch is
-            over, so nothing else acts on signals. Before the core is loaded, a signal ends this process as any.
+        is_bounded: wait for a reader that does not read one second at most. Else until a signal comes: the launch
+            finished, so nothing else acts on signals. Before the core is loaded, a signal ends this process.
     """
     if "infini_run._irun" not in sys.modules:
         _print(2, text)

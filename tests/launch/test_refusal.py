@@ -32,7 +32,7 @@ REFUSALS = [
     ("--master_port=-1", "a port from 0 to 65535"),
     (
         "--nnodes=2 --master_port=0",
-        "--master_port=0: cannot be a free port; with --nnodes=2 a port from 1",
+        "--master_port=0: cannot be a free port with --nnodes=2",
     ),
     ("--nnodes=2 --rdzv_endpoint=h:0", "--rdzv_endpoint=h:0: cannot be a free port"),
     ("--rdzv_endpoint=host", "--rdzv_endpoint=host: missing port; use HOST:PORT"),
@@ -49,7 +49,7 @@ REFUSALS = [
     ("--master_addr=", "expected a host name or an address"),
     ("--master_addr=h:1", "expected an address without a port; use --rdzv_endpoint=HOST:PORT for both"),
     ("--rdzv_endpoint=a:5 --master_addr=b", "--rdzv_endpoint=a:5 conflicts with --master_addr=b"),
-    ("--rdzv_endpoint=a:5 --master_port=6", "--rdzv_endpoint=a:5 and --master_port=6 contradict each other"),
+    ("--rdzv_endpoint=a:5 --master_port=6", "--rdzv_endpoint=a:5 conflicts with --master_port=6"),
     (
         "--standalone --nnodes=2",
         "--standalone conflicts with --nnodes=2: it means one node and a free port; drop one of them",
@@ -75,7 +75,7 @@ REFUSALS = [
     ),
     ("--hosts=a,b --standalone", "--standalone conflicts with --hosts=a,b: it is for one node"),
     ("--hosts=a,b --isolate", "--isolate conflicts with --hosts=a,b: it is for one node"),
-    ("--hosts=a,b --hostfile=f", "--hosts=a,b and --hostfile=f: only one list of hosts"),
+    ("--hosts=a,b --hostfile=f", "--hosts=a,b conflicts with --hostfile=f: only one list of hosts"),
     ("--hosts=a,b --nnodes=3", "--nnodes=3: needs more hosts than --hosts=a,b, which is 2 hosts; add hosts"),
     ("--hosts=a:2,b", "--hosts=a:2,b: missing the number of processes for b; add --nproc_per_node=N"),
     (
