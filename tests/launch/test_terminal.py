@@ -412,7 +412,7 @@ def test_a_rank_of_an_isolated_job_without_the_terminal_as_stdin_is_named(termin
     terminal.run(
         "--isolate", "--nproc_per_node=2", sys.executable, "-c", PASSWORD.format(times=1), end=" < /dev/null\n"
     )
-    terminal.see(rb"rank \d is stopped: it reads the terminal, which it cannot get here", 2)
+    terminal.see(rb"rank \d is suspended: it cannot read the terminal here", 2)
     terminal.type("\x03")
     assert terminal.code() == 130
 
