@@ -51,10 +51,12 @@ class Timeline:
     Args:
         title: Where the timeline comes from, in words.
         bars: By rank and start.
+        attempts: Start and end of each attempt; empty if there was one, or the sources differ.
     """
 
     title: str
     bars: tuple[Bar, ...]
+    attempts: tuple[tuple[float, float], ...] = ()
 
 
 def read_timeline(paths: Sequence[str]) -> Timeline:
@@ -72,7 +74,18 @@ def read_timeline(paths: Sequence[str]) -> Timeline:
     bars = sorted((bar for part in parts for bar in part.bars), key=lambda bar: (bar.rank, bar.start_s))
     if not bars:
         raise UsageError(f"{printable(paths[0])} has no rank that was started; {_HOW}")
-    return Timeline(title=parts[0].title, bars=tuple(bars))
+    return Timeline(title=parts[0].title, bars=tuple(bars), attempts=_merged([part.attempts for part in parts]))
+
+
+def _merged(parts: Sequence[tuple[tuple[float, float], ...]]) -> tuple[tuple[float, float], ...]:
+    """Return the attempts of a launch from those that its nodes saw."""
+    if len({len(part) for part in parts}) != 1 or len(parts[0]) < 2:
+        return ()
+    return tuple((min(start for start, _ in each), max(end for _, end in each)) for each in zip(*parts, strict=True))
+
+
+def _spans(attempts: Sequence[Sequence[Bar]]) -> tuple[tuple[float, float], ...]:
+    return tuple((min(bar.start_s for bar in bars), max(bar.end_s for bar in bars)) for bars in attempts if bars)
 
 
 def _read(path: str) -> Timeline:
@@ -119,14 +132,18 @@ def _load(path: str) -> dict[str, Any]:
 def _from_report(path: str, content: Mapping[str, Any]) -> Timeline:
     try:
         earlier = [_restarted(_bar(rank, content)) for rank in _started(content.get("earlier_failures") or [])]
-        bars = earlier + [_bar(rank, content) for rank in _started(content["ranks"])]
+        last = [_bar(rank, content) for rank in _started(content["ranks"])]
         world, code = int(content["world_size"]), int(content["exit_code"])
         restarts = int(content.get("restarts") or 0)
     except (KeyError, TypeError, ValueError, AttributeError):
         raise UsageError(f"--plot: {printable(path)} is an incomplete report; {_HOW}") from None
     title = f"{content.get('run_id') or content.get('launch_id')} on {content.get('host')}"
     after = f" after {restarts} restart{'s' * (restarts > 1)}" if restarts else ""
-    return Timeline(title=printable(f"{title}: {world} ranks, exit code {code}{after}"), bars=tuple(bars))
+    return Timeline(
+        title=printable(f"{title}: {world} ranks, exit code {code}{after}"),
+        bars=(*earlier, *last),
+        attempts=_spans([*([bar] for bar in earlier), last]),
+    )
 
 
 def _started(ranks: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -192,12 +209,13 @@ def _from_logs(folder: str) -> Timeline:
         what = "pairs of logs of local ranks"
     if not attempts:
         raise UsageError(f"--plot: {printable(folder)} holds no log of a rank and no report; {_HOW}")
-    bars = _bars(attempts[-1])
+    found = [_bars(attempts[-1])]
     for logs in reversed(attempts[:-1]):
-        earlier = _bars(logs, until_s=min(bar.start_s for bar in bars))
-        bars = [_restarted(bar) if bar.is_first else bar for bar in earlier] + bars
+        earlier = _bars(logs, until_s=min(bar.start_s for bar in found[0]))
+        found.insert(0, [_restarted(bar) if bar.is_first else bar for bar in earlier])
+    bars = [bar for attempt in found for bar in attempt]
     title = f"{os.path.basename(os.path.abspath(name))}: {len(bars)} {what}, from their creation to their last line"
-    return Timeline(title=printable(title), bars=tuple(bars))
+    return Timeline(title=printable(title), bars=tuple(bars), attempts=_spans(found))
 
 
 def _flat_logs(folder: str) -> list[_RankLog]:

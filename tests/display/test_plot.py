@@ -6,6 +6,7 @@ import io
 import itertools
 import json
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -120,7 +121,7 @@ def test_failures_are_marked_and_the_first_is_said_to_be_the_first(write):
     assert (list(ready.get_xdata()), list(ready.get_ydata())) == ([4.0], [1])
     assert figure.axes[0].get_title(loc="left") == "ir-1 on node1: 4 ranks, exit code 3"
     texts = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert texts == ["1 done", "2 failed", "1 stopped by us", "1 ready"]
+    assert texts == ["1 done", "2 failed", "1 stopped by infini-run", "1 ready"]
 
 
 def test_the_command_draws_what_a_launch_reported(infini_run, tmp_path):
@@ -154,7 +155,48 @@ def test_a_failure_before_a_restart_is_marked_though_the_job_went_well_then(infi
     assert timeline.title.endswith(": 2 ranks, exit code 0 after 1 restart")
     figure = draw(timeline)
     assert list(artist(figure, "failures").get_ydata()) == [1]
-    assert [text.get_text() for text in figure.axes[0].texts] == ["rank 1, first: exit 5, restarted"]
+    assert figure.axes[0].texts[0].get_text() == "attempt 1"
+    first, line = figure.axes[0].get_xlabel().split("\n")
+    assert first == "seconds since the first start"
+    assert re.fullmatch(r"attempt 1 failed after \d\.\d s: rank 1: exit 5, restarted", line)
+
+
+RESTARTED = report(
+    *(rank(n, 132.0, 160.0) for n in range(4)),
+    earlier_failures=[
+        rank(3, 100.0, 112.0, exit_code=3, failed=True),
+        rank(1, 113.0, 131.0, exit_code=None, signal="SIGSEGV", failed=True),
+    ],
+    restarts=2,
+)
+
+
+def test_earlier_attempts_are_marked_and_their_ranks_ran(write):
+    figure = draw(read_timeline([write(RESTARTED)]))
+    bands = [artist(figure, f"attempt {number}").get_extents() for number in (1, 2)]
+    left = figure.axes[0].transData.inverted().transform([[band.x0, 0] for band in bands])[:, 0]
+    assert [round(second) for second in left] == [0, 13]
+    _image, at = pixels(figure)
+    assert at(6.0, 0) == at(20.0, 2) == (0xE4, 0xE7, 0xEB)  # ran, though the report has only the first failure
+    assert at(12.5, 0) == (255, 255, 255)  # between two attempts
+    names = [(text.get_text(), round(text.xy[0])) for text in figure.axes[0].texts]
+    assert names == [("attempt 1", 0), ("attempt 2", 13), ("attempt 3", 32)]
+
+
+def test_restart_labels_leave_the_next_bar_free(write):
+    figure = draw(read_timeline([write(RESTARTED)]))
+    _image, at = pixels(figure)
+    assert {at(33.0 + second, row) for second in range(26) for row in range(4)} == {rgb("done")}
+    assert figure.axes[0].get_xlabel().splitlines()[1:] == [
+        "attempt 1 failed after 12.0 s: rank 3: exit 3, restarted",
+        "attempt 2 failed after 18.0 s: rank 1: SIGSEGV, restarted",
+    ]
+
+
+def test_attempts_of_several_nodes_are_merged(write):
+    parts = [write(RESTARTED | {"host": host}, f"{host}.json") for host in ("a", "b")]
+    assert read_timeline(parts).attempts == ((100.0, 112.0), (113.0, 131.0), (132.0, 160.0))
+    assert read_timeline([parts[0], write(FAILED)]).attempts == ()
 
 
 def test_reports_of_several_nodes_are_one_picture(write):
@@ -401,7 +443,9 @@ BARS = st.builds(
 
 
 @settings(deadline=None, max_examples=15)
-@given(st.lists(BARS, min_size=1, max_size=60))
-def test_any_timeline_can_be_drawn(bars):
-    figure = draw(Timeline(title="t", bars=tuple(bars)))
+@given(
+    st.lists(BARS, min_size=1, max_size=60), st.lists(st.tuples(st.floats(0, 2e9), st.floats(0, 2e9)), max_size=20)
+)
+def test_any_timeline_can_be_drawn(bars, attempts):
+    figure = draw(Timeline(title="t", bars=tuple(bars), attempts=tuple(attempts)))
     FigureCanvasAgg(figure).print_figure(io.BytesIO(), format="png", dpi=40)
