@@ -104,7 +104,7 @@ def test_preload_is_refused_in_host_program():
     from infini_run.errors import UsageError
     from infini_run.process_launcher import ProcessLauncher
 
-    with pytest.raises(UsageError, match=r"^preload= belongs to the command, not to the Python API$"):
+    with pytest.raises(UsageError, match=r"^preload=: not a keyword of the Python API; use it with the command$"):
         ProcessLauncher([sys.executable, "-c", "pass"], preload="decimal").start()
 
 
