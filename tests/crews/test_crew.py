@@ -576,7 +576,7 @@ def test_what_a_worker_started_ends_with_it(bell):
 
 
 def test_a_signal_reaches_a_worker(crew):
-    with pytest.raises(ir.UsageError, match="there is no such signal"):
+    with pytest.raises(ir.UsageError, match="unknown signal"):
         crew.signal(9999)
     assert crew.signal(signal.SIGCONT) == 2
     assert crew.worker(1).signal(signal.SIGCONT) == 1
@@ -599,8 +599,8 @@ def test_a_keyword_that_is_no_flag_is_a_type_error_where_the_object_is_made(make
         ("no function", {}, "target='no function': give a function"),
         (int, {}, "give a function"),
         (echo, {"nproc": 0}, "nproc=0: expected 1"),
-        (echo, {"nproc": 1, "nproc_per_node": 1}, "nproc_per_node=1 and nproc=1 are one flag"),
-        (echo, {"watchdog_s": -1}, "watchdog_s=-1: give a number of seconds"),
+        (echo, {"nproc": 1, "nproc_per_node": 1}, "nproc_per_node=1 conflicts with nproc=1: both are one flag"),
+        (echo, {"watchdog_s": -1}, "watchdog_s=-1: expected a number of seconds"),
         (echo, {"drain_s": float("nan")}, "drain_s=nan"),
         (echo, {"ready_timeout_s": float("inf")}, "ready_timeout_s=inf"),
         (echo, {"max_events": 0}, "max_events=0"),

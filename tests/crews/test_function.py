@@ -332,13 +332,13 @@ def test_a_call_is_checked_before_anything_starts():
         ({"backend": ""}, "backend='': give 'gloo', 'nccl' or another"),
         ({"hosts": "Auto"}, "hosts='Auto': give a list of names, or 'auto'"),
         ({"max_restarts": -1}, "^max_restarts=-1: "),
-        ({"cwd": b"/tmp"}, r"^cwd: b'/tmp' is no text: give os.fsdecode"),
+        ({"cwd": b"/tmp"}, r"^cwd: b'/tmp': expected text; did you mean os.fsdecode"),
         ({"timeout_s": 0}, "timeout_s=0: expected a number of seconds, above 0"),
         ({"agent_timeout_s": "x"}, "agent_timeout_s='x'"),
         ({"log_level": "LOUD"}, "log_level='LOUD'"),
         ({"progress": "line"}, "progress='line'"),
         ({"cwd": "/nowhere"}, "cwd=/nowhere is not a directory"),
-        ({"env": {"A": 1}}, r"env\['A'\]: 1 is no text"),
+        ({"env": {"A": 1}}, r"env\['A'\]: 1: expected text"),
         ({"env": {"A=B": "1"}}, "not a variable name"),
         ({"env_file": "/nowhere"}, "env_file=/nowhere cannot be read"),
         ({"copy_env": "PATH"}, "copy_env='PATH': give a list"),
@@ -354,7 +354,7 @@ def test_what_makes_no_sense_is_refused_before_anything_starts(given, message):
 def test_a_flag_that_makes_no_sense_is_refused_where_the_launcher_is_made():
     with pytest.raises(ir.UsageError, match=r"^grace=soon: not a time from 0"):
         ir.Launcher(grace="soon")
-    with pytest.raises(ir.UsageError, match=r"^cwd: b'/tmp' is no text"):
+    with pytest.raises(ir.UsageError, match=r"^cwd: b'/tmp': expected text"):
         ir.Launcher(cwd=b"/tmp")
 
 

@@ -391,7 +391,7 @@ def test_a_failure_in_a_pool_leaves_its_other_launches_alone(hosts, tmp_path):
     [
         ({"hosts": ["a", "b"], "nnodes": (3, 4)}, "nnodes=3:4: needs more hosts than --hosts=a,b, which is 2 hosts"),
         ({"hosts": ["a", "b"], "nnodes": (4, 3)}, "4:3"),
-        ({"hosts": ["a", "b"], "spares": 2}, "none is left to run the job"),
+        ({"hosts": ["a", "b"], "spares": 2}, "needs more hosts than --hosts=a,b"),
         ({"hosts": ["a:2", "b:1"], "spares": 1}, "hosts with different numbers of workers"),
         ({"hosts": ["a", "b"], "nproc": [2, 1], "spares": 1}, "hosts with different numbers of workers"),
         ({"hosts": ["a", "b"], "spares": 1, "keep_going": True}, "spares=1 with keep_going"),

@@ -354,7 +354,7 @@ def test_a_module_that_cannot_be_preloaded_is_told_with_the_host(launcher):
     ("given", "words"),
     [
         ({"nproc": [1, 2, 3]}, "3 numbers for 2 hosts"),
-        ({"hosts": ["host1:1"], "nproc": 2}, "room for 1 on host1"),
+        ({"hosts": ["host1:1"], "nproc": 2}, "the 1 slots of host1"),
         ({"grace": "x"}, "grace"),
         ({"standalone": True}, "standalone"),
         ({"cwd": "/no/such/dir"}, "/no/such/dir on host.*start from a directory that every node has"),

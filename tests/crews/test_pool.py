@@ -257,7 +257,7 @@ def test_a_signal_or_a_rank_that_there_is_not_is_refused_and_harms_nobody(preloa
 
     with ir.Pool(nproc_per_node=1, preload=preload) as pool, pool.start(stay, bell.path) as handle:
         bell.hear(1)
-        with pytest.raises(ir.UsageError, match="there is no such signal"):
+        with pytest.raises(ir.UsageError, match="unknown signal"):
             handle.signal(999)
         with pytest.raises(ir.UsageError, match="the ranks are 0 to 0"):
             handle.signal(signal.SIGUSR1, rank=9)

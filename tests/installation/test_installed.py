@@ -164,7 +164,7 @@ def test_a_command_without_its_script_says_so(tmp_path):
     shutil.copy(SCRIPTS / "infini-run", tmp_path)
     done = call(tmp_path / "infini-run", "true")
     assert done.returncode == 127
-    said = "infini-run.py cannot be started: it, or the Python in its first line, is not there\n"
+    said = "infini-run.py cannot be started: it, or the Python in its first line, does not exist\n"
     assert done.stderr == f"{tmp_path}/{said}"
 
 

@@ -49,7 +49,7 @@ def test_what_does_nothing_is_told_of_once(infini_run):
     command = infini_run("--isolate", "--join_timeout=7", "echo", "--nproc_per_node=2")
     assert command.wait() == 0
     assert command.err.count(b"--join_timeout=7: no effect here") == 1
-    assert command.err.count(b"--nproc_per_node stands after echo") == 1
+    assert command.err.count(b"--nproc_per_node after echo goes to that program") == 1
 
 
 def test_failure_and_report_pass(infini_run, tmp_path, every_path):

@@ -81,7 +81,9 @@ def test_without_proc_a_job_by_hand_runs(node):  # noqa: F811
 
 
 def test_leftovers_of_nodes_are_ended_without_proc(node, tmp_path):  # noqa: F811
-    leave = f"exec >&- 2>&- <&-; setsid sleep 4111 & echo $! > {tmp_path}/$RANK; exit 7"
+    path = f"{tmp_path}/$RANK"  # it has left the rank's process group once it writes there
+    leave = f"exec >&- 2>&- <&-; setsid sh -c 'echo $$ > {path}; exec sleep 4111' & "
+    leave += f"while [ ! -s {path} ]; do sleep 0.01; done; exit 7"
     commands = [node(rank, "sh", "-c", leave, under=hidden("empty")) for rank in range(2)]
     assert [command.wait() for command in commands] == [7, 7], [command.err for command in commands]
     left = [int(path.read_text()) for path in tmp_path.iterdir() if path.name in "01"]

@@ -321,10 +321,10 @@ def test_what_agents_say_has_their_host(many):
     assert sorted(line.partition(" of ir-")[0] for line in lines if "started" in line) == [
         f"infini-run: host{node}: started 1 of 1 ranks" for node in (1, 2)
     ]
-    assert sorted(line.partition(": nothing was")[0] for line in lines if "--check_gpus" in line) == [
+    assert sorted(line.partition(": checked nothing")[0] for line in lines if "--check_gpus" in line) == [
         f"infini-run: host{node}: --check_gpus" for node in (1, 2)
     ]
-    assert sorted(line for line in lines if "ended" in line) == [
+    assert sorted(line for line in lines if "exited" in line) == [
         f"infini-run: host{rank + 1}: rank {rank} exited, exit code 0" for rank in range(2)
     ]
 
