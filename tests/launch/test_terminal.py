@@ -78,6 +78,11 @@ class Terminal:
         (pid,) = [pid for pid, (parent, _, _) in processes().items() if parent == self.shell.pid]
         return pid
 
+    def turn_echo_on(self):
+        """As a person has it, so that a question for a password changes the modes."""
+        self.type("stty echo\n")
+        self.see(PROMPT)
+
     def launcher_in_pipeline(self):
         """infini-run, beside another child of the shell's."""
         (pid,) = [pid for pid, (parent, _, name) in processes().items() if parent == self.shell.pid and name != "cat"]
@@ -333,6 +338,7 @@ READ_TWO_LINES = (
 
 @pytest.mark.parametrize("times", [1, 2])
 def test_every_rank_that_asks_for_a_password_gets_one(terminal, times, every_path):
+    terminal.turn_echo_on()
     terminal.run("--nproc_per_node=3", sys.executable, "-c", PASSWORD.format(times=times))
     for number in range(3 * times):
         (rank,) = terminal.see(rb"rank (\d)\? $")
@@ -343,6 +349,7 @@ def test_every_rank_that_asks_for_a_password_gets_one(terminal, times, every_pat
 
 
 def test_the_rank_that_asks_is_named_above_its_question(terminal):
+    terminal.turn_echo_on()
     terminal.run("--nproc_per_node=2", "--console=prefix", sys.executable, "-c", PASSWORD.format(times=1))
     (rank,) = terminal.see(rb"rank (\d) asks for the terminal: your next line goes to it\r\nrank \1\? $")
     terminal.type("first\n")
@@ -353,6 +360,7 @@ def test_the_rank_that_asks_is_named_above_its_question(terminal):
 
 
 def test_ctrl_c_at_the_question_of_a_rank_ends_all(terminal, every_path):
+    terminal.turn_echo_on()
     terminal.run("--nproc_per_node=2", sys.executable, "-c", PASSWORD.format(times=1))
     terminal.see(rb"rank \d\? $")
     until(lambda: state_of(terminal.foreground) == "S")  # a signal between the prompt and the read is lost in Python
@@ -398,6 +406,7 @@ def test_a_single_rank_whose_stdin_is_a_file_may_ask(terminal, every_path):
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="a PID namespace of its own needs root")
 def test_a_rank_of_an_isolated_job_may_ask(terminal, every_path):
+    terminal.turn_echo_on()
     terminal.run("--isolate", "--nproc_per_node=2", sys.executable, "-c", PASSWORD.format(times=1))
     for number in range(2):
         (rank,) = terminal.see(rb"rank (\d)\? $")
@@ -457,6 +466,7 @@ def test_ranks_that_ask_at_once_leave_the_echo_on(terminal, every_path):
 
 
 def test_ranks_may_ask_though_who_started_us_ignores_their_stop(terminal, every_path):
+    terminal.turn_echo_on()
     terminal.type("trap '' TTIN TTOU\n")
     terminal.see(PROMPT)
     terminal.run("--nproc_per_node=2", sys.executable, "-c", PASSWORD.format(times=1))
@@ -479,6 +489,7 @@ def test_a_read_that_ends_without_a_line_ends_the_turn(terminal, every_path):
 
 @pytest.mark.parametrize("nproc", [1, 2])
 def test_bg_and_fg_bring_a_question_to_its_answer(terminal, nproc, every_path):
+    terminal.turn_echo_on()
     terminal.run(f"--nproc_per_node={nproc}", sys.executable, "-c", PASSWORD.format(times=1))
     terminal.see(rb"rank \d\? $")
     terminal.type("\x1a")
@@ -518,6 +529,7 @@ def test_second_ctrl_c_kills_though_a_rank_has_the_terminal(terminal, every_path
 
 
 def test_ctrl_z_at_a_question_stops_the_pipeline_around_it(terminal, every_path):
+    terminal.turn_echo_on()
     terminal.run("--nproc_per_node=2", sys.executable, "-c", PASSWORD.format(times=1), end=" | cat\n")
     terminal.see(rb"rank \d\? $")
     terminal.type("\x1a")
@@ -543,6 +555,7 @@ def test_a_rank_that_once_asked_and_ends_itself_by_an_interrupt_has_failed(termi
 
 
 def test_a_job_in_the_background_is_suspended_when_a_rank_asks_and_goes_on_with_fg(terminal, every_path):
+    terminal.turn_echo_on()
     terminal.run("--nproc_per_node=2", sys.executable, "-c", PASSWORD.format(times=1), end=" &\n")
     (launcher,) = map(int, terminal.see(rb"\[1\] (\d+)\r\n"))
     until(lambda: state_of(launcher) == "T")
@@ -555,6 +568,7 @@ def test_a_job_in_the_background_is_suspended_when_a_rank_asks_and_goes_on_with_
 
 
 def test_ctrl_z_at_the_question_and_fg_ask_again(terminal, every_path):
+    terminal.turn_echo_on()
     terminal.run("--nproc_per_node=2", sys.executable, "-c", PASSWORD.format(times=1))
     terminal.see(rb"rank \d\? $")
     terminal.type("\x1a")
