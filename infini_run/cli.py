@@ -354,7 +354,7 @@ def _run_isolated(options: Options, environ: dict[str, str], mask_at_entry: set[
     command = _same_command()
     folder = launch_folder(options, launch_id, environ)
     try:
-        code, key = run_isolated(
+        code, key, is_theirs = run_isolated(
             command,
             environ,
             entry,
@@ -368,7 +368,7 @@ def _run_isolated(options: Options, environ: dict[str, str], mask_at_entry: set[
             from infini_run.system.secure_files import remove_folder
 
             remove_folder(folder)
-    return _end(code, key, whole_group=True)
+    return _end(code, key, whole_group=is_theirs)
 
 
 def _same_command() -> list[str]:

@@ -13,9 +13,8 @@
 /* Worker 0 is the single one. The child gives itself the foreground, before its program runs. */
 int tty_prepare(struct ir_group *g) {
     struct terminal *t = &g->terminal;
-    if (t->fd >= 0) return 0;
-    int fd = isatty(0) ? fd_duplicate(0) : tty_open();
-    if (fd == -ENXIO) return 0; /* there is none */
+    if (t->fd >= 0 || !isatty(0)) return 0;
+    int fd = fd_duplicate(0);
     if (fd < 0) return fd;
     t->fd = fd;
     t->has_owner = true;

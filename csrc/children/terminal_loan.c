@@ -16,8 +16,7 @@
 #include <sys/timerfd.h>
 #include <unistd.h>
 
-#define LOOK_FIRST_MS                                                                              \
-    100 /* after a line, and after the worker went on: what it has to do takes less */
+#define LOOK_FIRST_MS 100 /* after a line, and after the worker went on */
 #define LOOK_MOST_MS 1000
 #define READER_FIRST_MS 1000 /* a read may end without a line: by a timeout, by a signal */
 #define READER_MOST_MS 5000
@@ -25,11 +24,8 @@
 #define SECRET_MS 1000    /* the same while the echo is off: nobody is to see what it reads */
 #define ASKS_AGAIN_MS 100 /* sooner than anybody can type `bg`: nobody has stopped us */
 
-static void loan_timer(struct ir_group *g, int64_t delay_ns) {
-    if (delay_ns < 1) delay_ns = 1;
-    struct itimerspec when = {.it_value.tv_sec = (time_t)(delay_ns / 1000000000LL),
-                              .it_value.tv_nsec = (long)(delay_ns % 1000000000LL)};
-    (void)timerfd_settime(g->terminal.timer_fd, 0, &when, NULL);
+static void loan_timer(const struct ir_group *g, int64_t delay_ms) {
+    timer_arm(g->terminal.timer_fd, delay_ms * NS_PER_MS);
 }
 
 static int loan_open(struct ir_group *g) {
@@ -136,7 +132,7 @@ static bool loan_begin(struct ir_group *g) {
     t->lent = !is_owner(g, group);
     loan_set_patience(t, group, w->asks_to_read);
     if (t->lent) (void)fcntl(t->typed_fd, F_SETFL, O_RDWR | O_NONBLOCK | O_ASYNC);
-    if (t->lent) loan_timer(g, t->look_ms * NS_PER_MS);
+    if (t->lent) loan_timer(g, t->look_ms);
     (void)kill(-group, SIGCONT);
     return false;
 }
@@ -159,7 +155,7 @@ void tty_typed(struct ir_group *g) {
     struct terminal *t = &g->terminal;
     if (!t->lent) return;
     t->look_ms = LOOK_FIRST_MS;
-    loan_timer(g, t->look_ms * NS_PER_MS);
+    loan_timer(g, t->look_ms);
 }
 
 /* A job of the worker's own may have the foreground: then it is still in use. Of what was typed ahead it may read the
@@ -179,13 +175,13 @@ static void loan_check(struct ir_group *g) {
     (void)tcgetattr(t->fd, &now);
     if (loan_is_used(g, &now)) {
         t->look_ms = t->look_ms * 2 < LOOK_MOST_MS ? t->look_ms * 2 : LOOK_MOST_MS;
-        loan_timer(g, t->look_ms * NS_PER_MS);
+        loan_timer(g, t->look_ms);
         return;
     }
     const pid_t group = t->holder;
     t->probed = true;
     tty_loan_ended(g);
-    loan_timer(g, (tty_has_modes_of(g, &t->modes) ? ANSWER_MS : SECRET_MS) * NS_PER_MS);
+    loan_timer(g, tty_has_modes_of(g, &t->modes) ? ANSWER_MS : SECRET_MS);
     if (g->state != RUNNING) return;
     (void)kill(-group, SIGSTOP);
     (void)kill(-group, SIGCONT);

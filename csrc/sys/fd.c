@@ -245,24 +245,24 @@ uint64_t clock_ticks(void) {
     return (uint64_t)now.tv_sec * per_second + (uint64_t)now.tv_nsec * per_second / 1000000000u;
 }
 
-static void timer_arm(const struct ir_group *g, int64_t delay_ns) {
+void timer_arm(int fd, int64_t delay_ns) {
     if (delay_ns < 1) delay_ns = 1; /* 0 would disarm it */
     struct itimerspec when = {.it_value.tv_sec = (time_t)(delay_ns / 1000000000LL),
                               .it_value.tv_nsec = (long)(delay_ns % 1000000000LL)};
-    (void)timerfd_settime(g->timer_fd, 0, &when, NULL);
+    (void)timerfd_settime(fd, 0, &when, NULL);
 }
 
 /* The one timer of the timetable: the state's time is up after so long. */
 void timer_set(struct ir_group *g, int64_t delay_ms) {
     const int64_t now_ns = clock_ns(), most_ms = (INT64_MAX - now_ns) / NS_PER_MS;
     g->due_ns = now_ns + (delay_ms < most_ms ? delay_ms : most_ms) * NS_PER_MS;
-    timer_arm(g, g->due_ns - now_ns);
+    timer_arm(g->timer_fd, g->due_ns - now_ns);
 }
 
 /* Nothing will wake us, and the state's time is not up: it wakes us before. */
 void timer_wake_early(struct ir_group *g) {
     const int64_t early_ns = RECHECK_MS * NS_PER_MS, left_ns = g->due_ns - clock_ns();
-    timer_arm(g, early_ns < left_ns ? early_ns : left_ns);
+    timer_arm(g->timer_fd, early_ns < left_ns ? early_ns : left_ns);
 }
 
 /* It has woken us. Whether the state's time is up. */
@@ -270,6 +270,6 @@ bool timer_is_due(struct ir_group *g) {
     uint64_t count;
     if (read(g->timer_fd, &count, sizeof count) != (ssize_t)sizeof count) return false;
     const int64_t left_ns = g->due_ns - clock_ns();
-    if (left_ns > 0) timer_arm(g, left_ns);
+    if (left_ns > 0) timer_arm(g->timer_fd, left_ns);
     return left_ns <= 0;
 }

@@ -42,6 +42,7 @@ void fd_unwatch(const struct ir_group *g, int fd);
 int fd_release(const struct ir_group *g, int fd);
 int64_t clock_ns(void);
 uint64_t clock_ticks(void);
+void timer_arm(int fd, int64_t delay_ns);
 void timer_set(struct ir_group *g, int64_t delay_ms);
 void timer_wake_early(struct ir_group *g);
 bool timer_is_due(struct ir_group *g);

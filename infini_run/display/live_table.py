@@ -215,6 +215,7 @@ class LiveTable:
         self._launches: dict[int, LaunchView] = {}  # by node
         self._begin_s = time.time()
         self._drawn_s = self._due_s = self._sampled_s = 0.0
+        self._is_hidden = False  # another job, or a rank that asks, has the terminal
         self.shown: set[int] = set()  # ranks that have a line now
 
     # ---- the launch
@@ -317,8 +318,11 @@ class LiveTable:
 
     def _draw(self, now_s: float) -> None:
         self._drawn_s, self._due_s = now_s, now_s + TICK_S
-        if not self._screen.is_ours(self._pids()):
+        was_hidden, self._is_hidden = self._is_hidden, not self._screen.is_ours(self._pids())
+        if self._is_hidden:
             return
+        if was_hidden:
+            self._screen.leave_in_place()  # what was written meanwhile stays above
         columns, lines = self._screen.size()
         width = columns - 1  # in the last column a terminal may wrap already
         rows = [row for launch_view in self._launches.values() for row in launch_view.rows(now_s)]

@@ -51,7 +51,7 @@ def run_isolated(
     suspend_read_fd: int,
     folder: str,
     print_line: Callable[[str], None],
-) -> tuple[int, int]:
+) -> tuple[int, int, bool]:
     """Run `command` as process 1 of a new PID namespace.
 
     Args:
@@ -64,7 +64,8 @@ def run_isolated(
         print_line: Gets a line for the user.
 
     Returns:
-        Its exit code, and the signal by which a key of the terminal stopped its job; 0: none did.
+        Its exit code; the signal by which a key of the terminal stopped its job, 0: none did; whether the key reached
+        the inner command alone.
 
     Raises:
         StartError: A PID namespace is not permitted here.
@@ -96,14 +97,14 @@ def run_isolated(
         group.close()
 
 
-def _run_to_end(group: Group, print_line: Callable[[str], None]) -> tuple[int, int]:
-    code, received, key = -1, 0, 0
+def _run_to_end(group: Group, print_line: Callable[[str], None]) -> tuple[int, int, bool]:
+    code, received, key, is_theirs = -1, 0, 0, False
     while not group.ended:
         for event in group.run_once():
             if event.kind == "start_failed":
                 raise _refused(STEPS[event.code], event.signal)
             if event.kind == "signalled" and event.code:
-                key = event.signal
+                key, is_theirs = event.signal, event.worker >= 0
             if event.kind == "signalled" and not received:
                 received = event.signal
             if event.kind == "exited":
@@ -112,8 +113,8 @@ def _run_to_end(group: Group, print_line: Callable[[str], None]) -> tuple[int, i
                 print_line(f"infini-run: process {event.pid} survived SIGKILL (state {chr(event.code)}); leaving it")
         group.wait()
     if code < 0:  # it was not started, or did not end
-        return (128 + received if received else 1), key
-    return code, key
+        code = 128 + received if received else 1
+    return code, key, is_theirs
 
 
 def _code(event: Event, received: int) -> int:
