@@ -10,6 +10,7 @@ import sys
 import pytest
 
 import infini_run as ir
+from tests.support.launch_shapes import with_strace
 from tests.support.paths import ROOT
 from tests.support.processes import marked
 
@@ -33,6 +34,33 @@ def test_a_backend_gives_the_function_a_process_group(preload, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     result = ir.Launcher(nproc_per_node=3, backend="gloo", preload=preload).run(total)
     assert list(result) == [(6.0, "gloo", 2)] * 3
+
+
+class SlowToConnect:
+    """Unpickled in the last rank, it delays the connections that gloo makes."""
+
+    def __reduce__(self):
+        return delay_connections, ()
+
+
+def delay_connections():
+    import os
+    import subprocess
+    from pathlib import Path
+
+    if int(os.environ["RANK"]) + 1 == int(os.environ["WORLD_SIZE"]):
+        words = ["strace", "-f", "-qq", "-o", "/dev/null", "-e", "signal=none", "-e", "trace=epoll_ctl"]
+        tracer = subprocess.Popen([*words, "-e", "inject=epoll_ctl:delay_exit=200000", "-p", str(os.getpid())])
+        while tracer.poll() is None and "TracerPid:\t0\n" in Path("/proc/self/status").read_text():
+            os.sched_yield()
+    return "connected"
+
+
+@with_strace
+def test_rank_that_returns_at_once_does_not_fail_one_that_is_slow_to_connect():
+    """Of two ranks, the one with the higher port connects: among eight the slow one nearly always does."""
+    launcher = ir.Launcher(nproc_per_node=8, backend="gloo", preload=["torch"])
+    assert list(launcher.run(lambda slow: slow, SlowToConnect())) == ["connected"] * 8
 
 
 def test_a_rank_that_raises_is_told_and_not_the_timeout_of_the_others():

@@ -12,13 +12,18 @@ def call_in_group(
     backend: str, timeout_s: float, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Any:
     """Call it between init_process_group (from the environment) and destroy_process_group. After a failure the group
-    is left as it is: destroying it would wait for the others."""
+    is left as it is: destroying it would wait for the others.
+
+    gloo counts a pair as connected on one side before the other side has answered (PyTorch 2.13). A rank whose
+    function is short would close connections that another rank still makes, which fails there. Hence the barrier."""
     import datetime
 
     import torch.distributed as dist
 
     timeout = datetime.timedelta(seconds=timeout_s)
     dist.init_process_group(backend, timeout=timeout, **_device(backend))
+    if "gloo" in backend:
+        dist.barrier()
     result = function(*args, **kwargs)
     if dist.is_initialized():
         dist.destroy_process_group()

@@ -49,6 +49,7 @@ def detect():
         creates_processes=not theirs.creates_processes_externally,
         endpoint=[theirs.main_address, theirs.main_port],
     )
+    state.wait_for_everyone()  # gloo may still connect on another rank
     state.destroy_process_group()
 
 
