@@ -375,7 +375,7 @@ def test_the_document_is_valid_and_answers_are_as_it_says(service, local):
         ("/v1/jobs/{name}/timeline", "get"), ("/v1/jobs/{name}/cancel", "post"), ("/v1/scripts", "post"),
         ("/v1/clusters", "get"), ("/v1/events", "get"),
     }  # fmt: skip
-    flags = document["components"]["schemas"]["Submission"]["properties"]["flags"]["properties"]
+    flags = document["components"]["schemas"]["SubmissionBody"]["properties"]["flags"]["properties"]
     assert "slots_per_node" in flags
     assert "dir" not in flags
     body = {"command": ["sh", "-c", "exit 3"], "flags": {"slots": 2}, "env": local.env | {"A": "b"}}
@@ -394,7 +394,7 @@ def test_the_document_is_valid_and_answers_are_as_it_says(service, local):
     assert service.client.delete(f"/v1/jobs/{other}").status_code == 204
     assert service.client.delete(f"/v1/jobs/{other}").status_code == 404
     check(taken, said("/v1/jobs", "post", "201"))
-    check(body, document["components"]["schemas"]["Submission"])
+    check(body, document["components"]["schemas"]["SubmissionBody"])
     check(service.get("/v1/jobs"), said("/v1/jobs"))
     check(service.get(f"/v1/jobs/{name}"), said("/v1/jobs/{name}"))
     check(service.get(f"/v1/jobs/{name}/timeline"), said("/v1/jobs/{name}/timeline"))

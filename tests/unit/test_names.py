@@ -72,6 +72,16 @@ def c_functions_in(text: str) -> set[str]:
     return {name for name in lines if not name.startswith("__")}
 
 
+def class_homes() -> dict[str, list[str]]:
+    """The modules that define each class, by the class's name."""
+    found: dict[str, list[str]] = {}
+    for path in sorted((ROOT / "infini_run").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+    return found
+
+
 def is_retired(kind: str, name: str) -> bool:
     """kind: file, class, field, parameter, variable, constant, function, or c (a function of the core)."""
     if kind == "c":
@@ -94,6 +104,10 @@ def test_no_name_of_a_package_has_a_retired_word(package):
 
 def test_no_name_of_a_module_beside_the_packages_has_a_retired_word():
     assert not retired_in((ROOT / "infini_run").glob("*.py"))
+
+
+def test_no_class_name_stands_twice():
+    assert not {name: homes for name, homes in class_homes().items() if len(homes) > 1}
 
 
 def test_no_file_of_tests_has_a_retired_word():

@@ -13,7 +13,7 @@ from warnings import warn
 from infini_run.crews.callables import path_of_workers
 from infini_run.crews.spawn.exec_spawner import ExecSpawner
 from infini_run.crews.spawn.worker_group import ExecProcess, WorkerGroup
-from infini_run.crews.spawn.zygote_client import CannotFork, ReadsRank, ZygoteProcess, ZygoteProxy
+from infini_run.crews.spawn.zygote_client import ForkRefused, ReadsRank, ZygoteProcess, ZygoteProxy
 from infini_run.errors import UsageError
 from infini_run.record import replace
 from infini_run.value_types import MARKER_VARIABLE
@@ -117,7 +117,7 @@ class ForkSpawner(ExecSpawner):
             return super()._start_group(plan, started)
         try:
             return _ForkGroup(zygote, plan, self.options, self._environ, self._cwd, started)
-        except CannotFork as refused:
+        except ForkRefused as refused:
             with self._lock:
                 self.refusal = str(refused)
                 self._zygote = None

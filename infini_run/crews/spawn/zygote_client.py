@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 _LONGEST_S = 2e6  # 23 days: a socket waits no longer (poll(2) counts milliseconds in an int)
 
 
-class CannotFork(InfiniRunError):
+class ForkRefused(InfiniRunError):
     """The zygote must not be forked; the text says why."""
 
 
@@ -176,7 +176,7 @@ class ZygoteProxy:
         return self._ended and not self._new_events
 
     def start(self) -> None:
-        """As NodeLaunch.start. Raises CannotFork, StartError, UsageError: then no worker is left."""
+        """As NodeLaunch.start. Raises ForkRefused, StartError, UsageError: then no worker is left."""
         try:
             with forking:  # a child that is forked meanwhile lets go of it, or has nothing of it
                 ours, self._theirs = socket.socketpair()
@@ -228,7 +228,7 @@ class ZygoteProxy:
             for kind, value in messages:
                 if kind == "refused":
                     self._ended = True
-                    raise CannotFork(value)
+                    raise ForkRefused(value)
                 if kind == "failed":
                     self._ended = True
                     raise value

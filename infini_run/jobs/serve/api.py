@@ -133,7 +133,7 @@ class Api:
 
     # ---- changing
 
-    async def submit(self, submission: model.Submission) -> Response:
+    async def submit(self, submission: model.SubmissionBody) -> Response:
         """Submit a job, once. It outlives the service."""
 
         def call() -> dict[str, Any]:
@@ -146,7 +146,7 @@ class Api:
 
     async def script(
         self,
-        submission: model.Submission,
+        submission: model.SubmissionBody,
         check: Annotated[bool, Query(description="ask the scheduler whether it could ever run")] = False,
     ) -> Response:
         """What submit would hand over; nothing is submitted, and nothing is left."""
@@ -204,7 +204,7 @@ class Api:
     def _scheduler_of(self, folder: JobDir) -> Scheduler:
         return scheduler_of(folder.read_submission(), self._above, self._environ)
 
-    def _prepare(self, submission: model.Submission) -> tuple[SubmissionPlan, Scheduler, dict[str, str]]:
+    def _prepare(self, submission: model.SubmissionBody) -> tuple[SubmissionPlan, Scheduler, dict[str, str]]:
         for name in submission.flags:
             own = name.replace("-", "_").removeprefix("no")
             if own in model.THE_COMMANDS_OWN:

@@ -54,7 +54,7 @@ def _flag_schema() -> dict[str, Any]:
     return {"properties": found}
 
 
-class Submission(BaseModel):
+class SubmissionBody(BaseModel):
     """A job to be submitted."""
 
     model_config = ConfigDict(extra="forbid")
