@@ -12,7 +12,7 @@
 #include <sys/epoll.h>
 #include <unistd.h>
 
-#define ERROR_MARK "ERROR: "
+#define ERROR_MARK "err: "
 #define DRAIN_READS 32 /* more than any pipe holds: a writer that goes on cannot hold us */
 
 static void tail_keep(struct worker *w, const char *bytes, uint32_t size) {

@@ -235,7 +235,7 @@ class NodeLaunch:
             spec.output[i] = (TO_CONSOLE if output.console else 0) | (TO_LOG if output.log else 0)
             spec.output[i] |= UNLABELLED if output.unlabelled else 0
         if self.options.console == "prefix":
-            spec.label = (_labels(worker.label), _labels(f"{worker.label} ERROR"))
+            spec.label = (_labels(worker.label), _labels(f"{worker.label} err"))
         spec.log_fd = self._resources.logs.get(worker.rank, -1)
         spec.error_log_fd = self._resources.error_logs.get(worker.rank, -1)
         return spec

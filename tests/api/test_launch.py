@@ -307,10 +307,10 @@ def test_launch_local_writes_a_log_for_each_rank_and_marks_stderr(tmp_path, capf
     assert report.world_size == 2
     for rank in (0, 1):
         lines = (tmp_path / f"logs/rank_{rank}.log").read_text().splitlines()
-        assert sorted(lines) == [f"ERROR: err {rank}", f"out {rank}"]
+        assert sorted(lines) == [f"err: err {rank}", f"out {rank}"]
     console = capfd.readouterr()
     assert sorted(console.out.splitlines()) == ["[rank 0] out 0", "[rank 1] out 1"]
-    assert sorted(console.err.splitlines()) == ["[rank 0 ERROR] err 0", "[rank 1 ERROR] err 1"]
+    assert sorted(console.err.splitlines()) == ["[rank 0 err] err 0", "[rank 1 err] err 1"]
 
 
 def test_launch_local_raises_the_rank_the_exit_code_and_the_last_words(tmp_path):

@@ -225,9 +225,9 @@ def test_prints_are_prefixed_and_written_to_a_file_for_each_rank(run, tmp_path, 
     run(talk, log_dir=tmp_path / "logs")
     out, err = capfd.readouterr()
     assert sorted(out.splitlines()) == ["[rank 0] out 0", "[rank 1] out 1"]
-    assert sorted(err.splitlines()) == ["[rank 0 ERROR] err", "[rank 1 ERROR] err"]
+    assert sorted(err.splitlines()) == ["[rank 0 err] err", "[rank 1 err] err"]
     lines = (tmp_path / "logs" / "rank_1.log").read_text().splitlines()
-    assert sorted(lines) == ["ERROR: err", "out 1"]
+    assert sorted(lines) == ["err: err", "out 1"]
 
 
 def test_a_hundred_thousand_lines_of_two_ranks_are_all_there(run, tmp_path):

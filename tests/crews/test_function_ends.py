@@ -282,8 +282,8 @@ def test_last_words_before_a_crash_are_all_kept(run, tmp_path):
     with pytest.raises(ir.WorkerDied) as caught:
         run(others_idle(crash), log_dir=tmp_path, console="none")
     lines = (tmp_path / "rank_1.log").read_text().splitlines()
-    assert [line for line in lines if not line.startswith("ERROR: ")] == [f"line {number}" for number in range(2000)]
-    assert "ERROR: straight to descriptor 2" in lines
+    assert [line for line in lines if not line.startswith("err: ")] == [f"line {number}" for number in range(2000)]
+    assert "err: straight to descriptor 2" in lines
     assert any("Segmentation fault" in line for line in lines)
     assert any("in crash" in line for line in caught.value.last_lines)
     assert "| " in str(caught.value)

@@ -207,7 +207,7 @@ def test_output_is_labelled_with_host_and_rank(launcher, capfd):
     launcher(nproc=1).run(say)
     said = capfd.readouterr()
     assert sorted(said.out.splitlines()) == ["[host1:0] said 0", "[host2:1] said 1"]
-    assert sorted(said.err.splitlines()) == ["[host1:0 ERROR] complained", "[host2:1 ERROR] complained"]
+    assert sorted(said.err.splitlines()) == ["[host1:0 err] complained", "[host2:1 err] complained"]
 
 
 def test_logs_are_written_on_the_hosts(launcher, tmp_path):

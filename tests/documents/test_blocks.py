@@ -38,7 +38,7 @@ _KINDS = (
         re.compile(r"\b(exit code|rank|exit|FAILED) (\d+)"),
         lambda match: f"{match[1]} {chr(ord('A') + int(match[2]))}",
     ),
-    (re.compile(r"\[(?:\w+:|rank )(\d+)( ERROR)?\]"), lambda match: f"[{chr(ord('A') + int(match[1]))}{match[2]}]"),
+    (re.compile(r"\[(?:\w+:|rank )(\d+)( err)?\]"), lambda match: f"[{chr(ord('A') + int(match[1]))}{match[2]}]"),
     (re.compile(r"; \d+ others? (was|were) stopped"), ""),  # or had ended by then
     (re.compile(rf"^{_JOB.pattern}  (QUEUED|STARTING|RUNNING)$", re.MULTILINE), ""),  # may pass unseen
     (_JOB, "JOB"),

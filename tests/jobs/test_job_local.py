@@ -270,7 +270,7 @@ def test_logs_follow_goes_on_through_restarts(local, bell, tmp_path):
 def test_logs_of_one_rank(local):
     name = local.submit("--slots=3", "--", "sh", "-c", "echo from $RANK; echo '[rank 1] I am' >&2")
     local.wait(name)
-    assert sorted(local.lines(name, "--rank=1")) == ["[rank 1 ERROR] [rank 1] I am", "[rank 1] from 1"]
+    assert sorted(local.lines(name, "--rank=1")) == ["[rank 1 err] [rank 1] I am", "[rank 1] from 1"]
     assert len(local.lines(name, "--node=0")) == 6
     done = local.call("logs", "--rank=3", name)
     assert (done.returncode, done.stderr) == (2, "infini-job: --rank=3: there are ranks 0 to 2\n")

@@ -460,7 +460,7 @@ def test_lines_of_ours_stand_between_those_of_workers_and_never_overrun_the_cons
     assert ours[-1] == said
     assert len(ours) + dropped == said + 1
     flooded = {line for line in lines if not line.startswith(b"ours ")}
-    assert flooded <= {b"[rank 0 ERROR] " + b"0123456789" * 4, *lines[-1:]}
+    assert flooded <= {b"[rank 0 err] " + b"0123456789" * 4, *lines[-1:]}
 
 
 # ---- close

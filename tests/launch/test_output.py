@@ -28,7 +28,7 @@ from tests.support.waiting import LIMIT_S, until
 F_SETPIPE_SZ, F_GETPIPE_SZ = 1031, 1032  # fcntl(2); the module has them from Python 3.10 on, on some builds
 BUFFER = 65536  # STREAM_BUFFER of csrc/group/group.h: the longest line that stays in one piece
 LINE = re.compile(rb"[^\r\n]*(?:\r\n|\n|\r)|[^\r\n]+\Z")
-LABEL = re.compile(rb"\[rank (\d+)( ERROR)?( \+)?\] ")
+LABEL = re.compile(rb"\[rank (\d+)( err)?( \+)?\] ")
 
 
 def lines_of(data):
@@ -100,7 +100,7 @@ def model_log(chunks, last_order=(1, 2)):
         nonlocal log, unended
         if unended not in (0, stream):
             log += b"\n"
-        log += (b"ERROR: " if stream == 2 else b"") + data
+        log += (b"err: " if stream == 2 else b"") + data
         unended = 0 if data[-1:] in (b"\n", b"\r") else stream
 
     for stream, data in chunks:
@@ -136,7 +136,7 @@ def test_any_bytes_in_any_chunks_come_out_whole_and_in_order(chunks, one_console
         for rank in range(3)
     ]
     with Live(*specs, console=(console[1], error_console[1])) as live, contextlib.ExitStack() as ends:
-        size = (len("[rank 0] ready\n") + len("[rank 0 ERROR] ready\n")) * 3
+        size = (len("[rank 0] ready\n") + len("[rank 0 err] ready\n")) * 3
         fds = {console[0], error_console[0]}
         live.until(lambda: sum(os.fstat(fd).st_size for fd in fds) == size)
         pipes = {}
@@ -201,7 +201,7 @@ def test_the_command_passes_on_what_its_ranks_write(infini_run, tmp_path_factory
         if not written[2]:
             assert log == written[1]
         if not written[1]:
-            assert log == b"".join(b"ERROR: " + line for line in lines_of(written[2]))
+            assert log == b"".join(b"err: " + line for line in lines_of(written[2]))
 
 
 def run_script(infini_run, script_, *flags, nproc=1, **kwargs):
@@ -213,7 +213,7 @@ def test_prefix_labels_each_line_with_its_rank_and_stream(infini_run):
     assert command.wait() == 0
     for rank in range(3):
         assert [p[3] for p in pieces_of(command.out) if p[0] == rank] == [b"out\n", b"last\n"]
-        assert b"[rank %d ERROR] err\n" % rank in command.err
+        assert b"[rank %d err] err\n" % rank in command.err
     assert len(command.err.splitlines()) == 3
 
 
@@ -223,7 +223,7 @@ def test_several_nodes_are_told_apart_by_host(infini_run):
     assert command.wait() == 0
     host = os.uname().nodename
     assert sorted(command.out.decode().splitlines()) == [f"[{host}:2] out", f"[{host}:3] out"]
-    assert sorted(command.err.decode().splitlines()) == [f"[{host}:2 ERROR] err", f"[{host}:3 ERROR] err"]
+    assert sorted(command.err.decode().splitlines()) == [f"[{host}:2 err] err", f"[{host}:3 err] err"]
 
 
 def test_inherit_gives_a_worker_our_own_stdout_and_stderr(infini_run, tmp_path):
@@ -248,7 +248,7 @@ def test_none_with_log_dir_still_logs(infini_run, tmp_path):
     command = run_script(infini_run, "echo out; echo err >&2", "--console=none", f"--log_dir={tmp_path}")
     assert command.wait() == 0
     assert (command.out, command.err) == (b"", b"")
-    assert sorted((tmp_path / "rank_0.log").read_text().splitlines()) == ["ERROR: err", "out"]
+    assert sorted((tmp_path / "rank_0.log").read_text().splitlines()) == ["err: err", "out"]
 
 
 def test_ranks_on_console_chooses_whose_output_is_shown(infini_run, tmp_path):
@@ -256,7 +256,7 @@ def test_ranks_on_console_chooses_whose_output_is_shown(infini_run, tmp_path):
     command = run_script(infini_run, "echo out; echo err >&2", *flags, nproc=4)
     assert command.wait() == 0
     assert sorted(command.out.split(b"\n")) == [b"", b"[rank 0] out", b"[rank 2] out"]
-    assert sorted(command.err.split(b"\n")) == [b"", b"[rank 0 ERROR] err", b"[rank 2 ERROR] err"]
+    assert sorted(command.err.split(b"\n")) == [b"", b"[rank 0 err] err", b"[rank 2 err] err"]
     for rank in range(4):
         assert "out\n" in (tmp_path / f"rank_{rank}.log").read_text(), "the filter is the console's, not the log's"
 
@@ -287,7 +287,7 @@ def test_redirects_takes_a_stream_off_the_console_and_tee_puts_it_back(infini_ru
     assert {rank for rank, *_ in pieces_of(command.out)} == out
     assert {rank for rank, *_ in pieces_of(command.err)} == err
     for rank in range(2):
-        assert sorted((tmp_path / f"rank_{rank}.log").read_text().splitlines()) == ["ERROR: err", "out"]
+        assert sorted((tmp_path / f"rank_{rank}.log").read_text().splitlines()) == ["err: err", "out"]
 
 
 # ---- lines
@@ -351,9 +351,9 @@ def test_a_killed_worker_leaves_its_last_byte_in_log_and_console(infini_run, tmp
     command = run_script(infini_run, script_, "--console=prefix", f"--log_dir={tmp_path}")
     assert command.wait() == 137
     assert command.out == b"[rank 0] whole\n[rank 0] half\n"
-    assert b"[rank 0 ERROR] no end\n" in command.err
+    assert b"[rank 0 err] no end\n" in command.err
     log = (tmp_path / "rank_0.log").read_bytes()
-    assert sorted(log.splitlines()) == [b"ERROR: no end", b"half", b"whole"]
+    assert sorted(log.splitlines()) == [b"err: no end", b"half", b"whole"]
     assert log.index(b"whole") < log.index(b"half")
 
 
@@ -536,7 +536,7 @@ def test_a_file_that_is_appended_to_keeps_what_it_had(infini_run, tmp_path):
     assert lines[0] == "before"
     assert lines[-1] == "after"
     assert sorted(lines[1:-1]) == sorted(
-        f"[rank {rank}{kind}] {i}" for rank in (0, 1) for kind in ("", " ERROR") for i in (1, 2, 3)
+        f"[rank {rank}{kind}] {i}" for rank in (0, 1) for kind in ("", " err") for i in (1, 2, 3)
     )
 
 
@@ -582,7 +582,7 @@ def test_the_console_stays_blocking_for_whoever_else_has_it(infini_run):
 def test_the_null_device_as_console_is_no_failure(infini_run):
     command = run_script(infini_run, "seq 1000; seq 1000 >&2", "--console=prefix", stdout=subprocess.DEVNULL)
     assert command.wait() == 0
-    assert command.err.count(b"[rank 0 ERROR] ") == 1000
+    assert command.err.count(b"[rank 0 err] ") == 1000
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
@@ -600,8 +600,8 @@ def test_streams_that_were_closed_at_entry_do_no_harm(infini_run, tmp_path, clos
     assert command.wait() == 0
     for rank in range(2):
         log = (tmp_path / f"logs/rank_{rank}.log").read_text()
-        assert [line for line in log.splitlines() if not line.startswith("ERROR: ")] == ["out"]
-        assert "ERROR: err\n" in log
+        assert [line for line in log.splitlines() if not line.startswith("err: ")] == ["out"]
+        assert "err: err\n" in log
     if ">&-" not in closed.replace("2>&-", ""):
         assert sorted(command.out.splitlines()) == [b"[rank 0] out", b"[rank 1] out"]
 

@@ -108,7 +108,7 @@ def test_closed_stdio_with_labels_and_logs_loses_nothing(infini_run, tmp_path, e
     command = infini_run(*words, "sh", "-c", "echo out; echo err >&2", under=under)
     assert command.wait() == 0
     for rank in range(2):
-        assert sorted((tmp_path / f"rank_{rank}.log").read_text().splitlines()) == ["ERROR: err", "out"]
+        assert sorted((tmp_path / f"rank_{rank}.log").read_text().splitlines()) == ["err: err", "out"]
 
 
 def test_rank_is_the_leader_of_a_group_of_its_own(infini_run, every_path):

@@ -257,7 +257,7 @@ def test_stderr_goes_to_stderr_and_a_last_line_without_end_is_kept(many):
     command = many("sh", "-c", "printf out; printf err >&2", hosts="host1,host2", nproc=1)
     assert command.wait() == 0
     assert sorted(lines_of(command)) == ["[host1:0] out", "[host2:1] out"]
-    assert sorted(command.err.decode().splitlines()) == ["[host1:0 ERROR] err", "[host2:1 ERROR] err"]
+    assert sorted(command.err.decode().splitlines()) == ["[host1:0 err] err", "[host2:1 err] err"]
 
 
 def test_logs_stay_on_their_hosts(many, tmp_path):

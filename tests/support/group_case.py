@@ -24,7 +24,7 @@ def spec(rank, *argv, stdio=(INHERIT, INHERIT, INHERIT), output=(0, 0), log_fd=-
     if notify is not None:
         made.notify = os.fsencode(notify)
         made.env.append(b"NOTIFY_SOCKET=" + made.notify)
-    made.label = tuple((b"[rank %d%s] " % (rank, w), b"[rank %d%s +] " % (rank, w)) for w in (b"", b" ERROR"))
+    made.label = tuple((b"[rank %d%s] " % (rank, w), b"[rank %d%s +] " % (rank, w)) for w in (b"", b" err"))
     return made
 
 

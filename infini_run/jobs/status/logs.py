@@ -27,8 +27,9 @@ if TYPE_CHECKING:
     from infini_run.jobs.scheduler import Scheduler
     from infini_run.jobs.status.job_status import Status
 
-# of plan/model.py, of one node or of many; stderr has its own word. Bounded: what a rank writes is no label of ours
-_LABEL = re.compile(rb"\[(?:rank (\d{1,9})|([^\]\s]{0,255}):(\d{1,9}))(?: ERROR)?\] ")
+# of plan/model.py, of one node or of many; stderr has its own word (ERROR in 0.2 and before). Bounded: what a rank
+# writes is no label of ours
+_LABEL = re.compile(rb"\[(?:rank (\d{1,9})|([^\]\s]{0,255}):(\d{1,9}))(?: err| ERROR)?\] ")
 
 
 class Chosen:

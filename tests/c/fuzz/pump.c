@@ -26,8 +26,8 @@ struct bytes {
 static struct bytes written[WORKERS][STREAMS], shown[STREAMS];
 static int ends[WORKERS][STREAMS], console[STREAMS], reader[STREAMS], logs[WORKERS];
 static const char *const labels[WORKERS][STREAMS][2] = {
-    {{"[0] ", "[0 +] "}, {"[0 ERROR] ", "[0 ERROR +] "}},
-    {{"[1] ", "[1 +] "}, {"[1 ERROR] ", "[1 ERROR +] "}},
+    {{"[0] ", "[0 +] "}, {"[0 err] ", "[0 err +] "}},
+    {{"[1] ", "[1 +] "}, {"[1 err] ", "[1 err +] "}},
 };
 static int mode;
 
@@ -332,7 +332,7 @@ static void check_log(int worker) {
         return; /* their order is theirs: tests/launch/test_output.py */
     for (size_t i = 0, size; (mode & (LOG_ERR | LOG_OUT)) && i < from->size; i += size) {
         size = line_size(from->at + i, from->size - i);
-        if (stream == 1) bytes_add(&want, "ERROR: ", 7);
+        if (stream == 1) bytes_add(&want, "err: ", 5);
         bytes_add(&want, from->at + i, size);
     }
     read_file_whole(logs[worker], &log);

@@ -115,9 +115,9 @@ def carried(infini_run, folder, environ):
     is_lost = environ["FAULTY"].startswith("write:")  # where it goes takes no more, and the job goes on
     for rank in range(3) if command.process.returncode == 0 and not is_lost else ():
         assert b"[rank %d] %d\n" % (rank, LINES) in out
-        assert b"[rank %d ERROR] error\n" % rank in err
+        assert b"[rank %d err] error\n" % rank in err
         log = (folder / "logs" / f"rank_{rank}.log").read_bytes()
-        assert sorted(log.splitlines()) == [b"%d" % LINES, b"ERROR: error"]
+        assert sorted(log.splitlines()) == [b"%d" % LINES, b"err: error"]
     return command.process.returncode, 0, err
 
 

@@ -42,7 +42,7 @@ def test_reader_that_has_gone_is_told_once_and_the_job_goes_on(launch, gate):
     assert command.wait() == 7
     assert command.err.count(b"the console takes no more output") == 1
     assert b"Broken pipe" in command.err
-    assert command.err.count(b" ERROR] fine\n") == launch.ranks
+    assert command.err.count(b" err] fine\n") == launch.ranks
 
 
 def test_rank_that_writes_to_a_reader_that_has_gone_dies_of_sigpipe_as_it_would_alone(launch, gate):
@@ -95,10 +95,10 @@ def test_full_device_as_console_is_no_end_of_the_job_and_the_logs_have_everythin
         command = launch(PREFIX, *words, **{stream: full})
         assert command.wait() == 9
     for rank in range(launch.ranks):
-        assert sorted((tmp_path / f"rank_{rank}.log").read_text().splitlines()) == ["ERROR: err", "out"]
+        assert sorted((tmp_path / f"rank_{rank}.log").read_text().splitlines()) == ["err: err", "out"]
     if stream == "stdout":
         assert command.err.count(b"No space left") == 1
-        assert command.err.count(b" ERROR] err\n") == launch.ranks
+        assert command.err.count(b" err] err\n") == launch.ranks
     else:
         assert command.out.count(b"] out\n") == launch.ranks
 
@@ -108,7 +108,7 @@ def test_closed_console_is_no_end_of_the_job_and_the_logs_have_everything(launch
     command = launch(PREFIX, f"--log_dir={tmp_path}", *sh("echo out; echo err >&2; exit 6"), under=under)
     assert command.wait() == 6
     done = [(tmp_path / f"rank_{rank}.log").read_text() for rank in range(launch.ranks)]
-    assert any(sorted(text.splitlines()) == ["ERROR: err", "out"] for text in done)
+    assert any(sorted(text.splitlines()) == ["err: err", "out"] for text in done)
 
 
 @as_root
