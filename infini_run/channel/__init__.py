@@ -1,11 +1,11 @@
 """Channels: typed messages between two processes, in two directions, each with one owner of either end.
 
-A socketpair whose two directions are two half-streams. A process owns one end of each: it sends into one and receives
-from the other, and closes nothing else. So the end of a stream is a place in it: END, when the sender closed it; the
-kernel's end of file without it, when the sender died; never a flag that two could set.
+A socketpair whose two directions are two half-streams. A process owns one end of each: it sends into one, receives
+from the other, and closes nothing else. So the end of a stream is a place in it. END means that the sender closed it;
+end of file without END means that the sender died. No flag reports it, which two could set.
 
-    ours, theirs = channel.pair()     # each a Sender and a Receiver
-    tx, rx = channel.connect(fd)      # in the process that inherited theirs
+    parent, child = channel.pair()    # each a Sender and a Receiver
+    tx, rx = channel.connect(fd)      # in the process that inherited child's socket
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["LIMIT", "LINGER_S", "Receiver", "Sender", "connect", "pair"]
 
 
 def pair(limit: int = LIMIT) -> tuple[tuple[Sender, Receiver], tuple[Sender, Receiver]]:
-    """Two connected sides, each a Sender and a Receiver. `limit`: bytes of one message.
+    """Return two connected sides, each a Sender and a Receiver. `limit`: bytes of one message.
 
     Hand one side's `fileno()` to another process (pass_fds=, stdin), then `close_copy()` that side here."""
     check_waits("a channel")
@@ -33,7 +33,8 @@ def pair(limit: int = LIMIT) -> tuple[tuple[Sender, Receiver], tuple[Sender, Rec
 
 
 def connect(fd: int, limit: int = LIMIT) -> tuple[Sender, Receiver]:
-    """The side whose socket was inherited as `fd`, which is ours from now on. Raises OSError: it is no socket."""
+    """Return the side whose socket this process inherited as `fd`, and own `fd`. Raises OSError if it is no
+    socket."""
     check_waits("a channel")
     limit = read_count("limit", limit)
     sock = socket.socket(fileno=fd)

@@ -1,7 +1,7 @@
 """cloudpickle's pickler, which also takes functions with a cache by value where no module has them.
 
 functools.lru_cache makes an object that pickles by its name alone, so one of `__main__` would not be found elsewhere.
-Code keeps the name of its file, which tracebacks show and cloudpickle leaves out since 3.1.3.
+Code keeps the name of its file, which tracebacks show and cloudpickle drops since 3.1.3.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
 
-_MAIN = ("__main__", "__mp_main__")  # the second: a script, in a process that multiprocessing has spawned
+_MAIN = ("__main__", "__mp_main__")  # the second: a script, in a process that multiprocessing spawned
 if _MAIN[1] in sys.modules:
     cloudpickle.register_pickle_by_value(sys.modules[_MAIN[1]])
 
@@ -28,7 +28,7 @@ _CachedFunction = type(functools.lru_cache(int))
 
 
 class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """As cloudpickle.Pickler."""
+    """A cloudpickle.Pickler that also takes functions with a cache by value."""
 
     def reducer_override(self, thing: object) -> Any:
         check_portable(thing)
@@ -43,7 +43,7 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
 def _is_found_by_name(thing: Any) -> bool:
     home = getattr(thing, "__module__", None)
     found: object = sys.modules.get(home or "")
-    for name in getattr(thing, "__qualname__", "").split("."):  # of a partial it has none
+    for name in getattr(thing, "__qualname__", "").split("."):  # a partial has none
         found = getattr(found, name, None)
     return found is thing and home not in _MAIN
 

@@ -1,11 +1,12 @@
-"""What comes in over a channel: bytes in, at the place where they belong, and messages out. Pure.
+"""The receiving half of a channel: bytes in, where they belong, and messages out. Pure.
 
 A frame is a head (kind, number of parts, bytes of the payload), the payload, and one byte that says whether it
-counts: a sender that gave up in its middle fills it up and says VOID, so that the stream is never torn. The payload
-is a pickle, bytes, or a table of sizes and as many parts: a pickle and its buffers, each read into memory of its own.
+counts. A sender that gave up in its middle fills it up and says VOID, so that the stream is never torn. The payload
+is a pickle, bytes, or a table of sizes and as many parts. Such parts are a pickle and its buffers, each read into
+separate memory.
 
-What is known changes in single stores, so an interrupt (a signal handler that raises) can come anywhere: it may lose
-the message that is being handed over, and never the place in the stream.
+State changes in single stores, so an interrupt (a signal handler that raises) can come anywhere. It may lose the
+message that the call was about to return, but never the place in the stream.
 """
 
 from __future__ import annotations
@@ -37,16 +38,16 @@ NOT_OURS = "what came over the channel is not what infini-run sends"
 _DATA = frozenset((PICKLE, BYTES))
 _SMALL = frozenset((*_DATA, END))  # kinds of one piece
 _KINDS = frozenset((*_SMALL, PARTS))
-_DIRECT = 1 << 14  # bytes of a payload from which on it is read into its own memory
+_DIRECT = 1 << 14  # from this many bytes, a payload is read into separate memory
 
 
 class Source:
-    """How to read.
+    """The ways to read from a stream.
 
     Args:
-        reads: reads, ROOM bytes at most, whenever it is asked for its next item.
-        recv_into: that of a socket.
-        flags: for it, and for a read into the memory of a large frame.
+        reads: an iterator whose next item is one read of at most ROOM bytes.
+        recv_into: the method of a socket.
+        flags: the flags of `recv_into`, and of a read into the memory of a large frame.
     """
 
     __slots__ = ("flags", "reads", "recv_into")
@@ -58,31 +59,31 @@ class Source:
 
 
 class FrameDecoder:
-    """Messages of a stream: `next_message()` as long as there are any, then `read()`."""
+    """The messages of a stream: `next_message()` until it returns None, then `read()`."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._memory = bytearray()  # of ROOM bytes, once it is needed
         self._view = memoryview(self._memory)
-        # None: nothing is here. bytes: what one read has brought since. tuple: what is in memory, start and stop; the
-        # large frame and how much of it is there; what came since
+        # None: nothing. bytes: what one read brought since. tuple: the memory with its start and stop; the large
+        # frame and how much of it came; what came since
         self._state: _State | bytes | None = None
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing stands in mid-frame."""
+        """Whether no frame is incomplete."""
         if not isinstance(self._state, tuple):
             return not self._state
         start, stop, large, _, _ = self._apply_counts()
         return start == stop and large is None
 
     def read(self, source: Source) -> Message | None:
-        """The next message, after one read unless it is here; None: it has not come whole. What the read raises is
-        raised, and nothing came then.
+        """Return the next message, after at most one read, or None while it is not whole. An exception of the read
+        passes through; nothing came then.
 
         Raises:
-            EOFError: nothing more comes.
-            ChannelBroken, MessageTooLong: as next_message.
+            EOFError: the stream ended.
+            ChannelBroken, MessageTooLong: as `next_message`.
         """
         if self._state:
             message = self.next_message()
@@ -106,18 +107,18 @@ class FrameDecoder:
         return self.next_message()
 
     def _read_on(self, source: Source) -> None:
-        """One read, to where its bytes belong."""
+        """Read once, to where the bytes belong."""
         room, is_of_large = self._room()
         counts = self._apply_counts()[4]
         try:  # one call in C: no interrupt comes between what is received and its count
             counts.extend(map(source.recv_into, (room,), _NO_LENGTH, source.flags[is_of_large]))
         finally:
-            del room  # a traceback would keep it, and with it the memory of a large frame from being let go of
+            del room  # a traceback would keep it, and with it the memory of a large frame
         if not counts[-1]:
             raise EOFError
 
     def _room(self) -> tuple[memoryview, bool]:
-        """Where the next bytes belong, and whether all of it is of one large frame."""
+        """Return where the next bytes belong, and whether all of it is of one large frame."""
         start, stop, large, filled, counts = self._apply_counts()
         if large is not None and filled < large.size:
             return large.room(filled), True
@@ -130,7 +131,8 @@ class FrameDecoder:
         return self._view[stop:], False
 
     def next_message(self) -> Message | None:
-        """The next message, kind and payload, if it is whole. Raises MessageTooLong for one that was passed over."""
+        """Return the next message, kind and payload, or None while it is not whole. Raises MessageTooLong for a
+        message that this end skipped."""
         while True:
             state = self._state
             if not isinstance(state, tuple):
@@ -169,7 +171,7 @@ class FrameDecoder:
                 return None
 
     def _keep(self, data: bytes) -> _State:
-        """What one read has brought, in memory."""
+        """Keep what one read brought, in memory."""
         if not self._memory:
             memory = bytearray(ROOM)
             self._view = memoryview(memory)
@@ -193,7 +195,7 @@ class FrameDecoder:
         return state
 
     def _begin(self, large: _LargeFrame) -> None:
-        """A large frame: what of it is in memory goes to its own."""
+        """Begin a large frame: move what is in memory to its own."""
         start, stop, _, _, counts = self._apply_counts()
         start += _HEAD_SIZE
         filled = 0
@@ -205,7 +207,7 @@ class FrameDecoder:
         self._state = start, stop, large, filled, counts
 
     def _end_large(self, large: _LargeFrame) -> bool | None:
-        """Whether the large frame counts, which then is done with; None: it has not come whole."""
+        """Finish the large frame. Return whether it counts, or None while it is not whole."""
         start, stop, _, filled, counts = self._apply_counts()
         if filled < large.size or start == stop:
             return None
@@ -214,8 +216,8 @@ class FrameDecoder:
 
 
 class _LargeFrame:
-    """A frame that is read into memory of its own: one piece of bytes, or a table and its parts. One that is over the
-    limit, or finds no memory, is passed over: what comes of it goes nowhere."""
+    """A large frame that is read into separate memory: one piece of bytes, or a table and its parts. The decoder
+    discards the bytes of a frame that is over the limit, or for which there is no memory."""
 
     def __init__(self, kind: int, count: int, size: int, limit: int) -> None:
         self.kind = kind
@@ -230,7 +232,7 @@ class _LargeFrame:
             self._open_all([size] if kind != PARTS else [])
 
     def _open_all(self, sizes: Sequence[int]) -> None:
-        """The memory of the parts, or, as long as they are not known, that of the table."""
+        """Return the memory of the parts, or that of the table until the parts are known."""
         try:
             if not sizes:
                 self._table = bytearray(self._table_size)
@@ -243,7 +245,7 @@ class _LargeFrame:
             self._is_over = self._finds_no_memory = True
 
     def room(self, filled: int) -> memoryview:
-        """The place of the byte `filled`, and what follows it."""
+        """Return the place of the byte `filled`, and what follows it."""
         if self._is_over:
             return memoryview(bytearray(min(self.size - filled, 1 << 20)))
         if filled < self._table_size:
@@ -257,7 +259,7 @@ class _LargeFrame:
         return view[filled - self._starts[at] :]
 
     def _open_parts(self) -> None:
-        """As the table says, which has come. No memory is taken for what the frame is too short for."""
+        """Make room for the parts that the table lists. Takes no memory for parts that the frame is too short for."""
         if self._keepers:
             return
         sizes = [size for (size,) in SIZE.iter_unpack(self._table)]
@@ -266,12 +268,13 @@ class _LargeFrame:
         self._open_all(sizes)
 
     def _open(self, start: int, size: int) -> None:
-        """A part. Bytes are read to where they stay: io.BytesIO has `getbuffer` and `getvalue` without a copy."""
+        """Return memory for a part. Bytes arrive where they stay: io.BytesIO has `getbuffer` and `getvalue` without a
+        copy."""
         self._starts.append(start)
         self._keepers.append(bytearray(size & ~WRITABLE) if size & WRITABLE else BytesIO(bytes(size)))
 
     def payload(self, limit: int) -> Payload:
-        """What came: bytes, or a pickle and its buffers. Raises MessageTooLong."""
+        """Return what came: bytes, or a pickle and its buffers. Raises MessageTooLong."""
         if not self._is_over:
             self._open_parts()  # where none of them has a byte they have not been yet
         if self._is_over:

@@ -1,4 +1,4 @@
-"""What goes out over a channel: a frame as pieces, and how far it has been written. Pure."""
+"""The sending half of a channel: a frame as pieces, and how much of it was written. Pure."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _ZEROS = memoryview(bytes(1 << 16))
 
 
 class OutgoingFrame:
-    """A frame on its way: `size` bytes in `pieces`. Put into `counts` how many of them were written. The most common
-    one, which is small and goes at once, needs none of this: it is just bytes."""
+    """A frame on its way: `size` bytes in `pieces`. The writer adds to `counts` how many it wrote. The most common
+    frame, which is small and goes at once, needs none of this: it is bytes."""
 
-    is_awaited = False  # somebody waits for it: it is to be finished and not given up
+    is_awaited = False  # somebody waits for it: finish it, never give it up
     is_void = False
 
     def __init__(self, pieces: Sequence[Buffer], size: int, written: int = 0) -> None:
@@ -38,7 +38,7 @@ class OutgoingFrame:
         return self.written == self.size
 
     def rest(self) -> Sequence[Buffer]:
-        """The next pieces to write."""
+        """Return the next pieces to write."""
         skip = self.written
         if not skip and len(self.pieces) <= _PIECES:
             return self.pieces
@@ -55,8 +55,8 @@ class OutgoingFrame:
         return rest
 
     def void_remainder(self) -> OutgoingFrame | None:
-        """What makes this frame a void one, if a part of it has been written: its head and table as they are, nothing
-        for its payload, and the word that it does not count."""
+        """Return what makes a partly written frame void: the rest of its head and table, zeros for its payload, and
+        the byte that says that it does not count."""
         written = self.written
         left = self.size - written
         if self.is_void:
@@ -88,17 +88,17 @@ def _size_of(piece: Buffer) -> int:
 
 
 def in_pieces(frame: Frame, written: int = 0) -> OutgoingFrame:
-    """Of one that is bytes: `written` of them have gone."""
+    """Return the frame of bytes of which `written` bytes have gone."""
     return OutgoingFrame((frame,), len(frame), written) if isinstance(frame, bytes) else frame
 
 
 def end_frame() -> OutgoingFrame:
-    """The last one."""
+    """Return the last frame of a stream."""
     return in_pieces(_one_piece(END, b"", 0))
 
 
 def bytes_frame(data: Buffer | list[Buffer], limit: int) -> Frame:
-    """Of bytes, or of a list of several that become one message. Raises MessageTooLong."""
+    """Return the frame of bytes, or of a list of them that become one message. Raises MessageTooLong."""
     if type(data) is bytes:
         return _one_piece(BYTES, data, limit)
     parts = data if isinstance(data, list) else [data]
@@ -110,7 +110,7 @@ def bytes_frame(data: Buffer | list[Buffer], limit: int) -> Frame:
 
 
 def parcel_frame(parcel: Parcel, limit: int) -> Frame:
-    """Raises MessageTooLong."""
+    """Return the frame of a Parcel. Raises MessageTooLong."""
     if not parcel.buffers:
         return _one_piece(PICKLE, parcel.head, limit)
     size = parcel.size

@@ -1,7 +1,7 @@
-"""One end of one direction of a channel: who may use it, how one waits for it, how one lets go of it.
+"""One end of one direction of a channel: who may use it, how to wait for it, and how to release it.
 
-Threads take turns by a lock, which who blocks in the kernel keeps: nobody else could do anything meanwhile. A
-coroutine never waits for the lock: it tries, and waits for the socket, or for whoever has the lock to let go of it.
+Threads take turns by a lock. A thread that blocks in the kernel keeps it: nobody else could do anything meanwhile. A
+coroutine never waits for the lock: it tries, then waits for the socket or for the release of the lock.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     _Act = Callable[[Any, float | None], Any]
 
 _MOST_MS = 2**31 - 1  # poll(2): who waits for longer waits again
-LIMIT = 1 << 34  # bytes of one message, unless the channel is told otherwise
+LIMIT = 1 << 34  # bytes of one message, by default
 
 
 class SharedSocket:
-    """A socket that two endpoints share; it is closed when both have let go of it."""
+    """A socket that two endpoints share; the second release closes it."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
@@ -52,7 +52,7 @@ class SharedSocket:
 
 
 class Endpoint:
-    """What a Sender and a Receiver have in common."""
+    """The common part of a Sender and a Receiver."""
 
     _too_late = ""
 
@@ -61,21 +61,22 @@ class Endpoint:
         self._fd = line.sock.fileno()
         self._limit = limit
         self._lock = threading.Lock()
-        self._owner = 0  # the thread that has it: a signal handler of its own must not wait for it
+        self._owner = 0  # the thread that has it: its own signal handler must not wait for it
         self._closed = False
-        self._is_finished = False  # and what was under way then has ended, too
-        self._afterwards: set[Callable[[], object]] = set()  # to call whenever the lock is let go of
+        self._is_finished = False  # and what was under way then is gone, too
+        self._afterwards: set[Callable[[], object]] = set()  # to call at each release of the lock
         self._queues: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] | None = None
         line.hold()
         _endpoints.add(self)
 
     def fileno(self) -> int:
-        """The socket, to wait on; the other endpoint of this side has the same one. -1 when closed."""
+        """Return the socket's descriptor, to wait on; -1 once closed. Both endpoints of this side have the same
+        one."""
         return -1 if self._closed else self._fd
 
     @property
     def closed(self) -> bool:
-        """Whether this process has closed it (`close`, `close_copy`)."""
+        """Whether this process closed it (`close`, `close_copy`)."""
         return self._closed
 
     @property
@@ -90,15 +91,15 @@ class Endpoint:
             self._drop()
 
     def _finish(self) -> None:
-        """Let go of the socket once nobody uses it; who does has been woken. If that is the code that was interrupted
-        for this, it is left to it."""
+        """Release the socket once nobody uses it; who does was woken. An interrupt of its user leaves the release to
+        that user."""
         self._is_finished = True
         if self._owner == get_ident():
             self._afterwards.add(self._drop)
             return
         with self._lock:
             self._drop()
-        self._call_afterwards()  # who found the lock taken by us
+        self._call_afterwards()  # who found the lock taken by this call
 
     def _drop(self) -> None:
         self._afterwards.discard(self._drop)
@@ -106,7 +107,7 @@ class Endpoint:
         self._call_afterwards()
 
     def _begin_to_close(self) -> bool:
-        """Whether it is upon us to close it."""
+        """Return whether this call has to close it."""
         with self._line.lock:
             was_closed, self._closed = self._closed, True
         return not was_closed
@@ -115,7 +116,7 @@ class Endpoint:
         return ChannelClosed(f"this {type(self).__name__} has been closed")
 
     def _after_fork(self) -> None:
-        """In a forked child, where locks may be held by threads that are not there."""
+        """Renew the state in a forked child, where threads that no longer exist may hold locks."""
         self._closed = True
         self._lock, self._line.lock = threading.Lock(), threading.Lock()
         self._owner = 0
@@ -123,7 +124,7 @@ class Endpoint:
         self._line.sock.close()
 
     def _locked(self, timeout_s: float | None, act: _Act, thing: object) -> Any:
-        """act(thing, when it must be done on the monotonic clock), while the lock is ours. Raises TimeoutError."""
+        """Call `act(thing, deadline on the monotonic clock)` while holding the lock. Raises TimeoutError."""
         ident = get_ident()
         if self._owner == ident:
             raise ChannelError(f"this {type(self).__name__} is in use by the very code that was interrupted for this")
@@ -156,7 +157,7 @@ class Endpoint:
                 self._leave()
 
     def _leave(self) -> None:
-        """Let go of the lock, and wake coroutines."""
+        """Release the lock, and wake coroutines."""
         self._owner = 0
         self._lock.release()
         if self._afterwards:
@@ -176,7 +177,7 @@ class Endpoint:
                 raise TimeoutError(self._too_late)
 
     def _queue_for(self, loop: asyncio.AbstractEventLoop) -> asyncio.Lock:
-        """Whose turn it is among the coroutines of a loop: first come, first served."""
+        """Wait for this coroutine's turn in its loop: first come, first served."""
         import asyncio
 
         if self._queues is None:
@@ -184,13 +185,13 @@ class Endpoint:
         return self._queues.setdefault(loop, asyncio.Lock())
 
     async def _until_free(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Take the lock, which somebody in a thread may hold."""
+        """Take the lock, which a thread may hold."""
         while not self._lock.acquire(False):
             future = loop.create_future()
             wake = partial(_wake_from_thread, loop, future)
             self._afterwards.add(wake)
             try:
-                if self._lock.acquire(False):  # it was let go of before we were among those who are told
+                if self._lock.acquire(False):  # its release came before this waiter was on the list
                     break
                 await future
             finally:
@@ -203,7 +204,7 @@ class Endpoint:
         watch: Callable[..., Any],
         unwatch: Callable[[int], Any],
     ) -> None:
-        """Wait for the socket, or for whoever lets go of the lock, or closes."""
+        """Wait for the socket, for a release of the lock, or for a close."""
         future = loop.create_future()
         wake = partial(_wake_from_thread, loop, future)
         self._line.hold()  # the number is not to be another descriptor's before it is unwatched
@@ -239,8 +240,8 @@ _endpoints: weakref.WeakSet[Endpoint] = weakref.WeakSet()
 
 
 def _after_fork_in_child() -> None:
-    """A forked child owns no end: the parent does. With a copy of the socket in every child of a worker's, its other
-    side would not see the worker die."""
+    """Close the copies of all ends in a forked child: the parent owns them. With a copy in each child of a worker,
+    its other side would not see the worker die."""
     for endpoint in list(_endpoints):
         endpoint._after_fork()
 

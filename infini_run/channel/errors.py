@@ -1,12 +1,12 @@
-"""Why a message could not be sent or received.
+"""Why a message did not arrive.
 
 ChannelError                 the root, an InfiniRunError (exit code 1)
-├── ChannelClosed            this end was closed by its owner
-├── ChannelBroken            the other side has died, or takes no more
-├── ChannelEnd               the other side has closed: all that it sent has been received
+├── ChannelClosed            the owner closed this end
+├── ChannelBroken            the other side died, or takes no more
+├── ChannelEnd               the other side closed, and this side received all that it sent
 ├── MessageTooLong           a message is over the channel's limit (a ValueError, too)
-├── UnpicklableError         an object cannot be pickled: nothing was sent (a PicklingError and a TypeError, too)
-└── CannotUnpickle           a message came whole, but cannot be made an object; the channel goes on
+├── UnpicklableError         an object does not pickle: nothing was sent (a PicklingError and a TypeError, too)
+└── CannotUnpickle           a message came whole, but does not become an object; the channel continues
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from infini_run.errors import NO_MEMORY, InfiniRunError
 
 
 class ChannelError(InfiniRunError):
-    """A message could not be sent or received."""
+    """The root of a channel's errors."""
 
 
 class ChannelClosed(ChannelError):
-    """We have closed this end of the channel."""
+    """An end that this process closed."""
 
 
 class ChannelBroken(ChannelError):
-    """The other side has died, or, to a sender, has closed its receiver. What it sent whole has been received."""
+    """The other side died, or, to a sender, closed its receiver. A receiver got everything that it sent whole."""
 
 
 class ChannelEnd(ChannelError):
-    """The other side has closed its end in good order, and everything that it sent has been received."""
+    """The other side closed its end in good order, and this side received everything."""
 
 
 class MessageTooLong(ChannelError, ValueError):
-    """A message is over the channel's limit, or finds no memory: of a sent one nothing has gone, a received one was
-    passed over. `size` and `limit` are bytes."""
+    """A message that is over the channel's limit, or finds no memory. Of a sent one nothing has gone; the receiver
+    skipped a received one. `size` and `limit` are bytes."""
 
     def __init__(self, size: int, limit: int, finds_no_memory: bool = False) -> None:
         why = f"finds no memory; {NO_MEMORY}" if finds_no_memory else f"is over the channel's limit of {limit}"
@@ -48,7 +48,7 @@ class MessageTooLong(ChannelError, ValueError):
 
 
 class UnpicklableError(ChannelError, PicklingError, TypeError):
-    """An object cannot be pickled, so nothing was sent. `path` says where in it what is at fault is."""
+    """An object that does not pickle, so nothing was sent. `path` says where in it the fault is."""
 
     def __init__(self, message: str, path: str = "") -> None:
         super().__init__(message)
@@ -59,4 +59,4 @@ class UnpicklableError(ChannelError, PicklingError, TypeError):
 
 
 class CannotUnpickle(ChannelError):
-    """A message has come whole, but cannot be made an object here. The channel goes on with the next one."""
+    """A message that came whole, but does not become an object here. The channel continues with the next one."""

@@ -1,4 +1,4 @@
-"""What pickles, and means something else in another process."""
+"""The check for objects that pickle, and mean something else in another process."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ OF_DESCRIPTORS = ("multiprocessing.connection", "multiprocessing.resource_sharer
 
 
 def check_portable(thing: object) -> None:
-    """Refuse what pickles as the number of a descriptor.
+    """Reject what pickles as the number of a descriptor.
 
     Args:
         thing: any object.

@@ -1,4 +1,4 @@
-"""The end of a channel that messages come out of, up to the End."""
+"""The receiving end of a channel, up to END."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ALL, _NOW = int(socket.MSG_WAITALL), int(socket.MSG_DONTWAIT)
 
 
 class Receiver(Endpoint):
-    """The end that messages come out of. Iterating, by `for` or `async for`, gives them all, up to the End."""
+    """The receiving end of a channel. Iterating, by `for` or `async for`, gives all messages, up to END."""
 
     _too_late = "no message came in time"
 
@@ -32,37 +32,38 @@ class Receiver(Endpoint):
         self._waiting = Source(map(recv, repeat(ROOM), repeat(0)), recv_into, 0, _ALL)
         self._instant = Source(map(recv, repeat(ROOM), repeat(_NOW)), recv_into, _NOW, _NOW)
         self._decoder = FrameDecoder(limit)
-        self._kept: Message | None = None  # a message that was seen and not taken
+        self._kept: Message | None = None  # a message that `pending` saw and nobody took
         self._over: tuple[type[ChannelError], str] | None = None
-        self.is_torn = False  # something came that is no message, and what follows it cannot be told apart
+        self.is_torn = False  # what came is no message, and the start of the next one is unknown
 
     def recv(self, timeout_s: float | None = None) -> Any:
-        """The next message.
+        """Return the next message.
 
         Raises:
-            ChannelEnd: the other side closed, and all has been received.
-            ChannelBroken: it died; what it had sent whole has been received.
-            ChannelClosed: we have closed.
-            TimeoutError: no whole message came within `timeout_s` seconds (0: none is here); what came of it is kept.
-            CannotUnpickle, MessageTooLong: this message is lost; the channel goes on.
+            ChannelEnd: the other side closed, and this side received everything.
+            ChannelBroken: the other side died; this side received what it sent whole.
+            ChannelClosed: this end closed.
+            TimeoutError: no whole message came within `timeout_s` seconds (0: none is here); a part that came is
+                kept.
+            CannotUnpickle, MessageTooLong: this message is lost; the channel continues.
         """
         return _open(self._locked(timeout_s, self._next, 0))
 
     def recv_bytes(self, timeout_s: float | None = None) -> bytes:
-        """The next message, which is bytes. Raises TypeError if it is not: recv() has it then."""
+        """Return the next message, which is bytes. Raises TypeError if it is not: recv() has it then."""
         return self._locked(timeout_s, self._next, BYTES)[1]  # type: ignore[no-any-return]
 
     async def arecv(self) -> Any:
-        """`recv` in a coroutine. Where it is cancelled, no message is lost."""
+        """Receive as `recv` does, in a coroutine. A cancellation loses no message."""
         return _open(await self._areceive(0))
 
     async def arecv_bytes(self) -> bytes:
-        """`recv_bytes` in a coroutine."""
+        """Receive as `recv_bytes` does, in a coroutine."""
         return (await self._areceive(BYTES))[1]  # type: ignore[return-value]
 
     @property
     def pending(self) -> bool:
-        """Whether recv() has an answer without reading: nothing more may come then that makes `fileno()` readable."""
+        """Whether recv() has an answer without reading: `fileno()` may not become readable again then."""
         if self._kept is None and not self._closed and self._over is None and self._lock.acquire(False):
             try:
                 self._kept = self._decoder.next_message()
@@ -88,7 +89,7 @@ class Receiver(Endpoint):
                 await self._until_ready(loop, loop.add_reader, loop.remove_reader)
 
     def _next(self, must_be: int, end_s: float | None) -> Message:
-        """The next message. The lock is ours."""
+        """Return the next message. The caller holds the lock."""
         while not self._closed:
             message = self._kept
             if message is None:
@@ -101,7 +102,7 @@ class Receiver(Endpoint):
                 except ChannelBroken as error:
                     self._tear(error)
                     raise
-                except (EOFError, ConnectionResetError):  # the latter: it has gone with messages of ours unread
+                except (EOFError, ConnectionResetError):  # the latter: it has gone, and did not read all messages
                     where = "" if self._decoder.is_empty else " in the middle of a message"
                     self._over = ChannelBroken, f"the other side has died{where}: its stream ends without END"
                 if message is None:
@@ -121,13 +122,13 @@ class Receiver(Endpoint):
         self._over, self.is_torn = (ChannelBroken, str(error)), True
 
     def close(self) -> None:
-        """Take no more: what is unread is dropped, and the other side's sends are Broken from now on. Safe twice."""
+        """Close this end: drop what is unread, and let the other side's sends raise ChannelBroken. Safe twice."""
         if self._begin_to_close():
-            self._line.sock.shutdown(socket.SHUT_RD)  # wakes who waits for a message
+            self._line.sock.shutdown(socket.SHUT_RD)  # wakes whoever waits for a message
             self._finish()
 
     async def aclose(self) -> None:
-        """`close` in a coroutine: it waits for nobody."""
+        """Close as `close` does, in a coroutine, without a wait."""
         self.close()
 
     def __iter__(self) -> Receiver:

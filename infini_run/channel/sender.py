@@ -1,6 +1,6 @@
-"""The end of a channel that messages go into.
+"""The sending end of a channel.
 
-A message is sent whole or not at all: one that is given up in its middle is made void by whatever is sent next.
+A message goes whole or not at all: the next send makes void what was given up in its middle.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _QUIET_NOW = int(socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
 
 
 class Sender(Endpoint):
-    """The end that messages go into. Threads and coroutines take turns."""
+    """The sending end of a channel. Threads and coroutines take turns."""
 
     _too_late = "nobody made room for the message in time"
-    _wakeup: Wakeup | None = None  # wakes who waits for room when we close; there from the first such wait on
+    _wakeup: Wakeup | None = None  # wakes who waits for room when this end closes; exists from the first such wait on
 
     def __init__(self, line: SharedSocket, limit: int = LIMIT) -> None:
         super().__init__(line, limit)
@@ -49,17 +49,17 @@ class Sender(Endpoint):
         self._posted: deque[OutgoingFrame] = deque()  # what is to be sent when there is room
         self._ends = False  # END is the last of them
         self._broken = ""
-        self._last: OutgoingFrame | None = None  # END, once we close
+        self._last: OutgoingFrame | None = None  # END, once this end closes
         self._is_widened = False
 
     def send(self, thing: object, timeout_s: float | None = None) -> None:
-        """Send an object; return when the kernel has all of it. bytes go as they are, all else by (cloud)pickle.
+        """Send an object; return when the kernel has all of it. bytes go unchanged, all else by (cloud)pickle.
 
-        Large buffers in it (bytes, arrays) are not copied: leave them alone meanwhile.
+        Large buffers in it (bytes, arrays) go without a copy: leave them alone meanwhile.
 
         Raises:
-            TimeoutError: no room for it within `timeout_s` seconds (0: at once). It will not be delivered.
-            ChannelClosed, ChannelBroken, UnpicklableError, MessageTooLong: it will not be delivered.
+            TimeoutError: no room for it within `timeout_s` seconds (0: at once). The other side will not get it.
+            ChannelClosed, ChannelBroken, UnpicklableError, MessageTooLong: the other side will not get it.
         """
         if type(thing) is bytes:
             self._locked(timeout_s, self._start, bytes_frame(thing, self._limit))
@@ -71,20 +71,20 @@ class Sender(Endpoint):
         self._locked(timeout_s, self._start, bytes_frame(data, self._limit))
 
     def post_bytes(self, data: Buffer | list[Buffer]) -> bool:
-        """For a caller with a loop of its own: send, or keep what finds no room now, for `flush`. Order is kept.
-        Whether all has gone. Raises ChannelClosed, ChannelBroken, MessageTooLong."""
+        """Send, or keep what finds no room now for `flush`, for a caller with its own event loop. Order is kept.
+        Return whether all has gone. Raises ChannelClosed, ChannelBroken, MessageTooLong."""
         return self._post(bytes_frame(data, self._limit))
 
     def post_end(self) -> bool:
-        """The same for END: nothing may follow it."""
+        """Send END in the same way: nothing may follow it."""
         self._last = end_frame()
         is_sent = self._post(self._last)
         self._ends = True
         return is_sent and self.flush()
 
     def flush(self) -> bool:
-        """Send on what was posted, as far as there is room: whether all of it has gone. Raises
-        ChannelClosed, ChannelBroken."""
+        """Send posted frames as far as there is room. Return whether all of them have gone. Raises ChannelClosed,
+        ChannelBroken."""
         try:
             self._locked(0.0, self._flush, None)
         except TimeoutError:
@@ -109,14 +109,14 @@ class Sender(Endpoint):
             self._line.sock.shutdown(socket.SHUT_WR)
 
     async def asend(self, thing: object) -> None:
-        """`send` in a coroutine. Where it is cancelled, the message will not be delivered."""
+        """Send as `send` does, in a coroutine. After a cancellation the other side will not get the message."""
         if type(thing) is bytes:
             await self._asend(bytes_frame(thing, self._limit))
         else:
             await self._asend(parcel_frame(serialize(thing), self._limit))
 
     async def asend_bytes(self, data: Buffer) -> None:
-        """`send_bytes` in a coroutine."""
+        """Send as `send_bytes` does, in a coroutine."""
         await self._asend(bytes_frame(data, self._limit))
 
     async def _asend(self, frame: Frame) -> None:
@@ -134,7 +134,7 @@ class Sender(Endpoint):
             raise
 
     async def _try(self, loop: AbstractEventLoop, out: OutgoingFrame) -> bool:
-        """Whether all of it has been sent, be it by us."""
+        """Return whether the kernel has all of it, whoever sent it."""
         await self._until_free(loop)
         try:
             if not out.is_done:
@@ -151,7 +151,7 @@ class Sender(Endpoint):
         return True
 
     def _start(self, frame: Frame, end_s: float | None) -> None:
-        """Send a frame, after what is left of the one before. The lock is ours."""
+        """Send a frame, after what is left of the one before. The caller holds the lock."""
         if (self._closed or self._ends) and frame is not self._last:
             raise self._closed_error()
         if self._broken:
@@ -223,10 +223,11 @@ class Sender(Endpoint):
         return ChannelBroken(self._broken)
 
     def close(self, linger_s: float = LINGER_S) -> None:
-        """Say END and end this direction; what was sent can still be received. Safe twice, and in any state.
+        """Send END and end this direction; the other side can still receive what was sent. Safe twice, and in any
+        state.
 
-        Waits only where a message is half sent, or no room can be made for END, and at most `linger_s` seconds: then
-        the other side gets Broken instead of End.
+        Waits only if a message is half sent, or there is no room for END, and at most `linger_s` seconds. Then the
+        other side gets ChannelBroken instead of ChannelEnd.
         """
         linger_s = min(read_seconds("linger_s", linger_s), LONGEST_S)
         if not self._begin_to_close():
@@ -238,14 +239,14 @@ class Sender(Endpoint):
             if is_free and not self._broken:
                 self._start(self._last, end_s)
         except (TimeoutError, ChannelError):
-            pass  # nobody reads: that the stream ends without END is all there is to say
+            pass  # nobody reads: a stream that ends without END is all there is to report
         finally:
             if is_free:
                 self._lock.release()
             self._finish()
 
     async def aclose(self, linger_s: float = LINGER_S) -> None:
-        """`close` in a coroutine."""
+        """Close as `close` does, in a coroutine."""
         import asyncio
 
         linger_s = min(read_seconds("linger_s", linger_s), LONGEST_S)
@@ -262,7 +263,7 @@ class Sender(Endpoint):
 
     def _finish(self) -> None:
         self._is_finished = True
-        self._line.sock.shutdown(socket.SHUT_WR)  # wakes who is sending
+        self._line.sock.shutdown(socket.SHUT_WR)  # wakes whoever is sending
         if self._wakeup is not None:
             self._wakeup.wake()
         super()._finish()

@@ -1,9 +1,9 @@
 """Objects to bytes and back, for channels and for crews. A Parcel is a pickle and, beside it, the large buffers that
-it refers to, not copied.
+it refers to, without a copy.
 
-Protocol 5 puts large arrays out of band (PEP 574); the same is done here for large bytes and bytearrays, which pickle
-would copy into its stream. Functions and classes go by cloudpickle, by value where no module has them. It takes 20 ms
-to import, so it is imported with the first of them: plain types and this project's records need none of it.
+Protocol 5 puts large arrays out of band (PEP 574). The same happens here to large bytes and bytearrays, which pickle
+would copy into its stream. Functions and classes go by cloudpickle, by value where no module has them. Its import
+takes 20 ms, so it comes with the first of them: plain types and this project's records need none of it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     Buffer = bytes | bytearray | memoryview | pickle.PickleBuffer
 
-LARGE = 1 << 18  # bytes of a buffer from which on a copy costs more than a place of its own
+LARGE = 1 << 18  # bytes of a buffer from which on a copy costs more than a separate place
 _PROTOCOL = 5
 _DEFINED = (type, FunctionType, type(lru_cache(int)))  # what code defines and a module may have
 _ATOMS = frozenset((type(None), bool, int, float, complex, str, bytes))
@@ -40,8 +40,8 @@ _NEXT_BUFFER = b"\x97"
 
 
 class Parcel:
-    """An object as bytes: its pickle, and the buffers that belong to it. It can itself be sent, and whoever passes
-    it on needs to know nothing of what is in it."""
+    """An object as bytes: its pickle, and the buffers that belong to it. A Parcel can be sent in turn, and whoever
+    passes it on does not look into it."""
 
     __slots__ = ("buffers", "head")
 
@@ -69,11 +69,11 @@ class Parcel:
 
 
 class _NeedsCloudpickle(Exception):
-    """What is being pickled may need cloudpickle."""
+    """The object may need cloudpickle."""
 
 
 class _Pickler(pickle.Pickler):
-    """Of plain types and of our own."""
+    """A pickler of plain types and of this project's own."""
 
     def reducer_override(self, thing: object) -> Any:
         check_portable(thing)
@@ -85,18 +85,18 @@ class _Pickler(pickle.Pickler):
 
 
 class _Chunks(list):  # type: ignore[type-arg]
-    """A file to pickle into, that keeps what is written as it is written."""
+    """A file to pickle into that keeps each chunk without a copy."""
 
     write = list.append
-    seen = 0  # so many have been looked at
+    seen = 0  # chunks that were searched
 
 
 def serialize(thing: object, name: str = "message", where: str = "", *, by_reference: bool = False) -> Parcel:
-    """Pickle an object. Its large buffers are not copied: leave them alone until the Parcel has been sent.
+    """Pickle an object. Its large buffers are not copied: leave them alone until the Parcel has gone.
 
     Args:
         thing: the object.
-        name: what an error calls it; the path of the part at fault is appended.
+        name: what an error calls it; the path of the part at fault follows.
         where: added to that path in the error's text, " of rank 3" for instance.
         by_reference: functions and classes go by the names of their modules if they have one, which needs no
             cloudpickle. For a process whose modules the receiver has.
@@ -135,7 +135,7 @@ def _pack_by_value(thing: object, name: str, where: str) -> Parcel:
 
 
 def _unpicklable(thing: object, name: str, where: str, error: Exception) -> UnpicklableError:
-    """The error of an object whose pickling has raised `error`."""
+    """Return the error of an object whose pickling raised `error`."""
     if isinstance(error.__context__, RecursionError) or isinstance(error, (RecursionError, MemoryError)):
         return UnpicklableError(
             f"{name}{where} cannot be sent: too deep, or too large, to be pickled ({error})", name
@@ -164,7 +164,7 @@ def _fault_of(thing: object) -> Exception | None:
 
 
 class _Nowhere:
-    """A file to pickle into, that keeps nothing."""
+    """A file to pickle into that keeps nothing."""
 
     def write(self, data: bytes) -> int:
         return len(data)
@@ -191,8 +191,8 @@ def _pack(thing: object, pickler: type[pickle.Pickler]) -> Parcel:
 
 
 def _take_out(chunks: _Chunks, buffers: list[Buffer]) -> None:
-    """Large bytes are written as they are, after the chunk that ends with their opcode and length; nothing else
-    comes in one piece so large, but text. Their place becomes that of a buffer out of band."""
+    """Take large bytes out of the stream, and put a buffer out of band in their place. pickle writes them unchanged,
+    after the chunk that ends with their opcode and length. Nothing else comes in one piece so large, but text."""
     start, chunks.seen = max(chunks.seen, 1), len(chunks)
     for at in range(start, len(chunks)):
         size = len(chunks[at])
@@ -210,7 +210,7 @@ def _take_out(chunks: _Chunks, buffers: list[Buffer]) -> None:
 
 
 def deserialize(head: Buffer, buffers: Sequence[Buffer] = ()) -> object:
-    """The object. Raises CannotUnpickle: the code that it asks for is not there, or fails, or calls sys.exit."""
+    """Return the object. Raises CannotUnpickle: the code that it needs is missing, fails, or calls sys.exit."""
     try:
         return load_pickle(head, buffers)
     except BaseException as error:
@@ -220,8 +220,8 @@ def deserialize(head: Buffer, buffers: Sequence[Buffer] = ()) -> object:
 
 
 def load_pickle(head: Buffer, buffers: Sequence[Buffer] = ()) -> object:
-    """The object. Raises what its code raises. For SystemExit and KeyboardInterrupt, unless a signal was their cause,
-    it raises CannotUnpickle, because the code of a message ends no program."""
+    """Return the object. Raises what its code raises. For SystemExit and KeyboardInterrupt without a signal it raises
+    CannotUnpickle, because the code of a message ends no program."""
     try:
         return pickle.loads(head, buffers=buffers)
     except (SystemExit, KeyboardInterrupt) as error:

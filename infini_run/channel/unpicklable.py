@@ -1,7 +1,7 @@
-"""Which part of an object does not pickle, and where in it that is: `message["model"].hooks[2]`.
+"""The search for the part of an object that does not pickle, and for its path: `message["model"].hooks[2]`.
 
-Only looked for once pickling has failed. Each part is tried by itself; those that fail are gone into, until one is
-found of whose own parts none fails.
+The search runs only after pickling failed. It tries each part alone and goes into those that fail, until it finds one
+of whose own parts none fails.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ _Part = tuple[str, object]
 
 
 def find_unpicklable(thing: object, name: str, fault_of: Callable[[object], Exception | None]) -> tuple[str, object]:
-    """The path of what does not pickle in `thing`, which is called `name`, and that itself. `fault_of` says why a
-    thing does not pickle; None: it does."""
+    """Return the path of what does not pickle in `thing`, which errors call `name`, and that part. `fault_of` says
+    why a thing does not pickle; None: it does."""
     search = _Search(fault_of)
     return search.fault_in(thing, name, _DEPTH) or search.dead_ends[0]
 
 
 class _Search:
-    """Looks for the fault in depth. Objects refer to each other in circles (a child to its parent, the method of a
-    class to the class, through the cell `__class__` that super() needs): a part that fails only because of something
-    above it is a dead end, and the fault is in another part of that."""
+    """A search for the fault in depth. Objects refer to each other in circles: a child to its parent, a method to its
+    class through the cell `__class__` that super() needs. A part that fails only because of something above it is a
+    dead end; the fault is in another part of that."""
 
     def __init__(self, fault_of: Callable[[object], Exception | None]) -> None:
         self._fault_of = fault_of
@@ -36,7 +36,7 @@ class _Search:
         self.dead_ends: list[_Part] = []
 
     def fault_in(self, thing: object, name: str, depth: int) -> _Part | None:
-        """The path and the part of `thing`, which does not pickle; None: nothing but a circle was found."""
+        """Return the path and the part of `thing`, which does not pickle; None if only a circle was found."""
         self._seen[id(thing)] = thing
         is_dead_end = False
         for step, part in _parts(thing) if depth else ():
@@ -54,8 +54,8 @@ class _Search:
 
 
 def _parts(thing: object) -> Iterator[_Part]:
-    """What pickling `thing` would go into, as far as it has a name in it. A lock or a queue of multiprocessing
-    refuses as a whole, in its own words."""
+    """Return what pickling `thing` would go into, if it has a name in it. A lock or a queue of multiprocessing is one
+    whole, with its own error."""
     if type(thing).__module__.startswith("multiprocessing."):
         return
     if isinstance(thing, dict):
@@ -83,7 +83,7 @@ def _parts(thing: object) -> Iterator[_Part]:
 
 
 def _fields(thing: object) -> Iterator[_Part]:
-    """The attributes that an object's own __getstate__ keeps, or all that it has."""
+    """Return the attributes that an object's own __getstate__ keeps, or all that it has."""
     for key, part in getattr(thing, "__dict__", {}).items():
         yield f".{key}", part
     for kind in type(thing).__mro__:
@@ -94,7 +94,7 @@ def _fields(thing: object) -> Iterator[_Part]:
 
 
 def _parts_of_function(function: FunctionType) -> Iterator[_Part]:
-    """What cloudpickle takes with a function: what it closes over, its defaults, the globals that it names."""
+    """Return what cloudpickle takes with a function: what it closes over, its defaults, the globals that it names."""
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
             yield f"'s variable {name}", cell.cell_contents
