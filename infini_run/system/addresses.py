@@ -1,7 +1,7 @@
-"""Whether other nodes can use an address: what never leaves a machine is told from its text, and from /etc/hosts.
+"""Whether other nodes can use an address. The text of an address and /etc/hosts show what never leaves a machine.
 
-The one rule: nobody is asked. A name server may not answer for a minute, and it does not give out loopback addresses;
-what makes a node's own name one is a line of /etc/hosts (Debian: 127.0.1.1).
+The one rule: ask no name server. It may not answer for a minute, and it does not give out loopback addresses. A line
+of /etc/hosts makes a node's own name one (Debian: 127.0.1.1).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _MAPPED = bytes(10) + b"\xff\xff"
 
 
 def read_hosts() -> str:
-    """Return the text of /etc/hosts; empty if it cannot be read."""
+    """Return the text of /etc/hosts; empty if it is unreadable."""
     try:
         with open(HOSTS, encoding="utf-8", errors="surrogateescape") as file:
             return file.read()
@@ -22,7 +22,7 @@ def read_hosts() -> str:
 
 
 def unreachable_reason(address: str, hosts: str) -> str:
-    """Return why other nodes cannot use an address; empty if they may be able to. No name server is asked.
+    """Return why other nodes cannot use an address; empty if they may be able to. Asks no name server.
 
     Args:
         address: a host name or a numeric address.

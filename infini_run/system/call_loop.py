@@ -1,4 +1,4 @@
-"""What a thread's loop waits for: descriptors with their handlers, and calls that other threads ask for."""
+"""The loop of a thread: it waits for descriptors, which have handlers, and for calls from other threads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class CallLoop(Wakeup):
-    """Its thread alone uses `poller`, and does the `calls` in order."""
+    """A loop whose thread alone uses `poller`, and runs the `calls` in order."""
 
     def __init__(self) -> None:
         self.poller = Poller()
@@ -25,7 +25,7 @@ class CallLoop(Wakeup):
         self.clear()
 
     def call(self, act: Callable[[], None]) -> bool:
-        """Have this done in the loop. Return False if the loop is closed: then it is not done."""
+        """Run a function in the loop. Return False if the loop is closed: then it does not run."""
         with self._lock:
             if self._fd < 0:
                 return False
@@ -33,11 +33,11 @@ class CallLoop(Wakeup):
             return self.wake()
 
     def run_calls(self) -> None:
-        """Do what was asked for, and what that asks for."""
+        """Run the calls that were requested, and those that they request."""
         while self.calls:
             self.calls.popleft()()
 
     def close(self) -> None:
-        """Close the descriptors; calls that are left stay in `calls`. Safe twice."""
+        """Close the descriptors; calls that have not run stay in `calls`. Safe twice."""
         super().close()
         self.poller.close()

@@ -1,7 +1,7 @@
-"""Our control groups: where their files are, and what they say of CPUs and of memory.
+"""The control groups of this process: the places of their files, and what they say of CPUs and of memory.
 
-Paths and mounts are read as cgroups(7) and proc_pid_mountinfo(5) say, for v1, v2 and hybrid mounts and
-in namespaces. A file that cannot be read says nothing: no limit and no count that we could know of.
+Paths and mounts follow cgroups(7) and proc_pid_mountinfo(5), for v1, v2, and hybrid mounts and in namespaces. An
+unreadable file sets no limit and counts nothing.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ def own_folders(
     """Yield the directories of this process's cgroup and of all cgroups above it, its own first.
 
     Args:
-        controller: the v1 controller that is asked for, such as `cpu`.
-        cgroup_file, mountinfo_file: the files of /proc that are read.
+        controller: a v1 controller, such as `cpu`.
+        cgroup_file, mountinfo_file: the files of /proc to read.
 
     Returns:
         Pairs of the cgroup version (1 or 2) and a directory. Source: cgroups(7), proc_pid_mountinfo(5).
@@ -36,12 +36,12 @@ def count_cpus(
     cgroup_file: str = "/proc/self/cgroup",
     mountinfo_file: str = "/proc/self/mountinfo",
 ) -> int:
-    """Return how many CPUs this process can keep busy: those that it may run on, or fewer by the quotas of its
-    cgroups; at least 1.
+    """Return how many CPUs this process can keep busy, at least 1. These are the CPUs that it may run on, or fewer by
+    the quotas of its cgroups.
 
     Args:
         affinity: the number of CPUs that it may run on; None: as sched_getaffinity(2) says, which includes cpusets.
-        cgroup_file, mountinfo_file: the files of /proc that are read.
+        cgroup_file, mountinfo_file: the files of /proc to read.
 
     Source: the kernel's cgroup-v2.rst (cpu.max) and sched-bwc.rst.
     """
@@ -52,7 +52,7 @@ def count_cpus(
 
 
 def _quota(folder: str, version: int) -> int | None:
-    """CPUs by this cgroup's quota, rounded up; None: no limit, or none to be read."""
+    """Return the CPUs by this cgroup's quota, rounded up; None without a limit, or if it is unreadable."""
     names = ("cpu.max",) if version == 2 else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
     words = " ".join(read_text(f"{folder}/{name}") for name in names).split()
     if len(words) != 2 or not all(word.isdecimal() and int(word) for word in words):
@@ -65,7 +65,7 @@ def oom_kills(cgroup_file: str = "/proc/self/cgroup", mountinfo_file: str = "/pr
     counts them.
 
     Args:
-        cgroup_file, mountinfo_file: the files of /proc that are read.
+        cgroup_file, mountinfo_file: the files of /proc to read.
 
     Source: the kernel's cgroup-v2.rst (memory.events) and cgroup-v1/memory.rst (memory.oom_control, Linux 4.13).
     """
@@ -88,7 +88,8 @@ def _own_groups(text: str, controller: str) -> Iterator[tuple[int, str]]:
 
 
 def _mounts(text: str, controller: str) -> Iterator[tuple[int, str, str]]:
-    """(cgroup version, which cgroup is at its top, mount point) of each mount that may have the controller."""
+    """Yield the cgroup version, the cgroup at its top, and the mount point of each mount that may have the
+    controller."""
     for line in text.split("\n"):
         left, _, right = line.partition(" - ")
         place, (kind, _, options) = left.split(" "), [*right.split(" "), "", ""][:3]
@@ -97,12 +98,12 @@ def _mounts(text: str, controller: str) -> Iterator[tuple[int, str, str]]:
 
 
 def _from_ours_up(group: str | None, root: str, mount: str) -> Iterator[str]:
-    """The folders of our cgroup and all above it that this mount shows."""
+    """Yield the folders of this process's cgroup and of all above it that this mount shows."""
     if group is None:
         return
     ours = [part for part in group.split("/") if part]
     top = [part for part in root.split("/") if part]
-    # Paths count from our cgroup namespace's root: a top that starts with .. is above it, so above us.
+    # Paths count from the root of this process's cgroup namespace: a top that starts with .. is above that root.
     if top[:1] == [".."]:
         ours = top
     if ours[: len(top)] == top and ".." not in ours[len(top) :]:
@@ -117,7 +118,7 @@ def _unescape(path: str) -> str:
 
 
 def read_text(path: str) -> str:
-    """Return the text of a file; empty if it cannot be read."""
+    """Return the text of a file; empty if it is unreadable."""
     try:
         with open(path, encoding="utf-8", errors="surrogateescape") as file:
             return file.read()

@@ -1,13 +1,12 @@
-"""What is open when the interpreter exits: its work is finished, then it is closed.
+"""The exit of the interpreter: finish the work of what is open, then close it.
 
-Work is finished where the executors of concurrent.futures finish theirs, in a hook of `threading`, before any atexit
-handler: the program's own handlers may delete what the work needs, and from Python 3.12 on neither a thread nor a
-fork can be started once they run. Threads of the program that are no daemons may still use what is open; it is closed
-after they have ended, by atexit. Ctrl-C that ends the program, or comes while the work is being finished, closes
-everything at once.
+Work finishes where the executors of concurrent.futures finish theirs: in a hook of `threading`, before any atexit
+handler. The program's own handlers may delete what the work needs. From Python 3.12 on, neither a thread nor a fork
+can start once they run. Threads of the program that are no daemons may still use what is open, so atexit closes it
+after they exited. Ctrl-C that ends the program, or comes while work finishes, closes everything at once.
 
-The one rule: an object that starts processes is registered here as long as some of them may run. Only weak references
-are held; the class of an object that its users have dropped ends its processes.
+The one rule: an object that starts processes stays registered as long as some of them may run. The registry holds
+weak references only: a class ends its own processes when its users drop the object.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ if TYPE_CHECKING:
 
     class Closable(Protocol):
         def close_at_exit(self) -> None:
-            """End the processes, and wait until none is left. Called once, in the main thread. An owner that accepts
-            work may have a method `finish_at_exit` too, which is called before: it waits until that work is done. Its
-            attribute `has_work` says whether more has come meanwhile."""
+            """End the processes, and wait until none is left. The main thread calls it once. An owner that accepts
+            work may also have a method `finish_at_exit`, which waits until that work is done, and runs first. Its
+            attribute `has_work` says whether more arrived meanwhile."""
 
 
 _numbers = count()
@@ -50,7 +49,7 @@ def close_at_exit(owner: Closable) -> int:
 
 
 def closed(number: int) -> None:
-    """Do nothing more for an owner that was closed before the exit. Safe twice.
+    """Forget an owner that closed before the exit. Safe twice.
 
     Args:
         number: as `close_at_exit` returned it.
@@ -59,7 +58,7 @@ def closed(number: int) -> None:
 
 
 def _finish_all() -> None:
-    """Again while there is work: what one owner has done may bring work to another."""
+    """Finish the work of all owners, and repeat while there is work: one owner may bring work to another."""
     try:
         if _is_interrupted():
             _close_all()
@@ -76,18 +75,19 @@ def _finish_all() -> None:
 
 
 def _is_interrupted() -> bool:
-    """Whether Ctrl-C, which nothing has caught, ends the program. An interactive interpreter goes on after one."""
+    """Return whether a Ctrl-C that nothing caught ends the program. An interactive interpreter continues after
+    one."""
     error = getattr(sys, "last_value", None)  # what Python has printed a traceback of, and then exits
     return isinstance(error, KeyboardInterrupt) and not hasattr(sys, "ps1")
 
 
 def _latest_first() -> list[Closable]:
-    """What is open now. Another thread may close some of it meanwhile."""
+    """Return what is open, the latest first. Another thread may close some of it meanwhile."""
     return [owner for ref in reversed(_open.valuerefs()) if (owner := ref()) is not None]
 
 
 def _close_all() -> None:
-    """Close every owner, the latest first, even if the close of one fails or is interrupted."""
+    """Close every owner, the latest first, even if the close of one raises or a signal interrupts it."""
     try:
         _, owner = _open.popitem()
     except KeyError:
@@ -100,12 +100,12 @@ def _close_all() -> None:
 
 @atexit.register
 def _finish_and_close_all() -> None:
-    """Threads may have had more done since the first time."""
+    """Finish work that threads added since the first time, then close all."""
     _finish_all()
     _close_all()
 
 
-with suppress(RuntimeError):  # first imported by a thread, after the end of the main one: only atexit is left
+with suppress(RuntimeError):  # a thread imported this first, after the end of the main one: only atexit is left
     threading._register_atexit(_finish_all)  # type: ignore[attr-defined]
 
 os.register_at_fork(after_in_child=_open.clear)

@@ -1,9 +1,8 @@
-"""In a child that the host program forks (os.fork, multiprocessing), objects close their copies of descriptors: a
-copy of a pipe's end that stays open there would keep a rank, or the launcher, waiting for the end of the pipe.
+"""The closing of copied descriptors in a child that the host program forks (os.fork, multiprocessing). A copy of a
+pipe's end that stays open there would keep a rank, or the launcher, waiting for the end of the pipe.
 
-Two rules: an object that opens descriptors is registered here before it starts anything; and a socket or pipe of ours
-that may be closed while another thread forks is closed by `close_link` or `close_fd`, as the core does by itself
-(csrc/sys/fd.c).
+Two rules. An object that opens descriptors registers here before it starts anything. `close_link` or `close_fd`
+closes a socket or pipe of infini-run while another thread may fork, as the core does for its own (csrc/sys/fd.c).
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
 _modules: list[Callable[[], None]] = []
 _known: set[ref[ForkAware]] = set()
-_closings: list[tuple[int, int, int]] = []  # what is being closed now: descriptor, device, inode
+_closings: list[tuple[int, int, int]] = []  # descriptors that are about to close: descriptor, device, inode
 
 
 def call_in_forked_children(owner: ForkAware) -> None:
@@ -41,7 +40,7 @@ def call_in_forked_children(owner: ForkAware) -> None:
 
 
 def call_for_module(function: Callable[[], None]) -> None:
-    """Call it in every forked child, and in the children of those, before the owners' turn.
+    """Call a function in every forked child, and in the children of those, before the owners' turn.
 
     Args:
         function: closes copies of descriptors that a module keeps.
@@ -50,19 +49,19 @@ def call_for_module(function: Callable[[], None]) -> None:
 
 
 def stayed_with_parent(what: str) -> str:
-    """Return what a forked child is told that uses an object of its parent's."""
+    """Return the error text for a forked child that uses an object of its parent's."""
     return f"{what} belongs to the parent of this forked process; make a new one here"
 
 
 def close_link(link: Link, close: Callable[[], None] | None = None) -> None:
-    """Close a socket of ours so that no child keeps it that another thread forks meanwhile.
+    """Close a socket so that no child keeps it that another thread forks meanwhile.
 
-    The kernel copies descriptors before memory. So a child may have the descriptor though its memory says that it is
-    closed; then the child closes it.
+    The kernel copies descriptors before memory. So a child may have the descriptor though its memory says that the
+    descriptor is closed; then the child closes it.
 
     Args:
         link: its `close` forgets the descriptor before it closes it.
-        close: called instead, where something else knows the link, too, and forgets it first.
+        close: a function to call instead, where something else knows the link, too, and forgets it first.
     """
     _close(link.fileno(), close or link.close)
 
@@ -72,7 +71,7 @@ def close_fd(fd: int, forget: Callable[[], None]) -> None:
 
     Args:
         fd: the end of a pipe, or a socket, that this process made.
-        forget: called before it is closed; its owner has it no more then.
+        forget: runs before the close; the owner no longer has the descriptor after it.
     """
 
     def close() -> None:
@@ -102,7 +101,7 @@ def _identity(fd: int) -> tuple[int, int, int] | None:
 
 
 def _close_again() -> None:
-    """Close what no owner knows of, since it is closed in our memory."""
+    """Close descriptors that no owner knows of, because this process's memory has them as closed."""
     for closing in _closings:
         if _identity(closing[0]) == closing:
             os.close(closing[0])

@@ -1,13 +1,13 @@
-"""The Python that runs our own code and a user's script, and the words that start it.
+"""The Python that runs this package's code and a user's script, and the words that start it.
 
-Two rules. No process is started as a Python before it is known to be one: in a frozen program, or one that embeds
+Two rules. First, no process starts as a Python before it is known to be one. In a frozen program, or one that embeds
 Python, `sys.executable` may be that program, which would start itself without end (docs/decisions/0058). Nothing else
 in the package reads `sys.executable`.
 
-And a module of that name in the user's directory (`types.py`, `hmac.py`) is never imported in place of the standard
-library's or ours. What `-c` puts first on `sys.path` is dropped, and so is what is relative there or in PYTHONPATH,
-where an empty entry is the working directory; the standard library comes before all that is left. No variable is set
-for it, so ranks' programs keep Python's own path.
+Second, no import takes a module of that name in the user's directory (`types.py`, `hmac.py`) in place of the standard
+library's or this package's. The code drops what `-c` puts first on `sys.path`, and what is relative there or in
+PYTHONPATH, where an empty entry is the working directory. The standard library comes before all that is left. No
+variable is set for it, so ranks' programs keep Python's own path.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ _OWN_PATH = (
     "sys.path[:] = [p for p in sys.path if p in given or p not in here]; "
     "sys.path[:] = sorted({folders} + sys.path, key=lambda p: not p.startswith(lib) or '-packages' in p); "
 )
-# Without site and its .pth files, a fourth of an agent's start: found where we are, or else as any Python finds it
+# Without site and its .pth files, a fourth of an agent's start: found beside this module, or else as any Python finds
+# it
 _BARE = (
     "exec('try:\\n import _cffi_backend, {module}\\nexcept ImportError:\\n import site\\n site.main()'); "
     "from {module} import {function}; {function}()"
@@ -42,13 +43,13 @@ _BUILDS = ("", "d", "t", "td", "m", "dm", "-dbg")  # behind python3.12 in the na
 
 
 def find_python() -> str:
-    """Return the path of the Python that may be started: this interpreter, or the one that the caller has named by
+    """Return the path of the Python to start: this interpreter, or the one that the caller named with
     `multiprocessing.set_executable`.
 
-    An ordinary interpreter costs three system calls. Any other is asked once per process whether it is a Python.
+    An ordinary interpreter costs three system calls. Any other has to answer once per process whether it is a Python.
 
     Raises:
-        UsageError: there is none; or infini-run started this very process as a Python, and it runs something else.
+        UsageError: there is none; or infini-run started this process as a Python, and it runs something else.
     """
     check_may_start()
     executable, frozen = sys.executable or "", is_frozen()
@@ -60,14 +61,14 @@ def find_python() -> str:
 
 
 def is_foreign(python: str) -> bool:
-    """Return whether infini-run has to be installed in a Python that `find_python` has found, because it is not this
+    """Return whether a Python that `find_python` found needs infini-run installed, because it is not this
     interpreter."""
     return is_frozen() or python != sys.executable
 
 
 def is_frozen() -> bool:
-    """Return whether this program has its Python and its modules within it, so that no other process could import
-    them (PyInstaller, cx_Freeze, PyOxidizer, Nuitka)."""
+    """Return whether this program contains its Python and its modules, so that no other process could import them
+    (PyInstaller, cx_Freeze, PyOxidizer, Nuitka)."""
     compiled = getattr(sys.modules.get("__main__"), "__compiled__", None)  # by Nuitka, which sets no sys.frozen
     return bool(
         getattr(sys, "frozen", False)
@@ -83,12 +84,12 @@ def executable_text() -> str:
 
 
 def check_may_start() -> None:
-    """Raise if this process was started as a Python that runs our code, and runs something else.
+    """Raise if this process was started as a Python for this package's code, and runs something else.
 
     Its program would launch, and start itself, without end.
 
     Raises:
-        UsageError: it is so.
+        UsageError: that is the case.
     """
     if os.was_set(PROBE_VARIABLE) or (OWN_CODE not in sys._xoptions and _is_started_by_us()):
         raise UsageError(
@@ -119,7 +120,7 @@ def _is_running(executable: str) -> bool:
             return False
         ours, theirs = os.stat(running), os.stat(executable)
         return (ours.st_ino, ours.st_dev) == (theirs.st_ino, theirs.st_dev)
-    except (OSError, ValueError):  # it was deleted or replaced; there is no /proc; a NUL within it
+    except (OSError, ValueError):  # deleted or replaced; no /proc; a NUL within it
         return False
 
 
@@ -143,8 +144,8 @@ def own_path(folders: list[str]) -> str:
 
 
 def own_folders(*modules: str) -> list[str]:
-    """Return the directories of this package, of what its core needs, and of more modules: an archive may have
-    unpacked each into one of its own (pex)."""
+    """Return the directories of this package, of what its core needs, and of more modules. An archive may have
+    unpacked each into a separate one (pex)."""
     import _cffi_backend
 
     package = os.dirname(os.dirname(os.dirname(os.abspath(__file__))))
@@ -165,8 +166,8 @@ def flags() -> list[str]:
 
 
 def inherited_flags() -> list[str]:
-    """Return `flags`, and those of this interpreter that a child is to have (-O, -X, -W and so on, as
-    multiprocessing passes them on)."""
+    """Return `flags`, and those of this interpreter that a child inherits (-O, -X, -W, and so on, as multiprocessing
+    passes them on)."""
     from subprocess import _args_from_interpreter_flags  # type: ignore[attr-defined]
 
     ours = ("-P", "-I") if _MARK in sys._xoptions else ("-P",)  # -I from own_python is for that process alone
@@ -197,13 +198,13 @@ def own_python(call: str, python: str = "", *, inherits: bool = False) -> list[s
 
 
 def foreign_words(code: str) -> list[str]:
-    """Return the arguments for a Python of any version (-I is known to all) that has infini-run installed."""
+    """Return the arguments for a Python of any version that has infini-run installed. All versions know -I."""
     return ["-I", f"-X{_MARK}", "-c", _INHERITED + own_path([]) + code]
 
 
 def bare_python(call: str) -> list[str]:
-    """Return the command as `own_python` does, for this interpreter without `site` (`python -S`), which is a fourth
-    of an agent's start.
+    """Return the command as `own_python` does, for this interpreter without `site` (`python -S`). That is a fourth of
+    an agent's start.
 
     Args:
         call: `MODULE.FUNCTION`.

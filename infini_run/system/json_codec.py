@@ -1,5 +1,5 @@
-"""JSON, by the interpreter's own C code: `import json` takes longer than all else that an agent imports, for the
-regular expressions of a decoder that is not used where the C one is."""
+"""JSON, by the interpreter's own C code. `import json` takes longer than all else that an agent imports, for the
+regular expressions of a decoder that the C one replaces."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ except ImportError:  # another interpreter than CPython
 
 
 class _Rules:
-    """What json.JSONDecoder has of its defaults, and the C scanner reads."""
+    """The defaults of json.JSONDecoder that the C scanner reads."""
 
     strict = True
     object_hook = object_pairs_hook = None
@@ -46,7 +46,7 @@ def encode(content: object) -> bytes:
 
 
 def decode(data: bytes) -> Any:
-    """Return what `encode` was given; tuples come back as lists.
+    """Return the value that `encode` wrote; tuples come back as lists.
 
     Args:
         data: JSON in UTF-8.

@@ -1,5 +1,6 @@
-"""What gevent or eventlet has replaced in this process: then waits of the standard library switch greenlets, and
-descriptors and locks no longer work across threads. That is refused before anything starts, instead of a hang."""
+"""The check for modules that gevent or eventlet replaced in this process. Then waits of the standard library switch
+greenlets, and descriptors and locks no longer work across threads. infini-run refuses before anything starts, instead
+of a hang."""
 
 from __future__ import annotations
 
@@ -19,12 +20,12 @@ _OF_WAITS = {"gevent": (), "eventlet": ("os", "select")}
 
 
 def check_threads(what: str) -> None:
-    """Raises UsageError: `what` waits in threads of its own, and a module that these need was patched."""
+    """Raise UsageError if `what` waits in its own threads, and a module that these need is patched."""
     _check(what, _OF_THREADS)
 
 
 def check_waits(what: str) -> None:
-    """Raises UsageError: a module that `what` needs, to wait in the caller's thread, was patched."""
+    """Raise UsageError if a module is patched that `what` needs to wait in the caller's thread."""
     _check(what, ())
 
 

@@ -24,7 +24,7 @@ def poll_ms(timeout_s: float | None) -> float | None:
 class Poller:
     """An epoll with a handler for each descriptor. A change to the same events costs no system call.
 
-    Call `unwatch` before a descriptor is closed: the kernel's set holds files, not numbers (epoll(7), Q6).
+    Call `unwatch` before you close a descriptor: the kernel's set holds files, not numbers (epoll(7), Q6).
     """
 
     def __init__(self) -> None:
@@ -36,12 +36,12 @@ class Poller:
         return self._epoll.fileno()
 
     def watch(self, fd: int, events: int, handler: Callable[[], None]) -> None:
-        """Call a handler from `poll` whenever a descriptor is ready. Replaces what was watched for before.
+        """Call a handler from `poll` whenever a descriptor is ready. Replaces an earlier watch.
 
         Args:
             fd: the descriptor.
-            events: READ, WRITE or both; 0: stop watching it. With EDGE the handler is called only when the descriptor
-                has become ready again.
+            events: READ, WRITE, or both; 0: stop watching it. With EDGE the handler runs only when the descriptor
+                becomes ready again.
             handler: called without arguments.
         """
         before = self._watched[fd][0] if fd in self._watched else 0
@@ -55,7 +55,7 @@ class Poller:
             self._epoll.modify(fd, events)
 
     def unwatch(self, fd: int) -> None:
-        """Stop watching a descriptor. Safe for one that is not watched."""
+        """Stop watching a descriptor. Safe for one that nobody watches."""
         if self._watched.pop(fd, None) is not None:
             self._epoll.unregister(fd)
 

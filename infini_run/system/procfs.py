@@ -1,6 +1,6 @@
-"""What /proc says of the processes of a rank: its tree, the CPU time it used, what every thread waits in.
+"""The processes of a rank in /proc: its tree, the CPU time it used, what every thread waits in.
 
-Only looks (proc(5)). What cannot be read (gone meanwhile, not permitted) is left empty: a look never fails.
+Only looks (proc(5)). What is unreadable (gone meanwhile, not permitted) stays empty: a look never fails.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Process:
 
 @record
 class ThreadSnapshot:
-    """What a thread waits in.
+    """The state of a thread, and what it waits in.
 
     Attributes:
         tid, name, state: of the thread.
@@ -72,7 +72,8 @@ class ProcessSnapshot:
 
 
 class ProcessTable:
-    """Every process there was when it was made. Empty where /proc is not there, or another PID namespace's."""
+    """The processes that existed when it was made. Empty without /proc, or with the /proc of another PID
+    namespace."""
 
     def __init__(self) -> None:
         self._processes = {process.pid: process for process in _scan()}
@@ -83,12 +84,12 @@ class ProcessTable:
             self._groups.setdefault(process.group, []).append(process)
 
     def state(self, pid: int) -> str:
-        """Return the state letter of a process (proc_pid_stat(5)), such as `S` or `Z`; empty if it was not there."""
+        """Return the state letter of a process (proc_pid_stat(5)), such as `S` or `Z`; empty if it did not exist."""
         return self._processes[pid].state if pid in self._processes else ""
 
     def tree(self, pid: int) -> list[Process]:
-        """Return the process of a rank, what is left of its process group, and the descendants of both; parents
-        come first.
+        """Return the process of a rank, the rest of its process group, and the descendants of both; parents come
+        first.
 
         Args:
             pid: of the rank's process, which is also the number of its process group.
@@ -96,7 +97,7 @@ class ProcessTable:
         members = [self._processes[pid]] if pid in self._processes else []
         members += [process for process in self._groups.get(pid, ()) if process.pid != pid]
         seen = {process.pid for process in members}
-        for process in members:  # grows while we go through it
+        for process in members:  # grows during this loop
             for child in self._children.get(process.pid, ()):
                 if child.pid not in seen:
                     seen.add(child.pid)
@@ -104,8 +105,8 @@ class ProcessTable:
         return members
 
     def cpu_s(self, pid: int) -> float | None:
-        """Return the CPU time of a rank's processes (`tree`) in seconds, ended children included; None: there are
-        none."""
+        """Return the CPU time of a rank's processes (`tree`) in seconds, with that of children that exited. None:
+        there are none."""
         members = self.tree(pid)
         return sum(process.cpu_s for process in members) if members else None
 
@@ -119,8 +120,8 @@ class ProcessTable:
 def shows_own_namespace() -> bool:
     """Return whether the numbers in /proc are those of this process's PID namespace.
 
-    False without /proc. In the /proc of another namespace a process may have the same number by chance, but NSpid has
-    one for each namespace from that of /proc down to its own (proc_pid_status(5), Linux 4.1).
+    False without /proc. In the /proc of another namespace a process may have the same number by chance. NSpid,
+    however, has one number per namespace from that of /proc down to its own (proc_pid_status(5), Linux 4.1).
     """
     try:
         if os.readlink("/proc/self") != str(os.getpid()):
@@ -143,7 +144,7 @@ def _scan() -> list[Process]:
 
 
 def _process(pid: int, stat: str) -> Process | None:
-    """proc_pid_stat(5); the name stands in parentheses and may itself hold any."""
+    """Return a process from a line of proc_pid_stat(5); its name is in parentheses and may itself contain any."""
     head, _, tail = stat.rpartition(")")
     words = tail.split()
     if len(words) < 22:
@@ -203,7 +204,7 @@ def _thread(tid: int, folder: str) -> ThreadSnapshot:
 
 
 def _is_python(pid: int) -> bool:
-    """By its program, or by a libpython among what is mapped."""
+    """Return whether the process is a Python: by its program, or by a libpython among its mappings."""
     try:
         program = os.path.basename(os.readlink(f"/proc/{pid}/exe"))
     except OSError:

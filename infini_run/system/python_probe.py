@@ -1,8 +1,8 @@
-"""Whether a file is a Python that we may start: it is run once, with a limit of time, and has to give an answer.
+"""Whether a file is a Python that infini-run may start: it has to answer once within a time limit.
 
-For what `interpreter.find_python` cannot tell by looking: a wrapper, a shim, a program that embeds Python, the Python
-that a caller has named. A process that is asked has PROBE_VARIABLE in its environment, so a program that launches
-when it is started ends there.
+For what `interpreter.find_python` cannot see: a wrapper, a shim, a program that embeds Python, the Python that a
+caller named. The probed process has PROBE_VARIABLE in its environment, so a program that launches on its start ends
+there.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 LIMIT_S = 20.0  # a cold start from a file server takes seconds
-_MOST = 1 << 12  # bytes that it is read
-_SHOWN = 120  # characters of what it says instead
+_MOST = 1 << 12  # bytes to read of its output
+_SHOWN = 120  # characters of other output to quote
 _TAG = "str(sys.implementation.cache_tag) + getattr(sys, 'abiflags', '')"
 _answers: dict[tuple[str, bool, int, int], str] = {}  # by path, need, inode and time of change: its problem
 
 
 def find_answering(executable: str, foreign_words: Callable[[str], list[str]], *, is_frozen: bool) -> str:
-    """Return the path of a Python of this version: the one that was named to multiprocessing, or `executable`.
+    """Return the path of a Python of this version: the one named to multiprocessing, or `executable`.
 
     Args:
         executable: `sys.executable`; it may be empty.
@@ -39,7 +39,7 @@ def find_answering(executable: str, foreign_words: Callable[[str], list[str]], *
         is_frozen: this program has its modules within it, so the Python must have infini-run.
 
     Raises:
-        UsageError: it is none, or lacks infini-run.
+        UsageError: it is no Python, or lacks infini-run.
     """
     named = _named(executable)
     path = named or executable
@@ -55,7 +55,7 @@ def find_answering(executable: str, foreign_words: Callable[[str], list[str]], *
 
 
 def _named(executable: str) -> str:
-    """Return what the caller has given to multiprocessing.set_executable; "": nothing."""
+    """Return the argument of multiprocessing.set_executable; "" if nobody called it."""
     spawn = sys.modules.get("multiprocessing.spawn")
     named = spawn.get_executable() if spawn is not None else None
     text = os.fsdecode(named) if named else ""
@@ -69,13 +69,13 @@ def _is_this_program(path: str) -> bool:
 
 
 def _is_embedded() -> bool:
-    """Return whether the program kept its arguments from Python, or gave it all of them: a Python's own main takes
-    those that are before the script (sys.orig_argv; Py_BytesMain)."""
+    """Return whether the program kept its arguments from Python, or gave it all of them. A Python's own main takes
+    those before the script (sys.orig_argv; Py_BytesMain)."""
     return not sys.orig_argv or sys.argv == sys.orig_argv
 
 
 def _problem(path: str, foreign_words: Callable[[str], list[str]] | None, *, is_frozen: bool) -> str:
-    """Return why that is no Python for us; "": it is one."""
+    """Return why that is no usable Python; "": it is one."""
     if not path:
         return "not a Python"
     try:
@@ -94,7 +94,8 @@ def _problem(path: str, foreign_words: Callable[[str], list[str]] | None, *, is_
 
 
 def _ask(path: str, foreign_words: Callable[[str], list[str]] | None) -> str:
-    """Return what is wrong with its answer; "": nothing. foreign_words: None: it need not have infini-run."""
+    """Return what is wrong with its answer; "": nothing. `foreign_words` is None if the Python need not have
+    infini-run."""
     start = f"infini {os.urandom(8).hex()} "  # no echo of the code has it
     code = f"print(*{start.split()}, {_TAG}, VERSION, flush=True)"
     if foreign_words is not None:
@@ -122,7 +123,7 @@ def _run(argv: list[str], start: str) -> tuple[str, str]:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             env={**os.environ, PROBE_VARIABLE: "1"},
-            start_new_session=True,  # all of it is killed, and it has no terminal
+            start_new_session=True,  # end all of it; it has no terminal
         )
     except OSError as error:
         return "", f"{error.strerror}"
@@ -155,7 +156,7 @@ def _read(process: subprocess.Popen[bytes], start: str) -> tuple[bytes, bool]:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill what is left of it, and reap it."""
+    """Kill the rest of it, and reap it."""
     assert process.stdout is not None
     process.stdout.close()
     with suppress(OSError):  # this program ignores SIGCHLD, or waits for every child: the number may be another's
@@ -168,7 +169,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _wait(pid: int) -> None:
-    """Wait for its end. Raises OSError: the kernel has no pidfds, or there is no such process."""
+    """Wait for its end. Raises OSError without pidfds in the kernel, or without such a process."""
     fd = os.pidfd_open(pid)
     try:
         poll = select.poll()

@@ -1,4 +1,4 @@
-"""The limit that was hit when a process, a descriptor or memory could not be had: fork(2), pipe(2), getrlimit(2)."""
+"""The limit behind the failure to get a process, a descriptor, or memory: fork(2), pipe(2), getrlimit(2)."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ LIMITS = {
 
 
 def with_limit_hint(error: StartError) -> StartError:
-    """Return the error with a sentence for the user: the rank, the step, the system's message and the limit that
-    was hit.
+    """Return the error with a sentence for the user: the rank, the step, the system's message, and the limit behind
+    it.
 
     Args:
         error: with its errno, and the rank if it has one.

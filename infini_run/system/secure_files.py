@@ -1,8 +1,8 @@
-"""The files that a launch writes: one log for each worker, and the report, made before the first worker; and how a
-file is read that somebody else may have put another one in place of.
+"""The files of a launch: one log per worker, and the report, which exist before the first worker. Also how to read a
+file that somebody else may have replaced.
 
-Nobody but their owner may read or write them, whatever the umask. A folder may be shared with strangers: nothing in
-it is followed, waited for or trusted for its name (docs/security.md).
+Nobody but their owner may read or write them, whatever the umask. A folder may belong to strangers, too: nothing in
+it is followed, waited for, or trusted for its name (docs/security.md).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     class FileOwner(Protocol):
-        """Whose files they are."""
+        """The user and group that own the files."""
 
         @property
         def rank(self) -> int: ...
@@ -54,16 +54,16 @@ def open_logs(
     """Open the log of every worker for appending, and remove the error files of earlier launches.
 
     Args:
-        folder: the directory of --log_dir, which is made; empty: nothing is done.
+        folder: the directory of --log_dir, which this creates; empty: do nothing.
         workers: the workers of this node.
         logs: gets a descriptor for each rank, as far as the function comes before it raises.
         error_logs: gets those for stderr alone (torchrun's layout).
-        heading: a line that is written to each log first, except for files that every attempt has of its own.
+        heading: a line to write to each log first, except to files that belong to one attempt.
         nnodes: nodes of the launch, which torchrun's layout has in its paths.
 
     Raises:
-        UsageError: a log cannot be written.
-        StartError: a limit on descriptors was hit.
+        UsageError: a log is not writable.
+        StartError: there are too few descriptors.
     """
     if not folder:
         return
@@ -86,7 +86,8 @@ def open_logs(
 
 
 def _open_pair(worker: FileOwner, at: int, logs: dict[int, int], error_logs: dict[int, int], levels: int) -> None:
-    """In torchrun's layout: RUN/ATTEMPT/LOCAL_RANK/ or RUN/NODE/ATTEMPT/LOCAL_RANK/, below the folder of the logs."""
+    """Open the logs in torchrun's layout: RUN/ATTEMPT/LOCAL_RANK/ or RUN/NODE/ATTEMPT/LOCAL_RANK/, below the folder
+    of the logs."""
     inner = _open_inner(worker.log.split("/")[-1 - levels : -1], at)
     try:
         logs[worker.rank] = _open_log(worker.log, inner)
@@ -97,7 +98,7 @@ def _open_pair(worker: FileOwner, at: int, logs: dict[int, int], error_logs: dic
 
 
 def _open_inner(names: Sequence[str], at: int) -> int:
-    """A folder some way below `at`, made as far as it is not there; nothing on the way may be a link."""
+    """Open a folder some way below `at`, and create the missing part; nothing on the way may be a link."""
     here = os.dup(at)
     try:
         for name in names:
@@ -125,7 +126,8 @@ def _make_log_folder(folder: str) -> None:
 
 
 def _make_folder(path: str) -> None:
-    """With those above it; writable by us alone even without a umask, which os.makedirs leaves to luck."""
+    """Create a folder with those above it. Only this user may write it even without a umask, which os.makedirs leaves
+    to luck."""
     if os.path.isdir(path):
         return
     above = os.path.dirname(path.rstrip("/"))
@@ -154,7 +156,8 @@ def _open_log(path: str, at: int) -> int:
 
 
 def _write_heading(fd: int, path: str, at: int, heading: str) -> None:
-    """On a line of its own, though the last one before it may have no end. Who writes next tells of a full disk."""
+    """Write the heading on its own line, though the last one before it may have no end. The next writer reports a
+    full disk."""
     try:
         size = os.fstat(fd).st_size
         is_whole = size == 0 or _byte_at(os.path.basename(path), at, size - 1) == b"\n"
@@ -172,8 +175,8 @@ def _byte_at(name: str, at: int, offset: int) -> bytes:
 
 
 def _not_ours(log: os.stat_result, folder: os.stat_result) -> str:
-    """What a stranger may have put there to have our output, or to have it in a file of ours (fs.protected_regular
-    and protected_hardlinks of proc_sys_fs(5) do so in sticky folders, where they are on)."""
+    """Return why a file may be a stranger's: one to get the output, or one to have the output in this user's file.
+    fs.protected_regular and protected_hardlinks of proc_sys_fs(5) check this in sticky folders, where they are on."""
     if not stat.S_ISREG(log.st_mode):
         return "it is not a regular file"
     if log.st_nlink > 1:
@@ -184,7 +187,7 @@ def _not_ours(log: os.stat_result, folder: os.stat_result) -> str:
 
 
 def _unlink_earlier(error_file: str, at: int) -> None:
-    """An earlier launch's, which would be taken for ours."""
+    """Remove an earlier launch's file, which a reader would take for this one's."""
     try:
         _unlink_if_exists(os.path.basename(error_file), at)
     except OSError as error:
@@ -192,18 +195,18 @@ def _unlink_earlier(error_file: str, at: int) -> None:
 
 
 def check_writable(flag: str, path: str, log_dir: str = "") -> None:
-    """Check that the file of a flag can be written, and remove an earlier launch's.
+    """Check that the file of a flag is writable, and remove an earlier launch's.
 
-    A file beside it is made and removed, because the report or trace will be renamed to its place. A device is never
-    replaced.
+    The check creates and removes a file beside it, because a rename will bring the report or trace there. It never
+    replaces a device.
 
     Args:
         flag: the name of the flag, for the message.
-        path: the file; empty: nothing is done.
-        log_dir: the directory of --log_dir, which is made if the file lies directly in it.
+        path: the file; empty: do nothing.
+        log_dir: the directory of --log_dir, which this creates if the file is directly in it.
 
     Raises:
-        UsageError: the file cannot be written.
+        UsageError: the file is not writable.
     """
     if not path:
         return
@@ -216,7 +219,7 @@ def check_writable(flag: str, path: str, log_dir: str = "") -> None:
         partial = _partial(target)
         os.close(os.open(partial, _NEW, 0o600))
         os.unlink(partial)
-        _unlink_if_exists(path)  # an earlier launch's, which would be taken for ours
+        _unlink_if_exists(path)  # an earlier launch's, which a reader would take for this one's
     except OSError as error:
         hint = "use a file in a folder that exists and is writable"
         raise UsageError(f"--{flag}={path} cannot be written: {error.strerror}; {hint}") from None
@@ -230,7 +233,7 @@ def write_report(path: str, content: dict[str, object]) -> None:
         content: plain types.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file is not writable.
     """
     import json
 
@@ -245,7 +248,7 @@ def save_report(path: str, content: dict[str, object]) -> str:
         content: plain types.
 
     Returns:
-        A sentence that says why it cannot be written; empty: it was.
+        A sentence that says why the file is not writable; empty after a success.
     """
     try:
         write_report(path, content)
@@ -262,7 +265,7 @@ def write_atomic(path: str, data: bytes) -> None:
         data: its content.
 
     Raises:
-        OSError: it cannot be written; then nothing is left beside it.
+        OSError: the file is not writable; then nothing is left beside it.
     """
     partial = _partial(path)
     try:
@@ -275,7 +278,8 @@ def write_atomic(path: str, data: bytes) -> None:
 
 
 def _partial(path: str) -> str:
-    """Beside it, by a name that nobody can have taken: as process 1 of a container our number is always the same."""
+    """Return a name beside the file that nobody can have taken: as process 1 of a container the pid is always the
+    same."""
     return f"{path}.{os.urandom(6).hex()}"
 
 
@@ -283,11 +287,11 @@ def append_text(path: str, text: str) -> None:
     """Append text to a file, with the same checks as for a log.
 
     Args:
-        path: the file, which is made if it is not there.
-        text: what is appended, in UTF-8.
+        path: the file, which this creates if missing.
+        text: the text, written in UTF-8.
 
     Raises:
-        OSError: it cannot be written, or the file may be a stranger's (EPERM).
+        OSError: the file is not writable, or may be a stranger's (EPERM).
     """
     fd = os.open(path, _LOG, 0o600)
     try:
@@ -302,18 +306,18 @@ def append_text(path: str, text: str) -> None:
 
 
 def open_regular(path: str, *, follows_links: bool = False) -> int:
-    """Open a regular file for reading; what else is there (a FIFO, a device, a folder) is refused, and never waited
-    for: open(2) of a FIFO without O_NONBLOCK waits until somebody writes to it.
+    """Open a regular file for reading. It rejects anything else (a FIFO, a device, a folder), and never waits for it:
+    open(2) of a FIFO without O_NONBLOCK waits until somebody writes to it.
 
     Args:
         path: the file.
         follows_links: whether its last part may be a symbolic link.
 
     Returns:
-        A descriptor, to be closed.
+        A descriptor, which the caller closes.
 
     Raises:
-        OSError: it cannot be opened, or is no regular file; `filename` is set.
+        OSError: no regular file, or not readable; it has a `filename`.
     """
     try:
         fd = os.open(path, _READ if follows_links else _READ | os.O_NOFOLLOW)
@@ -336,7 +340,7 @@ def read_regular(path: str, limit: int, *, follows_links: bool = False) -> bytes
         follows_links: whether its last part may be a symbolic link.
 
     Raises:
-        OSError: it cannot be read, is no regular file, or is larger (EFBIG); `filename` is set.
+        OSError: no regular file, not readable, or larger (EFBIG); it has a `filename`.
     """
     with open(open_regular(path, follows_links=follows_links), "rb", buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
@@ -349,14 +353,14 @@ def read_regular(path: str, limit: int, *, follows_links: bool = False) -> bytes
 
 
 def read_end(path: str, size: int) -> bytes:
-    """Read the last bytes of a regular file, as `open_regular` opens it; a link is followed.
+    """Read the last bytes of a regular file, as `open_regular` opens it, through a link, too.
 
     Args:
         path: the file.
         size: how many bytes at most.
 
     Raises:
-        OSError: it cannot be read, or is no regular file; `filename` is set.
+        OSError: no regular file, or not readable; it has a `filename`.
     """
     with open(open_regular(path, follows_links=True), "rb", buffering=0) as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - size))
@@ -364,7 +368,7 @@ def read_end(path: str, size: int) -> bytes:
 
 
 def remove_folder(path: str) -> None:
-    """Remove a directory and all that is in it. What is not there, or may not be removed, stays as it is."""
+    """Remove a directory and all that is in it. What does not exist, or is not removable, stays."""
     from shutil import rmtree
 
     rmtree(path, ignore_errors=True)
@@ -376,9 +380,9 @@ def remove_abandoned(paths: Sequence[str], age_s: float) -> None:
     A scheduler does so with all that a job has left. The lock of a launcher comes a moment after its directory.
 
     Args:
-        paths: directories; only those that are made as a launch does it, and on which nobody holds a lock, are
+        paths: directories. Only those with the form of a launch's, and without a lock that somebody holds, are
             removed.
-        age_s: those that have changed in so many seconds stay.
+        age_s: keep those that changed within this many seconds.
     """
     for path in paths:
         fd = _lock_abandoned(path, age_s)
@@ -396,7 +400,7 @@ def count_abandoned(paths: Sequence[str], age_s: float) -> int:
 
 
 def _lock_abandoned(path: str, age_s: float) -> int | None:
-    """A descriptor with the lock of an abandoned directory; None: it is none, or not known to be one."""
+    """Return a descriptor with the lock of an abandoned directory, or None if it is not known to be abandoned."""
     import fcntl
 
     try:

@@ -1,7 +1,7 @@
 """The numbers of signals (signal(7)) as plain integers.
 
-They come from the C module of `signal`: the enums of `signal` itself take 2 ms of a start. On the plain launch's path
-`_signal` is imported where it is needed, without this module.
+They come from the C module of `signal`: the enums of `signal` itself take 2 ms of a start. Code on the plain launch's
+path imports `_signal` where it needs it, without this module.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SIGWINCH: int = _signal.SIGWINCH
 
 
 def check_signal(number: object) -> int:
-    """Return the number of a signal, or 0, that a user gives. Raises UsageError: it is none."""
+    """Return the number of a signal, or 0, from a user's value. Raises UsageError if it is none."""
     if isinstance(number, int) and not isinstance(number, bool) and number in (0, *_signal.valid_signals()):
         return int(number)
     raise UsageError(f"number={number!r}: unknown signal")

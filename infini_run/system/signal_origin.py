@@ -1,4 +1,4 @@
-"""Whether an exception was raised by a signal (Ctrl-C, for instance), or by the code that ran.
+"""Whether a signal (Ctrl-C, for instance) raised an exception, or the code that ran.
 
 Unpickling runs code that another process has chosen. What that raises must not end this program; a signal still may.
 """
@@ -14,12 +14,11 @@ from types import CodeType, TracebackType
 def came_by_signal(error: BaseException) -> bool:
     """Return whether a signal handler raised `error`.
 
-    Handlers run in the main thread, between two instructions of the code that they interrupt. The traceback has a
-    frame of the handler if that is written in Python. Python's own for SIGINT has none: then the traceback ends where
-    no `raise` statement is.
+    Handlers run in the main thread, between two instructions of the code that they interrupt. A handler in Python has
+    a frame in the traceback. Python's own for SIGINT has none: then the traceback ends where no `raise` statement is.
 
     Args:
-        error: an exception that was caught, with its traceback.
+        error: a caught exception, with its traceback.
     """
     if threading.current_thread() is not threading.main_thread():
         return False
@@ -33,7 +32,7 @@ def came_by_signal(error: BaseException) -> bool:
 
 
 def _code_of(handler: object) -> CodeType | None:
-    """The code of a signal handler; None: it is not written in Python."""
+    """Return the code of a signal handler; None if it is not in Python."""
     while isinstance(handler, partial):
         handler = handler.func
     if not hasattr(handler, "__code__") and not hasattr(handler, "__func__"):

@@ -9,7 +9,7 @@ from _thread import RLock
 class Wakeup:
     """Readable from `wake` to `clear`. Any thread may call `wake`, a signal handler too; also after `close`."""
 
-    _fd = -1  # where none could be had
+    _fd = -1  # without an eventfd
 
     def __init__(self) -> None:
         self._lock = RLock()
@@ -20,26 +20,26 @@ class Wakeup:
             os.close(self._fd)
 
     def fileno(self) -> int:
-        """Return the descriptor; -1 once it is closed."""
+        """Return the descriptor; -1 once closed."""
         return self._fd
 
     def wake(self) -> bool:
-        """Make it readable. Return False if it is closed."""
+        """Make the descriptor readable. Return False if it is closed."""
         with self._lock:
             if self._fd >= 0:
                 os.eventfd_write(self._fd, 1)
             return self._fd >= 0
 
     def clear(self) -> bool:
-        """Make it unreadable. Return whether it was readable."""
+        """Make the descriptor unreadable. Return whether it was readable."""
         try:
             return self._fd >= 0 and os.eventfd_read(self._fd) > 0
         except BlockingIOError:
             return False
 
     def close(self) -> None:
-        """Close the descriptor. Safe twice. It is forgotten first: in a child that is forked meanwhile its number may
-        be another's."""
+        """Close the descriptor. Safe twice. The object forgets it first: in a child of a fork meanwhile its number
+        may be another's."""
         with self._lock:
             fd, self._fd = self._fd, -1
             if fd >= 0:
