@@ -23,11 +23,12 @@ _MAX_NS = 2**63 - 1
 _FOREVER_S = 1e12
 
 
-def _whole(low: int, high: int) -> Callable[[Any], bool]:
+def whole_number(low: int, high: int) -> Callable[[Any], bool]:
+    """The check of a field that is a whole number from `low` to `high`."""
     return lambda value: type(value) is int and low <= value <= high
 
 
-def _text(value: Any) -> bool:
+def is_text(value: Any) -> bool:
     """A text that can be a variable, an argument or a path: it has no zero byte."""
     return type(value) is str and "\0" not in value and (value.isascii() or _is_a_path(value))
 
@@ -45,11 +46,13 @@ def _ticks(value: Any) -> bool:
     return type(value) is str and value.isascii() and value.isdigit() and len(value) <= 20
 
 
-def _texts(value: Any) -> bool:
-    return type(value) is list and all(map(_text, value))
+def are_texts(value: Any) -> bool:
+    """A list of them."""
+    return type(value) is list and all(map(is_text, value))
 
 
-def _flag(value: Any) -> bool:
+def is_flag(value: Any) -> bool:
+    """True or false."""
     return type(value) is bool
 
 
@@ -58,32 +61,33 @@ def is_seconds(value: Any) -> bool:
     return type(value) in (int, float) and 0 <= value <= _FOREVER_S
 
 
-def _variables(value: Any) -> bool:
+def are_variables(value: Any) -> bool:
     """An environment."""
-    if type(value) is not dict or not _texts(list(value.values())):
+    if type(value) is not dict or not are_texts(list(value.values())):
         return False
-    return all(_text(name) and name and "=" not in name for name in value)
+    return all(is_text(name) and name and "=" not in name for name in value)
 
 
-def _record(value: Any) -> bool:
+def is_record(value: Any) -> bool:
     """A record; record_codec.py checks its fields."""
     return type(value) is dict
 
 
 def _workers(value: Any) -> bool:
     """What workers need; empty: ranks are the workers."""
-    fits = {"gpus_per_proc": _count, "nproc": _nproc, "log_dir": _text, "environ": _variables}
+    fits = {"gpus_per_proc": is_count, "nproc": is_nproc, "log_dir": is_text, "environ": are_variables}
     if type(value) is not dict or value.keys() not in (set(), fits.keys()):
         return False
     return all(fits[name](item) for name, item in value.items())
 
 
-def _nproc(value: Any) -> bool:
-    return value in ("gpu", "cpu", "auto") if type(value) is str else _whole(1, MOST_RANKS)(value)
+def is_nproc(value: Any) -> bool:
+    """How many ranks a node has: a number, or what counts them there."""
+    return value in ("gpu", "cpu", "auto") if type(value) is str else whole_number(1, MOST_RANKS)(value)
 
 
-_port, _rank, _pid = _whole(0, 65535), _whole(-1, MAX_INT), _whole(-1, MAX_INT)
-_count, _code, _signal = _whole(0, MAX_INT), _whole(0, 255), _whole(0, 64)
+is_port, _rank, is_pid = whole_number(0, 65535), whole_number(-1, MAX_INT), whole_number(-1, MAX_INT)
+is_count, _code, is_signal = whole_number(0, MAX_INT), whole_number(0, 255), whole_number(0, 64)
 
 
 def _ranks(value: Any) -> bool:
@@ -92,41 +96,45 @@ def _ranks(value: Any) -> bool:
 
 # head to agent
 SPEC: Schema = {
-    "version": _text, "is_by_hand": _flag, "silence_s": is_seconds, "cwd": _text, "environ": _variables,
-    "options": _record, "has_stream": _flag, "asked": _texts, "observe": _texts,
-    "lease_s": is_seconds, "launch_id": _text, "workers": _workers,
+    "version": is_text, "is_by_hand": is_flag, "silence_s": is_seconds, "cwd": is_text, "environ": are_variables,
+    "options": is_record, "has_stream": is_flag, "asked": are_texts, "observe": are_texts,
+    "lease_s": is_seconds, "launch_id": is_text, "workers": _workers,
 }  # fmt: skip
 LAUNCH: Schema = {
-    "node": _count, "nnodes": _whole(1, MAX_INT), "nproc": _whole(1, MOST_RANKS), "first": _count,
-    "world_size": _whole(1, MAX_INT), "most": _whole(1, MOST_RANKS), "host": _text, "master_addr": _text,
-    "master_port": _port, "launch_id": _text, "restarts": _count, "heading": _text,
+    "node": is_count, "nnodes": whole_number(1, MAX_INT), "nproc": whole_number(1, MOST_RANKS), "first": is_count,
+    "world_size": whole_number(1, MAX_INT), "most": whole_number(1, MOST_RANKS), "host": is_text,
+    "master_addr": is_text, "master_port": is_port, "launch_id": is_text, "restarts": is_count, "heading": is_text,
 }  # fmt: skip
-SIGNAL: Schema = {"signal": _signal}
-STOP: Schema = {"signal": _signal, "by_signal": _flag}
+SIGNAL: Schema = {"signal": is_signal}
+STOP: Schema = {"signal": is_signal, "by_signal": is_flag}
 USAGE_REQUEST: Schema = {"ranks": _ranks}
 GOODBYE: Schema = {"exit_code": _code}
 TURNED_AWAY: Schema = {  # a GOODBYE before there was a SPEC
-    "error": _text, "may_return": _flag, "launch_id": _text, "timeout_s": is_seconds,
+    "error": is_text, "may_return": is_flag, "launch_id": is_text, "timeout_s": is_seconds,
 }  # fmt: skip
 # agent to head
 HELLO: Schema = {
-    "version": _text, "host": _text, "pid": _pid, "start_ticks": _ticks, "nproc": _whole(1, MOST_RANKS),
-    "port": _port, "address": _text, "facts": _texts, "machine": _text, "is_clear": _flag,
+    "version": is_text, "host": is_text, "pid": is_pid, "start_ticks": _ticks, "nproc": whole_number(1, MOST_RANKS),
+    "port": is_port, "address": is_text, "facts": are_texts, "machine": is_text, "is_clear": is_flag,
 }  # fmt: skip
-REFUSAL: Schema = {"error": _text, "exit_code": _code, "kind": _text, "host": _text}
-STARTED: Schema = {"started": _rank, "pid": _pid}
-READY: Schema = {"ready": _rank, "pid": _pid}
-FAILED: Schema = {"failed": _rank, "age_ns": _whole(0, _MAX_NS), "time_ns": _whole(0, _MAX_NS)}
-SIGNALLED: Schema = {"signalled": _signal}
-PROGRESS: Schema = {"progress": _whole(0, _MAX_NS)}
+REFUSAL: Schema = {"error": is_text, "exit_code": _code, "kind": is_text, "host": is_text}
+STARTED: Schema = {"started": _rank, "pid": is_pid}
+READY: Schema = {"ready": _rank, "pid": is_pid}
+FAILED: Schema = {"failed": _rank, "age_ns": whole_number(0, _MAX_NS), "time_ns": whole_number(0, _MAX_NS)}
+SIGNALLED: Schema = {"signalled": is_signal}
+PROGRESS: Schema = {"progress": whole_number(0, _MAX_NS)}
 EVENTS = (STARTED, READY, FAILED, SIGNALLED, PROGRESS)
-CHECKED: Schema = {"reason": _text}
-DONE: Schema = {"report": _record, "port": _port, "progress": _whole(-1, _MAX_NS)}
+CHECKED: Schema = {"reason": is_text}
+DONE: Schema = {"report": is_record, "port": is_port, "progress": whole_number(-1, _MAX_NS)}
 
 
 def read(payload: bytes, *schemas: Schema) -> dict[str, Any]:
     """Return the fields of a payload that fits one of these schemas. Raises LinkError."""
-    content = unpack_json(payload)
+    return fitting(unpack_json(payload), *schemas)
+
+
+def fitting(content: Any, *schemas: Schema) -> dict[str, Any]:
+    """Return the fields of a JSON object that fits one of these schemas. Raises LinkError."""
     for schema in schemas:
         if type(content) is dict and content.keys() == schema.keys():
             for name, fits in schema.items():

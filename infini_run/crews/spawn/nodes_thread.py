@@ -12,8 +12,9 @@ from threading import Condition
 
 from infini_run.crews.capture import capture_exception
 from infini_run.crews.joinable_thread import JoinableThread
+from infini_run.crews.spawn.mux_stream import nonsense
 from infini_run.crews.spawn.remote_node import RemoteNode, World
-from infini_run.errors import InfiniRunError, LinkError, NodeLost
+from infini_run.errors import InfiniRunError, NodeLost
 from infini_run.multinode.head import Head
 from infini_run.node.host_stderr import has_own_stderr, print_line
 from infini_run.report.text import describe_end
@@ -215,10 +216,9 @@ class NodesThread:
 
     def _on_data(self, peer: RemoteAgent, data: bytes) -> None:
         """What a node sends. Raises LinkError: it makes no sense."""
-        try:
-            self._nodes[peer].streams.feed(data)
-        except (KeyError, TypeError, ValueError) as error:
-            raise LinkError(f"what its node says is not what infini-run says ({error})") from None
+        if peer not in self._nodes:
+            raise nonsense("bytes of no node of this world")
+        self._nodes[peer].streams.feed(data)
         self.changed()
 
     def _begin_world(self, number: int, agents: Sequence[RemoteAgent]) -> None:

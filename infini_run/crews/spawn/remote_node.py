@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from _functools import partial
 
+from infini_run.crews.spawn.node_messages import UP, read
 from infini_run.crews.spawn.stream_multiplexer import Multiplexer
 from infini_run.errors import InfiniRunError, StartError, UsageError
 from infini_run.multinode.record_codec import decode_record
@@ -77,15 +78,15 @@ class RemoteNode:
         self.streams.send_control(word)
 
     def _on_control(self, word: dict[str, Any]) -> None:
-        kind, value = word.popitem()
-        worker = self.workers.get(value["worker"]) if "worker" in value else None
+        kind, value = read(word, UP)
+        worker = self.workers.get(value.get("worker", 0))
         if kind == "up":
-            self.nproc, self.port, self.notices = int(value["nproc"]), int(value["port"]), tuple(value["notices"])
+            self.nproc, self.port, self.notices = value["nproc"], value["port"], tuple(value["notices"])
         elif kind == "refused":
-            self.problem, self.is_refused = _error_of(value, self.name), True
+            self.problem, self.is_refused = _error_of(value["error"], self.name), True
         elif kind == "answer":
-            self.port = int(value["port"])
-            self.answers[value["id"]] = _error_of(value, self.name) if "text" in value else None
+            self.port = value["port"]
+            self.answers[value["id"]] = value["error"] and _error_of(value["error"], self.name)
         elif worker is not None:
             stream = self.streams.find(worker.number)
             note = partial(self._note, worker, kind, value.get("value"))
@@ -145,6 +146,6 @@ def _in_own_terms(exit_: Exit, clock_s: float, host: str) -> Exit:
 def _error_of(problem: Mapping[str, Any], host: str) -> InfiniRunError:
     """The error of what a node could not do."""
     text = f"{host}: {problem['text']}"
-    if problem["kind"] == "usage":
+    if problem["is_usage"]:
         return UsageError(text)
-    return StartError(text, str(problem["step"]), int(problem["errno"]), problem["rank"])
+    return StartError(text, problem["step"], problem["errno"], problem["rank"])

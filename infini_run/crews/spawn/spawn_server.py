@@ -17,6 +17,7 @@ from contextlib import suppress
 from infini_run.core.signal_pipe import STOP_SIGNALS, SignalPipe
 from infini_run.core.write_buffer import write_pending
 from infini_run.crews.spawn.exec_spawner import ExecSpawner
+from infini_run.crews.spawn.node_messages import DOWN, read
 from infini_run.crews.spawn.process_watch import ProcessWatch
 from infini_run.crews.spawn.spawner import PING_INTERVAL_S
 from infini_run.crews.spawn.stream_multiplexer import Multiplexer
@@ -133,8 +134,8 @@ class SpawnServer:
     # ---- control messages of the NodesThread
 
     def _on_control(self, message: dict[str, Any]) -> None:
-        kind, value = message.popitem()
-        worker = self._workers.get(value["worker"]) if "worker" in value else None
+        kind, value = read(message, DOWN)
+        worker = self._workers.get(value.get("worker", 0))
         if kind == "setup":
             self._set_up(value)
         elif kind == "start":
@@ -147,7 +148,7 @@ class SpawnServer:
             worker.process.group.kill()
         elif worker is not None and kind == "close":
             self._close(worker.number)
-            self._send_control("ended", worker=worker.number)
+            self._send_control("ended", worker=worker.number, value="")
 
     def _set_up(self, asked: dict[str, Any]) -> None:
         environ = {**os.environ, **asked["env"]}
@@ -169,7 +170,7 @@ class SpawnServer:
                 self._spawner = fork
                 fork.open()
         except InfiniRunError as error:
-            self._send_control("refused", **_error_fields(error))
+            self._send_control("refused", error=_error_fields(error))
             return
         self._spawner = spawner
         self._signals = SignalPipe()
@@ -181,23 +182,23 @@ class SpawnServer:
         assert self._spawner is not None
         numbers: dict[int, int] = {rank: number for number, rank in asked["workers"]}
         span = RankRange(first=asked["first"], world_size=asked["world_size"])
-        answer: dict[str, object] = {}
+        problem: dict[str, object] | None = None
         try:
             if self._is_stopping:
                 raise StartError("this node is being stopped", "starting", 125)
-            rendezvous = str(asked["address"]), int(asked["port"])
+            rendezvous = asked["address"], asked["port"]
             within = os.environ.get(MARKER_VARIABLE, "")
             self._spawner.become_node(asked["node"], asked["nnodes"], asked["host"], span, rendezvous, within)
             processes = self._spawner.start(list(numbers), asked["restarts"], separate_groups=asked["apart"])
         except InfiniRunError as error:
-            answer = _error_fields(error)
+            problem = _error_fields(error)
         else:
             for process in processes:
                 self._adopt(numbers[process.rank], process)
         for number in numbers.values():
             if number in self._workers:
                 self._send_control("pid", worker=number, value=self._workers[number].process.pid)
-        self._send_control("answer", id=asked["id"], port=free_port(), **answer)
+        self._send_control("answer", id=asked["id"], port=free_port(), error=problem)
         for watch in list(self._watches.values()):
             watch.poll()  # something may have happened already
 
@@ -288,9 +289,9 @@ def _send_signal(worker: HostedWorker, number: int) -> None:
 
 
 def _error_fields(error: InfiniRunError) -> dict[str, object]:
-    is_usage = isinstance(error, UsageError)
-    words: dict[str, object] = {"kind": "usage" if is_usage else "start", "text": str(error)}
-    return words | {
+    return {
+        "is_usage": isinstance(error, UsageError),
+        "text": str(error),
         "step": getattr(error, "step", "starting"),
         "errno": getattr(error, "errno", 0),
         "rank": getattr(error, "rank", None),
