@@ -7,7 +7,7 @@ import sys
 if _signal.getsignal(2) is _signal.default_int_handler:  # as in bin/infini-job
     _signal.signal(2, _signal.SIG_DFL)
 try:
-    if sys.path[0] == os.getcwd():  # -m puts it there: no module of ours is to be found in it
+    if sys.path[0] == os.getcwd():  # -m puts it there: imports of this package must not look in it
         del sys.path[0]
 except FileNotFoundError:  # it was deleted, and -m has put nothing there
     pass

@@ -2,7 +2,7 @@
 
     python -m infini_run.jobs.allocation_main FOLDER [K]        K: of an array the task
 
-The one rule: here alone it is decided whether the job runs again, and what is written down as its end.
+The one rule: only this module decides whether the job runs again, and what its recorded end is.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 
 
 def run(folder: JobDir, environ: Mapping[str, str]) -> int:
-    """The job, once; here, where nobody queues, as often as it is to be run. Our exit code."""
+    """Run the job once; on this machine without a scheduler, as often as it has to run. Return the exit code."""
     job = folder.read_submission()
     signals = SignalPipe()
     _write_id(folder, slurm_id(environ) if job.request.scheduler == "slurm" else environ.get("PBS_JOBID", ""))
     while True:
         number = folder.begin()
         failures = _failures(folder, number)
-        if folder.is_cancelled:  # while nobody knew of it
+        if folder.is_cancelled:  # before its scheduler had it
             cancelled = JobResult(
                 state=CANCELLED,
                 code=128 + signal.SIGTERM,
@@ -68,7 +68,8 @@ def run(folder: JobDir, environ: Mapping[str, str]) -> int:
 
 
 def _write_id(folder: JobDir, own_id: str) -> None:
-    """Where it is another than its directory knows: who submitted us had no answer, or we are a later run."""
+    """Record the scheduler's id if the directory has another: the submission had no answer, or this is a later
+    run."""
     if isinstance(folder, Task) and own_id and not folder.array.id:
         folder.array.write_id(whole_id(own_id))
     if own_id and own_id != folder.id:
@@ -81,7 +82,8 @@ def _end(folder: JobDir, ending: JobResult) -> int:
 
 
 def _with(ending: JobResult, problem: InfiniRunError) -> JobResult:
-    """Where nobody has answered it may be queued all the same, which its scheduler will say."""
+    """Return the ending with the problem of queueing it again. After no answer the job may be queued; its scheduler
+    knows."""
     text = f"it could not be queued again: {problem}"
     print_line(text)
     return replace(
@@ -99,8 +101,8 @@ def _note_requeue(folder: JobDir, ending: JobResult, why: str) -> None:
 
 
 def _failures(folder: JobDir, number: int) -> int:
-    """How often it was run again after a failure: one of its ranks', a preemption, or one that it could not tell of
-    (a node died under the script itself)."""
+    """Return how often the job ran again after a failure. A failure is one of its ranks', a preemption, or one
+    without a record (a node died under the script itself)."""
     return sum(_failed(folder, earlier) for earlier in range(number))
 
 
@@ -113,7 +115,7 @@ def _failed(folder: JobDir, attempt: int) -> bool:
 
 
 def _unwanted(folder: JobDir, number: int) -> JobResult:
-    """The scheduler began it once more than was asked for."""
+    """Return the ending of a run that the scheduler began beyond the requested restarts."""
     reason = "the scheduler ended it, and began it anew; --restarts=N lets it be run again"
     earlier = folder.result(number - 1)
     state = PREEMPTED if earlier is not None and earlier.state == PREEMPTED else NODE_FAIL
@@ -121,7 +123,7 @@ def _unwanted(folder: JobDir, number: int) -> JobResult:
 
 
 def main() -> None:
-    """Be what the script says. A signal that comes before we listen is the end, as for any program."""
+    """Run as the job's script. A signal before the handlers exist ends the process, as for any program."""
     if len(sys.argv) not in (2, 3) or not os.path.isdir(sys.argv[1]):
         sys.exit(
             f"infini-job: {' '.join(sys.argv[1:])} is not there on {os.uname().nodename}: the directory of a job "

@@ -17,7 +17,7 @@ from infini_run.lean_os import drop_coerced_locale
 
 
 def main() -> None:
-    """Be what the script of an array says."""
+    """Run as the script of an array."""
     drop_coerced_locale()
     folder, environ = JobDir(os.path.abspath(sys.argv[1])), dict(os.environ)
     request = folder.read_submission().request

@@ -28,7 +28,7 @@ _SUBMITS_OWN = frozenset(("slots", "slots_per_node", "slot_type", "cpus_per_slot
 
 def main() -> None:
     """Do what the arguments say, and end with its exit code."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, it would leave no exit code of what we start
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, it would hide the exit codes of children
     _open_closed_streams()
     drop_coerced_locale()
     try:
@@ -38,7 +38,7 @@ def main() -> None:
         for line in str(error).splitlines():
             print(f"infini-job: {printable(line)}", file=sys.stderr)
         code = error.exit_code
-    except BrokenPipeError:  # who reads us has had enough
+    except BrokenPipeError:  # the reader of the output has enough
         _drop_output()
         code = 0
     except OSError as error:  # of a job's directory: the disk is full, or may only be read
@@ -50,12 +50,12 @@ def main() -> None:
 
 
 def _drop_output() -> None:
-    """What could not be written is not tried again at the interpreter's end, which would then exit with 120."""
+    """Drop unwritten output: else the interpreter tries again at its end, and exits with 120."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def _open_closed_streams() -> None:
-    """Make /dev/null of what the caller has closed of stdin, stdout and stderr: no file of ours gets its number."""
+    """Open /dev/null as stdin, stdout, and stderr that the caller closed: no other file gets their numbers."""
     for fd, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(fd)
@@ -93,7 +93,8 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 def _verb_first(argv: Sequence[str]) -> list[str]:
-    """Flags may stand before the verb: a word that is one, and no value of a flag of that verb."""
+    """Move the verb to the front. Flags may precede it: it is the first word with its name that is no value of a
+    flag."""
     for verb in VERBS:
         try:
             program = parse(argv, {}, TABLES[verb]).program
@@ -109,7 +110,8 @@ def _verb_first(argv: Sequence[str]) -> list[str]:
 
 
 def _read(verb: str, argv: Sequence[str], environ: Mapping[str, str]) -> tuple[dict[str, Any], tuple[str, ...], bool]:
-    """The flags; what is no flag; whether help was asked for. A word ends the flags of submit only: the program."""
+    """Return the flags; the other words; whether the user asked for help. A word ends the flags of submit only: the
+    program."""
     values: dict[str, Any] = defaults(verb)
     args: list[str] = []
     rest = tuple(argv)
@@ -156,7 +158,7 @@ def _help(verb: str) -> int:
 
 
 def _completion(argv: Sequence[str], environ: Mapping[str, str]) -> int:
-    """`--completion=SHELL` or `--completion SHELL`, and nothing else."""
+    """Return the shell of `--completion=SHELL` or `--completion SHELL`, and nothing else."""
     from infini_run.jobs.options.completion import script
     from infini_run.options.install_completion import SHELLS, install_completion
 
@@ -224,8 +226,8 @@ def _submit(values: dict[str, Any], args: Sequence[str], environ: Mapping[str, s
 
 
 def _warn_of_program(program: Sequence[str], values: Mapping[str, Any], environ: Mapping[str, str]) -> None:
-    """The job would be told only in its turn that there is no such program. The nodes may differ from here, so this
-    refuses nothing."""
+    """Warn if the program is missing. The job would report this only in its turn. The nodes may differ from here, so
+    this rejects nothing."""
     if values["container"] or values["run_options"] or values["env"]:  # then something else may be meant, or found
         return
     from infini_run.errors import NotExecutable, ProgramMissing
@@ -257,7 +259,7 @@ def _print_submitted(folder: JobDir, order: Submission, scheduler: Scheduler, *,
 
 
 def _status(values: dict[str, Any], args: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Of these jobs; of none: of those that have not ended."""
+    """Show the status of these jobs; without names, of those that have not finished."""
     from infini_run.jobs.job import find_jobs
     from infini_run.jobs.tables import print_statuses
 
@@ -324,7 +326,7 @@ def _logs(values: dict[str, Any], args: Sequence[str], environ: Mapping[str, str
 
 
 def _newest(above: str) -> JobDir:
-    """The job that was submitted last. Raises UsageError: none was."""
+    """Return the job that was submitted last. Raises UsageError without one."""
     from infini_run.jobs.job import all_folders
 
     found = all_folders(above, print_line)
@@ -358,7 +360,7 @@ def _cancel(values: dict[str, Any], args: Sequence[str], environ: Mapping[str, s
 
 
 def _forget(values: dict[str, Any], args: Sequence[str], environ: Mapping[str, str]) -> int:
-    """One query for all of them, of each scheduler. Nothing is removed where a name is wrong."""
+    """Forget jobs, with one query for all of them to each scheduler. One wrong name keeps all."""
     from infini_run.jobs.folder.job_store import home
     from infini_run.jobs.job import find_folders, find_jobs, forget, refuse_task
     from infini_run.jobs.status.each_job import for_each, kept

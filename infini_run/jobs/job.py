@@ -50,7 +50,7 @@ def submit(
 
     Args:
         command: What each rank runs: a program and its arguments.
-        env: Variables that are added to the environment of the ranks, which goes with the job; None: none.
+        env: Variables to add to the environment of the ranks, which goes with the job; None: none.
         inherit_env: The ranks have this process's environment, too.
         cwd: The directory in which the ranks start, on every node; None: the current one.
         **flags: Those of `infini-job submit` by their names: `slots=16, slots_per_node=8, scheduler="slurm",
@@ -60,9 +60,9 @@ def submit(
         The job, as its directory and its scheduler.
 
     Raises:
-        UsageError: The request makes no sense, or there is no scheduler; nothing is left.
-        SubmitError: The job was not taken; nothing is left, unless its `kind` is `timed_out`: then the job may be
-            there, and `find_job` finds it.
+        UsageError: The request is invalid, or there is no scheduler; nothing is left.
+        SubmitError: The scheduler did not take the job; nothing is left, unless its `kind` is `timed_out`: then the
+            job may exist, and `find_job` finds it.
         QueryError: The scheduler does not answer; nothing is left.
     """
     check_waits("a job")
@@ -85,7 +85,7 @@ def _print_line(text: str) -> None:
 
 
 class Job:
-    """A job that was submitted: by us, or found again by `find_job`. It holds nothing that would have to be closed.
+    """A job that this process submitted, or that `find_job` found. It holds nothing that needs a close.
 
     name: unique. path: its directory, in which all is.
     """
@@ -102,22 +102,22 @@ class Job:
 
     @property
     def submission(self) -> Submission:
-        """Return what was submitted. Raises UsageError: its directory cannot be read."""
+        """The submission. Raises UsageError if its directory is not readable."""
         return self._folder.read_submission()
 
     @property
     def id(self) -> str:
-        """Return the scheduler's id of the job; "" if that is not known (yet)."""
+        """The scheduler's id of the job; "" if unknown (yet)."""
         return self._folder.id
 
     def status(self) -> Status:
-        """Return how the job is now, by at most one query of its scheduler; none, once it has ended."""
+        """Return how the job is at present, by at most one query of its scheduler; none after its end."""
         from infini_run.jobs.status.status_query import query_status
 
         return query_status([self._folder], lambda _: self._scheduler)[0]
 
     def wait(self, timeout_s: float | None = None, *, changed: Callable[[Status], None] | None = None) -> Status:
-        """Wait until the job has ended.
+        """Wait until the job is finished.
 
         Args:
             timeout_s: Seconds to wait at most; None: no limit.
@@ -128,7 +128,7 @@ class Job:
 
         Raises:
             UsageError: `timeout_s` is no number.
-            InfiniRunError: Its directory was removed.
+            InfiniRunError: Its directory is gone.
         """
         from infini_run.jobs.status.watch import JobWatcher
 
@@ -157,13 +157,13 @@ class Job:
         """Read what the ranks have written, line by line, each with the name of its rank in front.
 
         Args:
-            follow: Go on until the job has ended.
+            follow: Continue until the job is finished.
             task: Index of a task of an array, or several; None: all. Of more than one, each line has its task in
                 front.
             rank: Its lines only; None: those of all ranks.
-            node: Index or host of the node whose lines are meant; None: all.
+            node: Index or host of the node whose lines to return; None: all.
             attempt: This run only, counted from 0; None: all.
-            tail: Of the lines that there are now, at most so many, the last ones; None: all.
+            tail: At most this many last lines of the present ones; None: all.
             scheduler_log: Read what the job's script and its scheduler have said instead.
 
         Raises:
@@ -193,12 +193,12 @@ class Job:
             yield from block.decode("utf-8", "surrogateescape").split("\n")[:-1]
 
     def cancel(self) -> bool:
-        """Ask for the end of the job; one that has ended is left as it is.
+        """Ask for the end of the job; a finished one stays as it is.
 
         The ranks get the launcher's grace; asked again, that of the scheduler.
 
         Returns:
-            Whether it was asked: False, it had ended.
+            Whether it had to end: False, it was already finished.
 
         Raises:
             QueryError: The scheduler does not answer.
@@ -221,7 +221,7 @@ class Job:
         return True
 
     def _ids(self, status: Status) -> list[str]:
-        """What the scheduler is to end: a job, or all tasks of an array that have not ended."""
+        """Return what the scheduler has to end: a job, or all unfinished tasks of an array."""
         if not status.tasks:
             found = status.id or self._scheduler.find(self._folder.queue_name)
             return [found] if found else []
@@ -236,10 +236,10 @@ class Job:
         return [folder.id for folder in folders if folder.id]
 
     def forget(self) -> None:
-        """Remove the job's directory: of a job that has ended, or that its scheduler does not know (LOST).
+        """Remove the job's directory, of a finished job, or one that its scheduler does not know (LOST).
 
         Raises:
-            UsageError: It has not ended, as far as is known.
+            UsageError: It is not finished, as far as is known.
             InfiniRunError: Something of it stays.
         """
         forget(self._folder, self.status())
@@ -253,7 +253,7 @@ def forget(folder: JobDir, status: Status) -> None:
         status: How it is.
 
     Raises:
-        UsageError: It has not ended, as far as is known, or it is a task.
+        UsageError: It is not finished, as far as is known, or it is a task.
         InfiniRunError: Something of it stays.
     """
     refuse_task(folder)
@@ -268,7 +268,7 @@ def forget(folder: JobDir, status: Status) -> None:
 
 
 def refuse_task(folder: JobDir) -> None:
-    """Raises UsageError: it is a task, which is not removed by itself."""
+    """Raise UsageError for a task: only the whole array can be removed."""
     if isinstance(folder, Task):
         raise UsageError(f"{folder.name} is a task: infini-job forget {folder.array.name} removes the whole array")
 
@@ -299,12 +299,12 @@ def find_jobs(
     Args:
         names: Of these jobs; empty: of all.
         dir: The directory of all jobs; "": ~/.infini-run/jobs.
-        problem: Is called with a line for each job that cannot be read, or whose directory does not answer within
-            10 s, and is left out; None: with names such a job raises, without them it is a RuntimeWarning.
+        problem: Gets a line per job that is unreadable, or whose directory does not answer within 10 s, and drops the
+            job. None: with names such a job raises, without them it is a RuntimeWarning.
 
     Raises:
-        UsageError: There is no such job, or the directory of all jobs cannot be read.
-        InfiniRunError: A job that was named cannot be read, and `problem` is None.
+        UsageError: There is no such job, or the directory of all jobs is unreadable.
+        InfiniRunError: A named job is unreadable, and `problem` is None.
     """
     from infini_run.jobs.status.status_query import query_each
 
@@ -323,11 +323,11 @@ def find_folders(above: str, names: Sequence[str], problem: Callable[[str], None
     Args:
         above: The directory of all jobs.
         names: Of the jobs.
-        problem: Gets a line for each one that cannot be read, or does not answer; None: that is raised.
+        problem: Gets a line per job that is unreadable, or does not answer; None: raise it.
 
     Raises:
         UsageError: There is no such job.
-        InfiniRunError: One cannot be read, and `problem` is None.
+        InfiniRunError: One is unreadable, and `problem` is None.
     """
     found = for_each(names, lambda name: find_folder(above, name), lambda name: os.path.join(above, split(name)[0]))
     for outcome in found:
@@ -337,14 +337,14 @@ def find_folders(above: str, names: Sequence[str], problem: Callable[[str], None
 
 
 def all_folders(above: str, problem: Callable[[str], None]) -> list[JobDir]:
-    """Return the directories of our jobs, the latest last.
+    """Return the directories of this user's jobs, the latest last.
 
     Args:
         above: The directory of all jobs.
         problem: Gets a line for each one that does not answer.
 
     Raises:
-        UsageError: It cannot be read.
+        UsageError: It is unreadable.
     """
     paths = [os.path.join(above, name) for name in all_names(above)]
     begun = kept(for_each(paths, lambda path: (begun_ns(path), path), lambda path: path), problem)

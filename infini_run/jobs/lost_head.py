@@ -1,13 +1,12 @@
-"""What a node of a job with spares does on Slurm when its agent has lost the head: the end of the job, if nobody else
-can end it.
+"""The end of a job with spares on Slurm, by a node whose agent lost the head, if nobody else can end the job.
 
     python -m infini_run.jobs.lost_head FOLDER NAME [K] -- AGENT'S WORDS   NAME: in the queue; K: of an array the task
 
-Such a job survives the loss of any node (--no-kill). If that node is the one that has the job's script and its head,
-Slurm takes it from the job, and the rest would run nothing until the time limit.
+Such a job survives the loss of any node (--no-kill). Slurm may take the node with the job's script and its head from
+the job. Then the rest would run nothing until the time limit.
 
-The one rule: the job is ended only when Slurm itself says that the head's node is not in it any more. A node that is
-cut off from the head alone ends nothing.
+The one rule: the job ends only when Slurm itself says that the head's node has left it. A node without a connection
+to the head alone ends nothing.
 """
 
 from __future__ import annotations
@@ -38,18 +37,18 @@ if TYPE_CHECKING:
 
     from infini_run.multinode.connection import Connection
 
-_PAUSES_S = (1.0, 30.0)  # nothing tells a node that another one has left its job; doubled each time
+_PAUSES_S = (1.0, 30.0)  # no event reports that another node left its job; doubled each time
 
 
 def await_loss(folder: JobDir, link: str, environ: Mapping[str, str], name: str = "") -> bool:
-    """Wait until the head can be reached, or its node is not in the job any more.
+    """Wait until the head is reachable, or its node has left the job.
 
     Args:
         folder: Of the job, or of a task.
         link: Where the head listens, as an agent's `--link`.
         environ: That of the agent.
-        name: What Slurm calls the job or the task; "": as we do. Its directory is not asked: the node that was lost
-            may have served it.
+        name: Slurm's name of the job or the task; "": infini-job's. Not from its directory: the lost node may have
+            served it.
 
     Returns:
         Whether the head is lost.
@@ -67,7 +66,7 @@ def await_loss(folder: JobDir, link: str, environ: Mapping[str, str], name: str 
 
 
 def _is_head(target: str, token: bytes) -> bool:
-    """Whether what listens there proves that it knows the job's token. Another program may have the port: one of the
+    """Return whether the listener proves that it knows the job's token. Another program may have the port: one of the
     addresses is this node's own loopback."""
     try:
         connection = connect(target)
@@ -95,7 +94,7 @@ def _proves_itself(connection: Connection, token: bytes) -> bool:
 
 
 def _nodes(folder: JobDir, environ: Mapping[str, str], name: str) -> tuple[str, ...]:
-    """Those of the job by now; empty: Slurm does not say."""
+    """Return the job's nodes at present; empty: Slurm does not say."""
     try:
         job = find_scheduler("slurm", folder.home, environ).query([name]).get(name)
         return expand(job.nodes, "squeue") if job is not None and job.nodes else ()
@@ -104,7 +103,7 @@ def _nodes(folder: JobDir, environ: Mapping[str, str], name: str) -> tuple[str, 
 
 
 def end_job(folder: JobDir, environ: Mapping[str, str]) -> None:
-    """Have the job queued again, if it may be, or end it. Raises QueryError: Slurm does not answer."""
+    """Have Slurm queue the job again if it may, or end it. Raises QueryError if Slurm does not answer."""
     job = folder.read_submission()
     if job.request.restarts and requeue(folder, job, environ, print_line=print_line) is None:
         return

@@ -1,4 +1,4 @@
-"""From the flags of `submit` to a plan and the scheduler that gets it. Nothing is written or submitted here."""
+"""From the flags of `submit` to a plan and its scheduler. Nothing here writes or submits."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def read_flags(flags: Mapping[str, object], environ: Mapping[str, str]) -> dict[
     """Read Python's names and values by the command's own grammar.
 
     Args:
-        flags: By name; True and False are `--name` and `--noname`, a list is one word for each item (of `array` one
-            index), None is left out.
+        flags: By name; True and False are `--name` and `--noname`, a list is one word per item (of `array` one
+            index), None means no flag.
         environ: Where `INFINI_JOB_NAME` stands for the flag NAME.
 
     Returns:
@@ -62,13 +62,13 @@ def prepare(
     *,
     print_line: Callable[[str], None],
 ) -> tuple[SubmissionPlan, Scheduler]:
-    """Make a plan of flags; nothing is written yet.
+    """Make a plan of flags; write nothing yet.
 
     Args:
         command: What each rank runs.
         values: The value of every flag of submit.
         environ: The caller's.
-        print_line: Gets the words of a scheduler that does not answer and is passed over.
+        print_line: Gets the error of a scheduler that does not answer and is skipped.
 
     Returns:
         The plan, and the scheduler to submit it to.
@@ -127,7 +127,7 @@ def make_request(command: Sequence[str], values: Mapping[str, Any], above: str) 
 _SLOTS = "--slots and --slots_per_node say how many ranks and nodes"
 _NODES = "the nodes are those that the scheduler gives; --scheduler and --pool say where"
 _ANSWERS = "--print shows the script, --check asks the scheduler"
-_OF_THE_JOB = {  # flags of infini-run that a job sets itself, or that start no ranks; and what is meant
+_OF_THE_JOB = {  # flags of infini-run that a job sets itself, or that start no ranks; and what replaces them
     **dict.fromkeys(("nproc_per_node", "nnodes", "standalone"), _SLOTS),
     **dict.fromkeys(("hosts", "hostfile", "engine", "node_rank"), _NODES),
     **dict.fromkeys(("dry_run", "plot", "completion", "doctor"), _ANSWERS),

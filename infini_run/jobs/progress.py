@@ -1,6 +1,6 @@
 """What a command that waits prints as a job changes: `submit --wait` each state, `logs` why there is nothing to read.
 
-The one rule: a line is printed once for each change, on stderr; stdout has the answer alone.
+The one rule: each change prints one line, on stderr; stdout has the answer alone.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def wait(job: Job) -> int:
         The exit code of the job; 1 if it is LOST.
 
     Raises:
-        InfiniRunError: It waits for another job that has ended otherwise, so it never begins.
+        InfiniRunError: It waits for another job with a different end, so it never begins.
     """
     from infini_run.jobs.job import is_hopeless
 
@@ -63,7 +63,7 @@ def wait(job: Job) -> int:
 
 
 def _name_job_at_stop(name: str, before: bytes) -> None:
-    """Ctrl-C ends who waits, and not the job: the last line says what it is called. Then the signal does its own."""
+    """Print the name of the job at a Ctrl-C, which ends the wait, and not the job. Then let the signal act."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         os.write(2, before)
@@ -72,12 +72,12 @@ def _name_job_at_stop(name: str, before: bytes) -> None:
         os.kill(os.getpid(), number)
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is signal.SIG_DFL:  # else who started us has it ignored
+        if signal.getsignal(number) is signal.SIG_DFL:  # else the parent ignores it for its children
             signal.signal(number, stop)
 
 
 class SilenceReporter:
-    """Prints why a job, or a task, whose log is read has nothing to show; each reason once."""
+    """The printer of the reasons why a job, or a task, has nothing to show in its log; each reason once."""
 
     def __init__(self, tasks: Sequence[int], print_line: Callable[[str], None]) -> None:
         self._tasks = tasks
@@ -86,7 +86,7 @@ class SilenceReporter:
         self._lost: set[str] = set()
 
     def explain(self, status: Status) -> None:
-        """Print why nothing is to be read, each reason once.
+        """Print why there is nothing to read, each reason once.
 
         Args:
             status: The latest, of the job or the array.

@@ -1,4 +1,4 @@
-"""What a batch scheduler can be asked, whichever it is, and how it answers. slurm, pbs and local implement it.
+"""The questions to a batch scheduler, whichever it is, and its answers. slurm, pbs, and local implement it.
 
 The one rule: an answer that did not come is no answer. Whoever asks gets QueryError, and knows what it knew before.
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
         @property
         def has_accounting(self) -> bool:
-            """Return whether its last answer had every job that has ended, however long ago."""
+            """Whether its last answer had every job that ended, however long ago."""
 
         def facts(self) -> Facts:
             """Return what it is, and what it has. Raises QueryError."""
@@ -48,13 +48,13 @@ if TYPE_CHECKING:
                 The scheduler's id.
 
             Raises:
-                SubmitError: It was refused; nobody could be asked; or no answer came (`timed_out`), and it may be
-                    there.
+                SubmitError: The scheduler refused it; or is not there; or gave no answer (`timed_out`), and may have
+                    the job.
             """
 
         def find(self, name: str) -> str | None:
-            """Return the id of a job of that name that waits, runs or has ended; None: there is none, or it was
-            refused.
+            """Return the id of a job of that name that waits, runs, or ended; None if there is none, or the scheduler
+            refused it.
 
             Raises:
                 QueryError: It does not answer.
@@ -65,21 +65,21 @@ if TYPE_CHECKING:
 
             Args:
                 names: Of jobs, or NAME.K of tasks.
-                ids: Those that are known, by name; None: none. PBS needs more commands for jobs without.
+                ids: The known ids, by name; None: none. PBS needs more commands for jobs without.
 
             Returns:
-                By name. A job that is not in the answer is not known (any more), which says nothing of how it ended.
+                By name. A job that is not in the answer is unknown (by then), which says nothing of how it ended.
 
             Raises:
                 QueryError: It does not answer.
             """
 
         def cancel(self, *ids: str, again: bool = False) -> None:
-            """End jobs; one that has ended already is no error.
+            """End jobs; one that already ended is no error.
 
             Args:
                 *ids: The scheduler's.
-                again: Whether they were asked to end before, so that their launchers may be beyond help.
+                again: Whether this is the second request to end them, so that their launchers may be beyond help.
 
             Raises:
                 QueryError: It does not answer, or refuses.
@@ -138,10 +138,10 @@ PRESENT = (QUEUED, STARTING, RUNNING, SUSPENDED)  # the scheduler has the job
 LIVE = (QUEUED, STARTING, RUNNING, WARNED, SUSPENDED)
 STATES = (*LIVE, COMPLETED, FAILED, CANCELLED, TIMEOUT, NODE_FAIL, OOM, PREEMPTED, LOST)
 
-# why a job waits: its turn has not come; something that passes by itself; as it is it never starts
+# why a job waits: its turn has not come; something that passes without help; unchanged, it never starts
 WAITING, PASSING, HOPELESS = "waiting", "passing", "hopeless"
 
-# what became of a submission: told no; no answer, it may be there all the same; nobody to ask, it is not there
+# the result of a submission: refused; no answer, so the scheduler may have it; no scheduler, so it has not
 REFUSED, TIMED_OUT, UNREACHABLE = "refused", "timed_out", "unreachable"
 
 _FOREIGN = ("SBATCH_", "SLURM_", "SRUN_", "SALLOC_", "SCANCEL_", "SQUEUE_", "SINFO_", "SACCT_", "PBS_")
@@ -175,9 +175,11 @@ class Kind:
 class Queue:
     """A partition (Slurm) or queue (PBS). 0: nobody said, or no limit.
 
-    gpus_per_node, cpus_per_node, mem_mb_per_node: of its smallest node that has GPUs, where any has some; `kinds` has
-    them all. default_s: the limit of a job that asks for none; 0: it has none, -1: nobody said. gpu_types: as
-    `--gres=gpu:TYPE:N` takes them; empty where they have none.
+    Args:
+        gpus_per_node, cpus_per_node, mem_mb_per_node: of its smallest node that has GPUs, where any has some; `kinds`
+            has them all.
+        default_s: the limit of a job that requests none, in seconds; 0: no limit, -1: unknown.
+        gpu_types: as `--gres=gpu:TYPE:N` takes them; empty where they have none.
     """
 
     name: str
@@ -222,7 +224,7 @@ def pool_of(
 
 @record
 class Facts:
-    """What a scheduler was found to be.
+    """The properties of a scheduler.
 
     Args:
         scheduler: slurm, pbs or local.
@@ -231,9 +233,9 @@ class Facts:
         has_tres: Whether `--gpus` and its kind work.
         has_gres: Whether nodes have GPUs as a resource, `gpu` or `ngpus`.
         has_accounting: Whether sacct answers.
-        has_history: Whether PBS tells of jobs that have ended.
+        has_history: Whether PBS lists jobs that ended.
         pools: Its partitions or queues.
-        query_error: Why it did not answer, and nothing else is known; "": it did.
+        query_error: Why it did not answer, and nothing else is known; "" after an answer.
     """
 
     scheduler: str

@@ -12,13 +12,13 @@ def print_line(text: str) -> None:
     """Print a line of infini-job on this program's sys.stderr.
 
     Args:
-        text: the line, without `infini-job: `. Characters that are not printable are written out.
+        text: the line, without `infini-job: `. Unprintable characters appear as escapes.
     """
     print(f"infini-job: {printable(text)}", file=sys.stderr, flush=True)
 
 
 def write_line(text: str, name: str = "infini-job") -> None:
-    """Write a line to descriptor 2 of a process whose stderr is a file, perhaps on a full disk: then it is lost.
+    """Write a line to descriptor 2 of a process whose stderr is a file. On a full disk it is lost.
 
     Args:
         text: the line, without the name.

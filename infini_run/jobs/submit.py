@@ -1,8 +1,8 @@
-"""A request becomes a job, once: laid out, written down, handed over; or nothing of it is left.
+"""The way from a request to a job, once: layout, record, submission; or nothing of it is left.
 
-The one rule: nothing is submitted a second time before the scheduler has said that it does not have it. A controller
-that gives no answer may have taken the job all the same (measured on Slurm 22.05: sbatch gives up after 10 s, the job
-runs), so it is looked for by its name, which is unique.
+The one rule: no second submission before the scheduler has said that it does not have the first. A controller that
+gives no answer may have taken the job all the same (measured on Slurm 22.05). There sbatch gives up after 10 s, and
+the job runs. So the next step searches for its name, which is unique.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _NO_LIMIT = "--warn has no effect: nothing limits a job of this machine but --ti
 
 
 class SubmissionPlan:
-    """A request, laid out and rendered; nothing is written or submitted yet."""
+    """A request with its layout and its script, before anything is written or submitted."""
 
     def __init__(
         self, request: JobRequest, layout: Layout, text: str, pool: str, programs: Mapping[str, str]
@@ -53,7 +53,7 @@ class SubmissionPlan:
 
 
 def plan(request: JobRequest, scheduler: Scheduler, facts: Facts) -> SubmissionPlan:
-    """Lay out and render a request; nothing is written.
+    """Lay out and render a request; write nothing.
 
     Args:
         request: What the user asks for.
@@ -80,7 +80,7 @@ def plan(request: JobRequest, scheduler: Scheduler, facts: Facts) -> SubmissionP
 
 
 def _here(request: JobRequest, facts: Facts) -> tuple[JobRequest, Facts]:
-    """One node, which takes whatever is asked of it: CPUs that are too few are shared. Raises UsageError."""
+    """Return one node, which takes any request: too few CPUs are shared. Raises UsageError."""
     if request.slots_per_node not in (0, request.slots):
         raise UsageError(
             f"--slots={request.slots} --slots_per_node={request.slots_per_node}: this machine is one node; "
@@ -93,7 +93,7 @@ def _here(request: JobRequest, facts: Facts) -> tuple[JobRequest, Facts]:
 
 
 def check(planned: SubmissionPlan, scheduler: Scheduler) -> str:
-    """Ask a scheduler whether it could ever run a plan; nothing is left.
+    """Ask a scheduler whether it could ever run a plan; leave nothing.
 
     Returns:
         Why not, in one line; "": it could, or the scheduler cannot tell.
@@ -121,11 +121,11 @@ def submit(
         print_line: Gets a line about each step that takes longer than it should.
 
     Returns:
-        The directory, and what was submitted.
+        The directory, and the submission.
 
     Raises:
-        UsageError: The directory cannot be written; nothing is left.
-        SubmitError: The job was not taken; nothing is left, unless nobody knows whether it was (`timed_out`).
+        UsageError: The directory is not writable; nothing is left.
+        SubmitError: The scheduler did not take the job; nothing is left, unless that is unknown (`timed_out`).
     """
     request = planned.request
     folder = make_folder(os.path.dirname(request.folder), request.name)
@@ -151,12 +151,12 @@ def submit(
     except OSError as error:
         remove(folder)
         raise UsageError(f"{folder.path} cannot be written: {error.strerror}; give another --dir") from None
-    except (InfiniRunError, TypeError, ValueError):  # no job is left that nobody will run
+    except (InfiniRunError, TypeError, ValueError):  # leave no job that nobody will run
         remove(folder)
         raise
     try:
         folder.write_id(id_)
-    except OSError as error:  # it is taken, and what is there stays: who has its name finds it
+    except OSError as error:  # the scheduler has it, and the directory stays: its name finds it
         print_line(f"{folder.path}/id cannot be written ({error.strerror}): {scheduler.name} has the job as {id_}")
     return folder, order
 
@@ -187,7 +187,7 @@ def hand_over(
         The scheduler's id.
 
     Raises:
-        SubmitError: The job was not taken, or, of the kind `timed_out`, nobody knows.
+        SubmitError: The scheduler did not take the job, or, of the kind `timed_out`, that is unknown.
     """
     for _ in range(_TRIES):
         try:
@@ -206,8 +206,8 @@ def hand_over(
 
 
 def _search(scheduler: Scheduler, name: str, pauses_s: tuple[float, ...], folder: JobDir | None, before: str) -> str:
-    """Its id, by the scheduler's word or the job's own; "": the scheduler has said twice, with a pause between, that
-    it does not have it. Raises SubmitError: it says nothing."""
+    """Return its id, by the scheduler's word or the job's own. It is "" after the scheduler has said twice, with a
+    pause between, that it does not have it. Raises SubmitError without an answer."""
     answers, problem = 0, ""
     for pause_s in pauses_s:
         try:
@@ -229,7 +229,7 @@ def _search(scheduler: Scheduler, name: str, pauses_s: tuple[float, ...], folder
 
 
 def _own_id(folder: JobDir | None, before: str, limit_s: float) -> str:
-    """The id that the job says when it begins, waited for at most `limit_s` seconds; "": it has not."""
+    """Return the id that the job writes when it begins, within `limit_s` seconds; "" without one."""
     if folder is None:
         time.sleep(limit_s)
         return ""
@@ -241,8 +241,8 @@ def _own_id(folder: JobDir | None, before: str, limit_s: float) -> str:
 
 
 def _wait_for_id(folder: JobDir, before: str, limit_s: float) -> None:
-    """A write to its directory is an event (inotify). A controller that is back is none, nor is a write of another
-    machine: time ends the wait."""
+    """Wait for the id. A write to its directory is an event (inotify). A controller that is back is none, nor is a
+    write of another machine: time ends the wait."""
     from infini_run.jobs.folder.inotify import Changes
 
     end_s = time.monotonic() + limit_s

@@ -1,6 +1,6 @@
 """Statuses and schedulers as lines for people: `infini-job status`, `list`, `clusters`, and the last line of --wait.
 
-The one rule: every text of a job, a rank or a scheduler is made printable before it is shown.
+The one rule: every text of a job, a rank, or a scheduler is made printable first.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ _COMMAND = 40  # characters of one that are listed
 
 
 def short_id(id_: str) -> str:
-    """Of a process its number is enough for people."""
+    """Return an id for people: of a process its number is enough."""
     return id_.partition("@")[0].partition(".")[0] if "@" in id_ else id_
 
 
 def sentence(status: Status) -> str:
-    """`FAILED 7 node2 rank 5: rank 5 on node2 failed: exit code 7 (...)`."""
+    """Return `FAILED 7 node2 rank 5: rank 5 on node2 failed: exit code 7 (...)`."""
     return status.headline + (f": {status.reason}" if status.reason else "")
 
 
 def print_statuses(found: Sequence[Status], *, is_long: bool) -> int:
-    """Print a line for each status; is_long: and each task, with what is known besides. Returns the exit code 0."""
+    """Print a line per status; is_long: also each task, with what else is known. Return the exit code 0."""
     rows = [row for status in found for row in (_rows(status) if is_long else [_row(status)])]
     if is_long:
         found = [one for status in found for one in (status, *status.tasks)]
@@ -60,7 +60,7 @@ def _row(status: Status) -> tuple[str, ...]:
 
 
 def _rows(status: Status) -> list[tuple[str, ...]]:
-    """An array, and each of its tasks: what they have in common is not said again."""
+    """Return the rows of an array, and of each of its tasks without what they have in common."""
     return [_row(status), *((*_row(task)[:4], "", "", "") for task in status.tasks)]
 
 
@@ -72,7 +72,7 @@ def _span(seconds: float) -> str:
 
 
 def scheduler_lines(status: Status) -> list[str]:
-    """What the scheduler itself has said of a job that ended badly, where no rank is to blame: its last lines."""
+    """Return the scheduler's own last lines on a job that ended badly, where no rank is to blame."""
     from infini_run.jobs.folder.job_dir import JobDir
     from infini_run.jobs.status.status_query import script_and_scheduler_lines
     from infini_run.report.last_lines import choose_lines
@@ -87,7 +87,7 @@ def scheduler_lines(status: Status) -> list[str]:
 
 
 def _details(status: Status) -> list[str]:
-    if status.tasks:  # each tells its own
+    if status.tasks:  # each prints its own
         return []
     found = []
     if (status.is_final and status.reason) or status.state == "LOST":
@@ -125,7 +125,7 @@ def print_facts(scheduler: Scheduler, facts: Facts) -> None:
 
 
 def _kind(kind: Kind) -> str:
-    """`2 nodes x 8 gpus (a100) x 64 cpus`."""
+    """Return `2 nodes x 8 gpus (a100) x 64 cpus`."""
     types = ", ".join(f"{count} {name}" if len(kind.gpu_types) > 1 else name for name, count in kind.gpu_types)
     gpus = f"{kind.gpus} gpus" + (f" ({types})" if types else "")
     nodes = f"{kind.nodes} node{'s' * (kind.nodes != 1)}"

@@ -1,8 +1,8 @@
-"""One run of a job on its first node: infini-run's own head, over what the scheduler gave us.
+"""One run of a job on its first node: the launch's head, in the allocation of the scheduler.
 
-The one rule: what holds for a launch holds for a job: first failure, teardown, labelled output. A run adds its files
-in the job's directory (how far it is, what failed first), and a warning before the limit; a file that cannot be
-written ends nothing.
+The one rule: what holds for a launch holds for a job: first failure, teardown, labeled output. A run adds its files
+in the job's directory (its phase, its first failure), and a warning before the limit. A file that is not writable
+ends nothing.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 ENGINES = {"slurm": "slurm", "pbs": "pbs"}  # all others: here
 HEAD_NODE = "INFINI_JOB_HEAD_NODE"  # in an agent's environment: Slurm's name of the node that has the script
 _OF_A_TASK = ("INFINI_JOB_TASK", "INFINI_JOB_TASKS")  # its index; how many there are
-_SIGNAL_WAIT_S = 5.0  # for the launcher's stop signal, after ranks have ended by theirs
+_SIGNAL_WAIT_S = 5.0  # for the launcher's stop signal, after ranks ended by theirs
 _LOG = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
 
 
@@ -60,11 +60,11 @@ class JobRun:
         self._spares: tuple[str, ...] = ()  # hosts that wait to take the place of one that is lost
         self._lost: tuple[str, ...] = ()  # hosts that are not here any more
         self._left_s = 0.0  # of the limit, when the ranks are to be warned
-        self._is_over = False  # the limit was reached, and it is ours to keep
-        self._is_cancelled = False  # we were told so
+        self._is_over = False  # the run passed its limit, and the run itself keeps that
+        self._is_cancelled = False  # the launcher received a cancellation
 
     def run(self) -> JobResult:
-        """From start to end; what becomes of it is in the directory, but for the ending itself."""
+        """Run from start to end. The directory has the run's progress; the caller records the ending itself."""
         self._write_phase(STARTING)
         self._open_log()
         try:
@@ -104,10 +104,10 @@ class JobRun:
         os.dup2(fd, 2)
         os.close(fd)
 
-    # ---- what is run
+    # ---- the launch
 
     def _prepare(self) -> tuple[Options, NodeList, dict[str, str]]:
-        """The launcher's own options, as its command line would have them. Raises UsageError."""
+        """Return the launcher's own options, as its command line would have them. Raises UsageError."""
         job, request = self._job, self._job.request
         try:
             given = self._folder.read_env()
@@ -148,8 +148,8 @@ class JobRun:
         return options, node_list, environ
 
     def _hosts(self) -> list[str]:
-        """Those of the allocation, each once: how many ranks they run is in the order, whatever it has room for.
-        Raises UsageError."""
+        """Return the hosts of the allocation, each once. How many ranks they run is in the order, whatever it has
+        room for. Raises UsageError."""
         from infini_run.environments.detect import detect
         from infini_run.options.from_environment import read_file
 
@@ -162,8 +162,8 @@ class JobRun:
     # ---- how far it is
 
     def _forward_signal(self, head: Head, number: int) -> None:
-        """URG is `infini-job cancel` on PBS (jobs/schedulers/pbs.py): its mark in the directory may not be seen here
-        yet."""
+        """Forward a signal. URG is `infini-job cancel` on PBS (jobs/schedulers/pbs.py): its mark in the directory may
+        not be visible here yet."""
         if self._is_pbs_cancel(number):
             self._is_cancelled = True
             head.on_stop_signal(signal.SIGTERM)
@@ -196,7 +196,7 @@ class JobRun:
             head.on_stop_signal(signal.SIGTERM)
 
     def _follow_nodes(self, head: Head) -> None:
-        """Note which nodes run the ranks: they may change when one is lost."""
+        """Record the nodes that run the ranks: they may change after the loss of one."""
         is_first = self._phase.state == STARTING
         if head.world[0].state != "running" or not (is_first or self._job.request.spares):
             return
@@ -261,8 +261,8 @@ class JobRun:
         return number == signal.SIGURG and self._job.request.scheduler == "pbs"
 
     def _stop_signal_follows(self) -> bool:
-        """Whether a stop signal comes soon. A scheduler signals every process of a job: ranks may have ended well by
-        theirs before the launcher gets its own. None comes where the scheduler did not take the cancellation."""
+        """Return whether a stop signal comes soon. A scheduler signals every process of a job: ranks may have exited
+        by theirs before the launcher gets its own. None comes where the scheduler did not take the cancellation."""
         end_s = time.monotonic() + _SIGNAL_WAIT_S
         while select.select([self._signals.fd], [], [], max(0.0, end_s - time.monotonic()))[0]:
             if any(number in STOP_SIGNALS or self._is_pbs_cancel(number) for number in self._signals.read()):
@@ -271,7 +271,7 @@ class JobRun:
 
 
 def with_programs(environ: Mapping[str, str]) -> dict[str, str]:
-    """With PBS's on PATH."""
+    """Return the variables with PBS's programs on PATH."""
     from infini_run.multinode.engines.pbs import program_dir
 
     return {**environ, "PATH": ":".join(filter(None, (environ.get("PATH", ""), program_dir())))}
@@ -289,7 +289,7 @@ def _drop_missing_folder(*environs: dict[str, str]) -> list[str]:
 
 
 def _literal(name: str) -> str:
-    """A variable's name as a pattern of --export that is no pattern."""
+    """Return a variable's name as a literal, where --export takes patterns."""
     return "".join(f"[{c}]" if c in "*?[" else c for c in name)
 
 

@@ -1,7 +1,7 @@
 """A job that runs has itself queued again, or kept from it. Of an array that is one task.
 
-The one rule: the TERM that Slurm sends us then must not end the command that asks: what became of it nobody would
-know.
+The one rule: the TERM that Slurm sends this process then must not end the command that asks: the result would be
+unknown.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def keep_out(
     folder: JobDir, job: Submission, environ: Mapping[str, str], *, print_line: Callable[[str], None]
 ) -> None:
-    """Keep Slurm from queueing a job again that was preempted once more than `--restarts` allows."""
+    """Keep Slurm from queueing a preempted job once more than `--restarts` allows."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
         find_scheduler(job.request.scheduler, folder.home, environ).cancel(folder.id)
@@ -41,7 +41,7 @@ def requeue(
 
     Args:
         folder: Of the job, or of a task.
-        job: What was submitted.
+        job: The submission.
         environ: That of the allocation.
         print_line: Gets what goes wrong, and ends nothing.
 
@@ -65,7 +65,7 @@ def requeue(
 
 
 def _hand_over(folder: JobDir, scheduler: Scheduler, print_line: Callable[[str], None]) -> str:
-    """As a new job. Raises SubmitError."""
+    """Submit the job as a new one. Raises SubmitError."""
     from infini_run.jobs.request.script import render_task
     from infini_run.jobs.submit import hand_over
 

@@ -1,4 +1,4 @@
-"""How an attempt ended, and whether it is run again. Pure: what was seen comes in."""
+"""How an attempt ended, and whether another follows. Pure: the observations are arguments."""
 
 from __future__ import annotations
 
@@ -43,19 +43,19 @@ def classify(
         error: Why the launch ended, if no rank was the reason; None: a rank was, or it ended well.
         is_node_failure: Whether `error` came before any rank failed.
         is_cancelled: Whether the user has asked for the end, which goes before all else.
-        is_late: Whether the time limit was reached.
+        is_late: Whether the job is at its time limit.
         is_preempted: Whether the scheduler has given the nodes to another job.
         attempt: Number of the run.
 
     Returns:
-        What is written down as `exit`.
+        The record for `exit`.
     """
     first = report.first_failure
     end = JobResult(state=COMPLETED, code=report.exit_code, attempt=attempt, end_s=report.end_s)
     is_known = is_cancelled or is_preempted
-    # who takes a job off the queue (scancel, qdel) wants its end; its limit and a preemption are nobody's wish
+    # scancel and qdel are the user's decision; a time limit or a preemption is not.
     may_ask = (is_late or is_preempted) and not is_cancelled
-    # what was cancelled is ended by TERM, and we may be the last to be told
+    # TERM ends what was cancelled, and this launcher may be the last to receive it
     stop_signal = report.received_signal or (SIGTERM if is_known and (first is not None or error is not None) else 0)
     if error is not None and is_node_failure:
         end = _of_error(error, end)
@@ -69,7 +69,7 @@ def classify(
         first is None or first.shell_code == 128 + stop_signal or (first.code == AGAIN and not may_ask)
     ):
         return _of_signal(stop_signal, end, is_cancelled, is_preempted, is_late)
-    if first is not None and first.signal == SIGTERM:  # nobody of ours: whose it was, the scheduler may say
+    if first is not None and first.signal == SIGTERM:  # no process of this run: the scheduler may say whose it was
         return _changed(end, FAILED, report.headline(), node=first.host, rank=first.rank, scheduler_ended_it=True)
     if first is not None:
         state = OOM if first.out_of_memory else FAILED
@@ -80,7 +80,8 @@ def classify(
 
 
 def _of_signal(stop_signal: int, end: JobResult, is_cancelled: bool, is_preempted: bool, is_late: bool) -> JobResult:
-    """From outside. Where Slurm signals every process (linuxproc), a rank may have died of it before we were told."""
+    """Return the result after a signal from outside. Where Slurm signals every process (linuxproc), a rank may die of
+    it before the launcher receives it."""
     end = _changed(end, end.state, "", code=128 + stop_signal, node="")
     if is_cancelled:
         return _changed(end, CANCELLED, END_REASONS[CANCELLED])

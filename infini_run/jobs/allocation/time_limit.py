@@ -1,4 +1,4 @@
-"""When the scheduler ends the job that we are in, as it says itself: a limit may be changed while a job runs.
+"""When the scheduler ends this job, by the scheduler's own answer: a limit may change while a job runs.
 
 The one rule: nobody waits for a scheduler that does not answer. Nodes take a head that is silent for dead, so the
 question is a process, and its answer a descriptor.
@@ -21,25 +21,25 @@ if TYPE_CHECKING:
 
 NEVER = float("inf")
 _ANSWER_S = 5.0  # that a question about a limit may take
-_SPARE_S = 10.0  # a scheduler's clock and ours; OpenPBS counts from before its prologue
+_SPARE_S = 10.0  # a scheduler's clock and this node's; OpenPBS counts from before its prologue
 # one line in any case
 _ASK = 'squeue -h -j "$0" -o %e 2>/dev/null || echo unknown'
 _ASK_PBS = """qstat -f -F dsv "$0" 2>/dev/null | tr '|' '\\n' |
 sed -n '/^Resource_List.walltime=/{s/.*=//p;q}' | grep . || echo unknown"""
 _FIELDS = "PreemptTime:32,TimeLeft:32"
-_OVER_S = 1  # squeue tells whole seconds
+_OVER_S = 1  # squeue prints whole seconds
 
 
 @record
 class EndReason:
-    """Why a job was ended from outside, where anybody can say."""
+    """Why a job ended from outside, where that is known."""
 
     is_late: bool = False
     is_preempted: bool = False
 
 
 def slurm_id(environ: Mapping[str, str]) -> str:
-    """Of the job that we are in. One task of an array has the number of the whole for its own SLURM_JOB_ID."""
+    """Return the Slurm id of this job. One task of an array has the number of the whole as its own SLURM_JOB_ID."""
     array, index = environ.get("SLURM_ARRAY_JOB_ID", ""), environ.get("SLURM_ARRAY_TASK_ID", "")
     return f"{array}_{index}" if array and index else environ.get("SLURM_JOB_ID", "")
 
@@ -47,8 +47,8 @@ def slurm_id(environ: Mapping[str, str]) -> str:
 class Deadline:
     """`at_s`: the end, in seconds since the epoch; infinite: there is no limit, or nobody has said it (yet).
 
-    Slurm is asked, or has said SLURM_JOB_END_TIME (23.02 and later). OpenPBS counts from the start, start_s; a limit
-    that nobody asked for is its queue's, so PBS is asked too.
+    Slurm answers a query, or set SLURM_JOB_END_TIME (23.02 and later). OpenPBS counts from the start, start_s. A
+    limit that nobody asked for is its queue's, so PBS answers a query too.
     """
 
     def __init__(self, request: JobRequest, environ: Mapping[str, str], start_s: float) -> None:
@@ -67,8 +67,8 @@ class Deadline:
         self.fd, self._answer_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
 
     def request(self) -> bool:
-        """Ask the scheduler for the limit, without waiting: `fd` becomes readable with the answer. False: nobody is
-        asked.
+        """Ask the scheduler for the limit, without waiting: `fd` becomes readable with the answer. Return False if
+        there is nothing to ask.
         """
         if not self._job:
             return False
@@ -86,7 +86,7 @@ class Deadline:
         return True
 
     def read(self) -> bool:
-        """Whether an answer has come, and `at_s` is what it says. An answer that says nothing changes nothing."""
+        """Return whether an answer arrived, which then sets `at_s`. An answer without a limit changes nothing."""
         try:
             self._text += os.read(self.fd, 4096)
         except BlockingIOError:
@@ -102,12 +102,12 @@ class Deadline:
         return True
 
     def end_reason(self, spare_s: float, limit_s: float) -> EndReason:
-        """Why it ends. Slurm is asked, for `limit_s` seconds at most; where it says nothing, and for all others, it
-        is late when the end has come but for `spare_s`.
+        """Return why the job ends. Slurm has `limit_s` seconds to answer. Without an answer, and for all others, the
+        job is late at its end but for `spare_s`.
 
-        Of a job that is being ended (COMPLETING) EndTime is now, whatever has ended it, and in the grace time of a
-        preemption EndTime is the end of that. TimeLeft is what is left of the limit at the time of the end, and
-        PreemptTime is set of a job that is preempted, in every mode (measured on 22.05.8)."""
+        While a job ends (COMPLETING) EndTime is now, whatever the reason, and in the grace time of a preemption
+        EndTime is the end of that. TimeLeft is the rest of the limit at the time of the end. A preempted job has a
+        PreemptTime in every mode (measured on 22.05.8)."""
         if not self._job or self._is_pbs:
             return EndReason(is_late=self._is_past(spare_s, limit_s))
         from infini_run.jobs.schedulers.scheduler_command import run_command
@@ -120,7 +120,7 @@ class Deadline:
         return EndReason(is_late=_is_up(words[1]), is_preempted=words[0][:1].isdigit())
 
     def _is_past(self, spare_s: float, limit_s: float) -> bool:
-        """Whether the end has come, but for `spare_s`; asked for `limit_s` seconds at most."""
+        """Return whether the end has passed, but for `spare_s`. The query may take `limit_s` seconds."""
         if self.at_s == NEVER and self.request():
             end_s = time.monotonic() + limit_s
             while not self.read():
@@ -137,7 +137,7 @@ class Deadline:
             self._pid = 0
 
     def close(self) -> None:
-        """Safe twice."""
+        """Close the pipe, and end the query. Safe twice."""
         self._end()
         if self.fd >= 0:
             os.close(self.fd)
@@ -148,16 +148,16 @@ class Deadline:
 class TimeLimitTimer:
     """What is due before the end: a warning, and the end itself where nobody else keeps the limit. Armed, not polled.
 
-    `fd`: readable when it is to be looked at before `due_s` (by time.time).
+    `fd`: readable when the caller should check before `due_s` (by time.time).
     """
 
     def __init__(self, request: JobRequest, environ: Mapping[str, str], start_s: float, *, is_ours: bool) -> None:
-        """is_ours: nobody else ends the job at its limit."""
+        """Arm the timer. is_ours: nobody else ends the job at its limit."""
         self._deadline = Deadline(request, environ, start_s)
         self.fd = self._deadline.fd
         self._warn_s = request.warn_s
         self._limit_s = start_s + request.time_s if is_ours and request.time_s else NEVER
-        self._answer_by_s = NEVER  # asked once more whether the limit was moved, and waited for so long
+        self._answer_by_s = NEVER  # the limit of the second query, whether the limit moved
         if self._warn_s:
             self._deadline.request()
 
@@ -173,7 +173,7 @@ class TimeLimitTimer:
             now_s: Seconds since the epoch.
 
         Returns:
-            Seconds that are left if the ranks are to be warned now (0: not now), once; whether the limit is
+            The seconds to go if the ranks have to be warned at this time (else 0), once; and whether the limit is
             reached, once.
         """
         has_answer = self._deadline.read()
@@ -193,30 +193,32 @@ class TimeLimitTimer:
         return 0.0, is_over
 
     def end_reason(self) -> EndReason:
-        """Return why the job was ended, as far as its scheduler or clocks can tell."""
+        """Return why the job ended, as far as its scheduler or clocks show."""
         return self._deadline.end_reason(_SPARE_S, _ANSWER_S)
 
     def close(self) -> None:
-        """Safe twice."""
+        """Close the pipe, and end the query. Safe twice."""
         self._deadline.close()
 
 
 def parse_span(text: str) -> float:
-    """`01:30:00`, as PBS writes it; anything else is no limit."""
+    """Read `01:30:00`, as PBS writes it, in seconds; anything else is no limit."""
     from infini_run.jobs.schedulers.pbs_output import span_s
 
     return float(span_s(text.strip())) or NEVER
 
 
 def _is_up(left: str) -> bool:
-    """left: as squeue has TimeLeft; what is less than nothing is INVALID. UNLIMITED and NOT_SET are none."""
+    """Return whether the limit is up. left: as squeue has TimeLeft; below zero it is INVALID. UNLIMITED and NOT_SET
+    are no limit."""
     from infini_run.jobs.schedulers.slurm import span_s
 
     return left == "INVALID" or (left[:1].isdigit() and span_s(left) <= _OVER_S)
 
 
 def parse(text: str) -> float:
-    """`2026-11-21T23:15:02`, as squeue writes it in our own zone; anything else is no limit."""
+    """Read `2026-11-21T23:15:02`, as squeue writes it in the local zone, as seconds since the epoch; anything else is
+    no limit."""
     try:
         return time.mktime(time.strptime(text.strip(), "%Y-%m-%dT%H:%M:%S"))
     except ValueError:

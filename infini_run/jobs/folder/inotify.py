@@ -1,4 +1,4 @@
-"""What changes in a directory, as a descriptor (inotify(7)); and whether the kernel can know: what another machine
+"""Changes in a directory, as a descriptor (inotify(7)); and whether the kernel can know of them. What another machine
 writes over the network is no event here."""
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 from infini_run.errors import InfiniRunError
 from infini_run.system.io_sizes import READ_CHUNK
 
-# nobody else writes there; of a kind that is not listed nobody knows
+# nobody else writes to these; of other kinds that is unknown
 _OWN = (
     *("ext2", "ext3", "ext4", "xfs", "btrfs", "bcachefs", "f2fs", "jfs", "nilfs2", "reiserfs", "zfs", "ecryptfs"),
     *("overlay", "aufs", "tmpfs", "ramfs", "rootfs", "devtmpfs"),
@@ -22,7 +22,8 @@ _FLAGS = os.O_CLOEXEC | os.O_NONBLOCK
 
 
 class Changes:
-    """Readable when something was written, made or renamed in one of the directories, or one of them was removed."""
+    """A descriptor that is readable after a write, a creation, or a rename in one of the directories, or the removal
+    of one."""
 
     def __init__(self) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
@@ -32,20 +33,20 @@ class Changes:
         return self._fd
 
     def add(self, path: str, *, names_only: bool = False) -> None:
-        """Watch a directory; one that is added twice is watched once.
+        """Watch a directory; the second time changes nothing.
 
         Args:
             path: The directory.
-            names_only: Wake for names that come, go or change, not for what is written.
+            names_only: Wake for names that come, go, or change, not for writes.
 
         Raises:
-            InfiniRunError: It cannot be watched.
+            InfiniRunError: The kernel does not watch it.
         """
         mask = _CREATE | _MOVED_TO | (_MOVED_FROM | _DELETE if names_only else _MODIFY | _DELETE_SELF | _MOVE_SELF)
         self._checked(self._libc.inotify_add_watch(self._fd, os.fsencode(path), mask))
 
     def clear(self) -> bool:
-        """Whether there was something. Who asks looks himself."""
+        """Return whether there was something, and drop it. The caller then looks itself."""
         was_something = False
         while True:
             try:
@@ -54,7 +55,7 @@ class Changes:
                 return was_something
 
     def close(self) -> None:
-        """Safe twice."""
+        """Close the descriptor. Safe twice."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -71,19 +72,20 @@ _LIMITS = (errno.EMFILE, errno.ENOSPC)
 
 
 def is_remote(path: str) -> bool:
-    """Whether others may write there without our kernel's knowing."""
+    """Return whether others may write there without this kernel's knowledge."""
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
         return is_others(kind_of(os.path.realpath(path), file.read()))
 
 
 def is_others(kind: str) -> bool:
-    """Whether other machines may write on a file system of that type: all but those known to be one machine's."""
+    """Return whether other machines may write on a file system of that type: all but those that belong to one
+    machine."""
     return kind not in _OWN
 
 
 def kind_of(path: str, mounts: str) -> str:
-    """The type of the file system that `path` is on. mounts: as proc_pid_mountinfo(5) has them; a later one hides an
-    earlier one at the same place."""
+    """Return the type of the file system that `path` is on. `mounts` is as in proc_pid_mountinfo(5); a later one
+    hides an earlier one at the same place."""
     best, kind = "", ""
     for line in mounts.splitlines():
         words = line.split(" ")

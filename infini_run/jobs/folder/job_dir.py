@@ -1,15 +1,15 @@
 """The directory of a job: everything that is known of it, for whoever may read it, on whichever machine.
 
-    request.json   what was asked for, and what it became        env         the ranks' variables, NUL between them
+    request.json   the request, and its result                   env         the ranks' variables, NUL between them
     job.sh         what the scheduler runs                       id          the scheduler's name for it
     job.log        what the script itself said                   cancelled   somebody has asked for its end
     exit           how it ended                                  node, bin/  what starts its container
-    0/, 1/, ...    one for each time that it ran: phase, log, first_failure, report.json; reserve, while it runs
+    0/, 1/, ...    one per run: phase, log, first_failure, report.json; reserve, while it runs
     task/K/        of an array: what its task K has of these for itself
 
-The one rule: what is read by others comes by rename, so it is whole or not there. Its owner alone may look (0700).
-Whoever reads trusts no name in it: only a regular file of a bounded size is read, and never a link, which no rename
-of ours has left there (decision 61).
+The one rule: others read a file that a rename brought, so it is whole or absent. Only its owner may look (0700). A
+reader trusts no name in it. It reads only a regular file of a bounded size, and never a link, because no rename of
+infini-job leaves one there (decision 61).
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _OF_A_SYSTEM = (  # where programs and libraries are: an image has its own
 
 
 class JobDir:
-    """The directory of one job. Each method reads it anew, except for what was submitted, which never changes.
+    """The directory of one job. Each method reads it anew, except for the submission, which never changes.
 
     index: of a task of an array; -1: it is none.
     """
@@ -76,13 +76,13 @@ class JobDir:
         return f"JobDir({self.path!r})"
 
     def require(self) -> None:
-        """Raises InfiniRunError: it was removed, so nothing will ever be written there."""
+        """Raise InfiniRunError if the directory is gone, so nothing will ever be written there."""
         if not os.path.lexists(self.path):
             raise InfiniRunError(f"job {self.name}: its directory {self.path} was removed")
 
     @property
     def queue_name(self) -> str:
-        """What its scheduler calls it. Raises UsageError: its request.json cannot be read."""
+        """The name of the job at its scheduler. Raises UsageError if its request.json is not readable."""
         return self.read_submission().request.queue_name
 
     def file(self, name: str) -> str:
@@ -105,7 +105,7 @@ class JobDir:
     # ---- written once, by who submits
 
     def write_submission(self, order: Submission, environ: Mapping[str, str]) -> None:
-        """What was asked for, and the environment: any bytes but NUL, which no variable can hold."""
+        """Write the request, and the environment: any bytes but NUL, which no variable can hold."""
         request = dict(vars(replace(order.request, env=())))
         if order.request.container is not None:
             request["container"] = dict(vars(order.request.container))
@@ -121,18 +121,19 @@ class JobDir:
         return os.fsdecode(read_regular(self.script, _LARGEST))
 
     def write_program(self, name: str, text: str) -> None:
-        """What is run in place of a Python or of srun, for the job's container. None where the text is empty."""
+        """Write the program that replaces a Python or srun, for the job's container. Writes none where the text is
+        empty."""
         if text:
             os.makedirs(os.path.dirname(self.file(name)), mode=0o700, exist_ok=True)
             self._write(name, os.fsencode(text))
             os.chmod(self.file(name), 0o700)
 
     def program(self, name: str) -> str:
-        """Its path; "" where there is none."""
+        """Return the path of that program; "" without one."""
         return self.file(name) if os.path.exists(self.file(name)) else ""
 
     def read_submission(self) -> Submission:
-        """Return what was submitted. Raises UsageError: it is no job's directory, or of another version."""
+        """Return the submission. Raises UsageError if it is no job's directory, or of another version."""
         if self._submission is None:
             self._submission = self._read_submission()
         return self._submission
@@ -154,7 +155,7 @@ class JobDir:
             raise UsageError(f"{self.path} is another version's job: its request.json cannot be read") from None
 
     def read_env(self) -> dict[str, str]:
-        """The ranks' environment. Raises OSError."""
+        """Return the ranks' environment. Raises OSError."""
         words = read_regular(self.file("env"), _LARGEST).split(b"\0")[:-1]
         return dict(os.fsdecode(word).split("=", 1) for word in words)
 
@@ -165,8 +166,8 @@ class JobDir:
 
     @property
     def id(self) -> str:
-        """The scheduler's; "" where it has not (yet) taken the job. Raises InfiniRunError: it is none, and would be
-        read as an option or as several ids by a scheduler's command."""
+        """The scheduler's id; "" where it has not (yet) taken the job. Raises InfiniRunError for a text that is no
+        id: a scheduler's command would read it as an option, or as several ids."""
         text = (self._read("id") or b"").decode("utf-8", "replace")
         if text and not (text.isprintable() and len(text) <= _LONGEST_ID and text[0] not in "-," and " " not in text):
             raise InfiniRunError(self._is_foreign("id"))
@@ -176,10 +177,10 @@ class JobDir:
         """Write down that the job is to end.
 
         Args:
-            scheduler_was_asked: Whether the scheduler has been asked to end it, and has not refused.
+            scheduler_was_asked: Whether the scheduler was asked to end it, and did not refuse.
 
         Raises:
-            OSError: It cannot be written.
+            OSError: It is not writable.
         """
         self._write("cancelled", b"asked" if scheduler_was_asked else b"")
 
@@ -195,10 +196,10 @@ class JobDir:
         """Make the directory of the run that begins now, with space for the word of how it ends.
 
         Returns:
-            Its number. The result of the run before is moved into that run's directory.
+            Its number. The result of the run before moves into that run's directory.
 
         Raises:
-            OSError: It cannot be made.
+            OSError: The directory cannot be created.
         """
         number = self.attempts()
         while True:
@@ -212,11 +213,11 @@ class JobDir:
             try:
                 os.rename(self.file("exit"), self.file(f"{number - 1}/exit"))
             except FileNotFoundError:
-                return number  # nobody has said how that one ended
+                return number  # that run has left no result
         return number
 
     def _reserve(self, attempt: int) -> None:
-        """Space for the word of how it ends: its ranks may fill the disk."""
+        """Reserve space for the record of the end: ranks may fill the disk."""
         try:
             with open(self.file(f"{attempt}/reserve"), "wb", buffering=0) as file:
                 os.posix_fallocate(file.fileno(), 0, _RESERVED)
@@ -224,7 +225,7 @@ class JobDir:
             return
 
     def attempts(self) -> int:
-        """How many have begun."""
+        """Return how many attempts began."""
         count = 0
         while os.path.isdir(self.file(str(count))):
             count += 1
@@ -243,14 +244,14 @@ class JobDir:
         self._write_json(f"{attempt}/first_failure", content)
 
     def failure(self, attempt: int) -> dict[str, Any]:
-        """The first one: node, rank, code, and what it was; {}: there was none."""
+        """Return the first failure: node, rank, code, and what it was; {} without one."""
         return self._read_json(f"{attempt}/first_failure")
 
     def write_result(self, ending: JobResult) -> None:
         """Write down how the job ended; on a full disk in the space that `begin` has reserved.
 
         Raises:
-            OSError: It cannot be written.
+            OSError: It is not writable.
         """
         reserve = self.file(f"{ending.attempt}/reserve")
         try:
@@ -271,7 +272,7 @@ class JobDir:
             False: the job itself has written it meanwhile, and that stays.
 
         Raises:
-            OSError: It cannot be written.
+            OSError: It is not writable.
         """
         draft = self.file(f"exit.{os.urandom(6).hex()}")
         self._write_json(os.path.basename(draft), vars(ending))
@@ -304,7 +305,7 @@ class JobDir:
         self._write(name, encode(content) + b"\n")
 
     def _read(self, name: str) -> bytes | None:
-        """None: it is not there. Raises InfiniRunError: it cannot be read."""
+        """Return a file's bytes, or None if it does not exist. Raises InfiniRunError if it is not readable."""
         try:
             return read_regular(self.file(name), _LARGEST)
         except (FileNotFoundError, NotADirectoryError):
@@ -315,7 +316,8 @@ class JobDir:
             ) from None
 
     def _read_json(self, name: str) -> dict[str, Any]:
-        """{}: it is not there. Raises InfiniRunError: it is not what we write."""
+        """Return a JSON file's content, or {} if it does not exist. Raises InfiniRunError if infini-job did not write
+        it."""
         data = self._read(name)
         if data is None:
             return {}
@@ -328,7 +330,8 @@ class JobDir:
         return content
 
     def _read_record(self, name: str, cls: type[T]) -> T | None:
-        """None: it is not there. Raises InfiniRunError: it is not what we write."""
+        """Return a record from a file, or None if it does not exist. Raises InfiniRunError if infini-job did not
+        write it."""
         content = self._read_json(name)
         try:
             return _make(cls, content) if content else None
@@ -342,7 +345,7 @@ class JobDir:
 def _remove(path: str) -> None:
     try:
         os.unlink(path)
-    except OSError:  # it was never made, or it stays: nobody reads it
+    except OSError:  # it never existed, or it stays: nobody reads it
         return
 
 
@@ -367,7 +370,7 @@ def _make(cls: type[T], content: dict[str, Any]) -> T:
 
 
 def _tuples(content: Any) -> Any:
-    """Lists as JSON has them are tuples here."""
+    """Make tuples of the lists that JSON has."""
     if isinstance(content, dict):
         return {name: _tuples(item) for name, item in content.items()}
     return tuple(map(_tuples, content)) if isinstance(content, list) else content
@@ -378,8 +381,8 @@ def environment(environ: Mapping[str, str], request: JobRequest) -> dict[str, st
 
     Args:
         environ: The caller's, without those of schedulers. What is true of its machine only, or of this side of a
-            container, is left out.
-        request: Whose `env` is added.
+            container, is dropped.
+        request: The job, whose `env` is added.
     """
     left_out = _LISTED if request.container is None else _LISTED + _OF_A_SYSTEM
     return {name: text for name, text in environ.items() if name not in left_out} | dict(request.env)

@@ -22,7 +22,7 @@ def home(given: str, environ: Mapping[str, str]) -> str:
     """Return the directory of all jobs: `given` (--dir), or ~/.infini-run/jobs.
 
     Raises:
-        UsageError: `given` is relative, and the current directory was removed.
+        UsageError: `given` is relative, and the current directory is gone.
     """
     path = given or os.path.join(environ.get("HOME") or os.path.expanduser("~"), ".infini-run", "jobs")
     try:
@@ -32,7 +32,7 @@ def home(given: str, environ: Mapping[str, str]) -> str:
 
 
 def home_to_write(given: str, environ: Mapping[str, str]) -> str:
-    """Return the directory of all jobs as `home` does, if it may be made: in a home directory that is there.
+    """Return the directory of all jobs as `home` does, if infini-job may create it: in an existing home directory.
 
     Raises:
         UsageError: There is no home directory (a container's user, /nonexistent), or it is no path.
@@ -56,7 +56,7 @@ def is_name(text: str) -> bool:
 
 
 def make_folder(above: str, name: str) -> JobDir:
-    """Make a new job's directory, with those above it. Raises UsageError: it cannot be made there."""
+    """Make a new job's directory, with those above it. Raises UsageError if that fails."""
     path = os.path.join(above, name)
     try:
         os.makedirs(above, mode=0o700, exist_ok=True)
@@ -118,8 +118,8 @@ def all_names(above: str) -> list[str]:
 
 
 def begun_ns(path: str) -> int:
-    """Return when the job in that directory was submitted, in ns since the epoch; -1: it is being made, or removed,
-    or not ours to look at."""
+    """Return when the job in that directory was submitted, in ns since the epoch; -1 for a directory in creation or
+    removal, or another user's."""
     try:
         at = os.lstat(path)
         is_ours = stat.S_ISDIR(at.st_mode) and at.st_uid == os.geteuid()
@@ -131,7 +131,7 @@ def begun_ns(path: str) -> int:
 
 
 def remove(folder: JobDir) -> None:
-    """With all that is in it: of a job that was never submitted."""
+    """Remove a directory with all that is in it, of a job that nobody submitted."""
     from infini_run.system.secure_files import remove_folder
 
     remove_folder(folder.path)

@@ -1,4 +1,4 @@
-"""The records in a job's directory: what was submitted, how far a run is, how the job ended.
+"""The records in a job's directory: the submission, the phase of a run, the job's end.
 
 The one rule: a record is whole and frozen; job_dir.py alone reads and writes it.
 """
@@ -15,11 +15,14 @@ if TYPE_CHECKING:
 
 @record
 class Submission:
-    """A job as it was submitted: what its directory says first.
+    """A job as submitted: what its directory says first.
 
-    request: as it was asked for, its scheduler resolved. nodes, slots_per_node: what that is, without spares; 0: the
-    scheduler decides. pool: the one that it goes to, "" where there is none. submitted_s: since the epoch. host:
-    where from.
+    Args:
+        request: the request, with its scheduler resolved.
+        nodes, slots_per_node: the size of that, without spares; 0: the scheduler decides.
+        pool: the queue of the job; "" without one.
+        submitted_s: the time, in seconds since the epoch.
+        host: the host of the submission.
     """
 
     request: JobRequest
@@ -60,9 +63,18 @@ def _count(number: int, what: str) -> str:
 
 @record
 class Phase:
-    """How far one attempt has come. state: STARTING, RUNNING, WARNED; REQUEUED, where another one is to follow.
-    nodes: hosts in the order of their node ranks. spares: hosts that run nothing. lost: hosts that were lost, or left
-    out. nproc: ranks on each. begun_s: since when they run; 0: not yet."""
+    """The progress of one attempt.
+
+    Args:
+        state: STARTING, RUNNING, WARNED; REQUEUED, where another one follows.
+        since_s: the start of that state, in seconds since the epoch.
+        nodes: hosts in the order of their node ranks.
+        spares: hosts that run nothing.
+        lost: hosts that were lost, or excluded.
+        nproc: ranks on each.
+        reason: why it is in that state; empty: no reason to report.
+        begun_s: the start of the ranks; 0: not yet.
+    """
 
     state: str
     since_s: float
@@ -79,8 +91,17 @@ REQUEUED = "REQUEUED"
 
 @record
 class JobResult:
-    """How a job ended. code: ours, that of the first rank to fail. node, rank: whose it was; "" and -1: nobody's.
-    reason: in a sentence. scheduler_ended_it: the scheduler ended it, and may know better why."""
+    """The end of a job.
+
+    Args:
+        state: one of the final states.
+        code: infini-run's exit code, that of the first rank to fail.
+        node, rank: the place of the failure; "" and -1: none.
+        reason: a sentence.
+        attempt: the run that ended.
+        scheduler_ended_it: the scheduler ended it, and may know better why.
+        end_s: the time, in seconds since the epoch.
+    """
 
     state: str
     code: int

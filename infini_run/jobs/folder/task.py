@@ -1,4 +1,4 @@
-"""A task of an array: a job's directory in the array's own, task/K/. What was asked for is the array's.
+"""A task of an array: a job's directory in the array's own, task/K/. The request is the array's.
 
 The one rule: whoever looks at a job can look at a task: it has the name NAME.K, and all that a directory has.
 """
@@ -37,7 +37,7 @@ class Task(JobDir):
 
     @property
     def script(self) -> str:
-        """Its own, where it was submitted once more, by itself."""
+        """Its own script, if it was submitted once more, alone."""
         own = self.file("job.sh")
         return own if os.path.exists(own) else self.array.script
 
@@ -73,7 +73,7 @@ def tasks_of(folder: JobDir, chosen: Sequence[int] = ()) -> tuple[Task, ...]:
 
     Args:
         folder: Of the array.
-        chosen: Indices, whose tasks alone are returned; empty: all.
+        chosen: Indices: return only their tasks; empty: all.
 
     Raises:
         UsageError: It is no job's directory, or there is no such task.
@@ -96,13 +96,14 @@ def task_of(folder: JobDir, index: int) -> Task:
 
 
 def make_tasks(folder: JobDir) -> None:
-    """A directory for each: Slurm opens a log in there before anything of ours runs. Raises OSError."""
+    """Make a directory for each task: Slurm opens a log in there before infini-run starts. Raises OSError."""
     for task in tasks_of(folder):
         os.makedirs(task.path, mode=0o700)
 
 
 def open_folder(above: str, name: str) -> JobDir:
-    """Of that name, a job's or a task's, ours or a scheduler's; whether it is there is not looked at."""
+    """Return the directory of that name, a job's or a task's, infini-job's or a scheduler's, without a look whether
+    it exists."""
     base, index = split(own_name(name))
     folder = JobDir(os.path.join(above, base))
     return folder if index < 0 else Task(folder, index)

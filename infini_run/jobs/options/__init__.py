@@ -1,1 +1,1 @@
-"""The flags of infini-job: their table, and what is written out of it."""
+"""The flags of infini-job: their table, and what the package writes from it."""

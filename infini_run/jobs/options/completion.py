@@ -16,5 +16,5 @@ JOB = CompletedCommand(
 
 
 def script(shell: str) -> str:
-    """What bash, zsh or fish reads."""
+    """Return the completion script for bash, zsh, or fish."""
     return completion.script(shell, JOB)

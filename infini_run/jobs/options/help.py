@@ -76,7 +76,7 @@ Examples:
 
 
 def help_text(verb: str) -> str:
-    """Of one verb, or of all: "". No line is longer than 79 columns."""
+    """Return the help of one verb, or of all for "". No line is longer than 79 columns."""
     if verb:
         groups = [*(SUBMIT_GROUPS if verb == "submit" else sorted({flag.group for flag in VERBS[verb]})), "flags"]
         about = textwrap.fill(f"{SHORT[verb][0].upper()}{SHORT[verb][1:]}.", WIDTH) + "\n"

@@ -1,4 +1,4 @@
-"""What flags of sbatch, qsub, mpirun and infini-run are called in `infini-job submit`. Text only."""
+"""The names in `infini-job submit` for flags of sbatch, qsub, mpirun, and infini-run. Text only."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _FLAGS = {
 
 
 def of_flag(name: str) -> str:
-    """What stands here for a flag of another command, perhaps with its value joined to it (n4); "": nobody knows."""
+    """Return the hint for another command's flag, which may include its value (n4); "" if none."""
     meant = _FLAGS.get(name, "") or _FLAGS.get(name.rstrip("0123456789"), "")
     if meant:
         return meant

@@ -34,7 +34,7 @@ for those of schedulers (SLURM_, SBATCH_, SRUN_, SALLOC_, PBS_) and those that n
 
 
 def man_page(version: str) -> str:
-    """The whole page as roff. version: of infini-run."""
+    """Return the whole page as roff. version: of infini-run."""
     sections = [
         ("NAME", "infini\\-job \\- submits distributed training to Slurm, PBS or this machine, and watches it\n"),
         ("SYNOPSIS", ".br\n".join(f".B {escape(text)}\n" for text in USAGE.values())),

@@ -17,11 +17,11 @@ OF_A_RANK = ("INFINI_JOB_ATTEMPT", "INFINI_JOB_TASK")  # what ranks find there i
 SCHEDULERS = ("auto", "slurm", "pbs", "local")
 SUBMIT_GROUPS = ("slots", "scheduler", "job", "container", "answer")
 USR2 = 12
-_LONGEST_TITLE = 100  # PBS takes names of 236 characters, ours among them
+_LONGEST_TITLE = 100  # PBS takes names of 236 characters, with the prefix
 
 
 def _argv(text: str) -> tuple[str, ...]:
-    """As a shell splits them."""
+    """Split a text as a shell does."""
     import shlex
 
     try:
@@ -39,7 +39,7 @@ def _variables(text: str) -> tuple[tuple[str, str], ...]:
 
 
 def _time(text: str) -> int:
-    """A duration; or [D-]HH:MM:SS, as schedulers write it."""
+    """Read a duration in seconds; or [D-]HH:MM:SS, as schedulers write it."""
     if ":" not in text:
         return int(duration(text))
     days, _, clock = text.rpartition("-")
@@ -51,7 +51,7 @@ def _time(text: str) -> int:
 
 
 def _memory(text: str) -> int:
-    """MiB."""
+    """Read an amount of memory in MiB."""
     body, unit = (text[:-1], text[-1:].upper()) if text[-1:].upper() in "KMGT" and text else (text, "M")
     if not body.isdecimal():
         raise ValueError("a size is allowed, such as 500M, 16G or 1T")
@@ -65,7 +65,7 @@ def _title(text: str) -> str:
 
 
 def _warn(text: str) -> tuple[int, int]:
-    """`5m`, or `USR1@5m`: the signal's number and seconds."""
+    """Read `5m`, or `USR1@5m`: the signal's number and seconds."""
     name, at, span = text.rpartition("@")
     return (stop_signal(name) if at else USR2), int(timeout(span))
 
@@ -75,7 +75,7 @@ def _flag(name: str, kind: object, default: object, group: str, metavar: str, he
 
 
 def _support(name: str, help: str) -> Flag:  # noqa: A002
-    """On, off, or detected."""
+    """Read whether the cluster supports something: on, off, or detected."""
     return Flag(
         name=name, kind=boolean, default=None, group="scheduler", help=help, bare="true", negated="false",
         shown="detected",

@@ -1,1 +1,1 @@
-"""What is asked of a scheduler, and the script that it gets. Pure."""
+"""The request to a scheduler, and its script. Pure."""

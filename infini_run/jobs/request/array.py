@@ -1,4 +1,4 @@
-"""Arrays of tasks: the notation of sbatch's --array, and what one task is called, by us and by schedulers. Pure.
+"""Arrays of tasks: the notation of sbatch's --array, and the names of one task at infini-job and at schedulers. Pure.
 
 The one rule: a task of the array NAME is NAME.K, whatever its scheduler calls it: Slurm 12_K, PBS 12[K].server.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from infini_run.record import record
 from infini_run.value_types import number
 
-MOST = 1000  # the last index that Slurm takes where nobody has set MaxArraySize (1001)
+MOST = 1000  # the last index that Slurm takes by default (MaxArraySize: 1001)
 _FORMS = "0-9, 1,3,7, 0-20:5 or 0-9%3 (at most three at a time)"
 
 
@@ -64,7 +64,8 @@ def _range(item: str) -> range:
 
 
 def _number(text: str, what: str) -> int:
-    """what: the part of the list, with its article. Raises ValueError: it is no number, or too large."""
+    """Read a number. what: the part of the list, with its article. Raises ValueError if it is no number, or too
+    large."""
     value = number(text)
     if value is None or value < 0:
         fault = f"{text!a} is not {what}" if text else f"{what} is missing"
@@ -81,7 +82,7 @@ def notation(text: str) -> str:
 
 
 def indices(text: str) -> tuple[int, ...]:
-    """Read which tasks are meant: as `parse`, without `%M`. Raises ValueError."""
+    """Read the indices of tasks: as `parse`, without `%M`. Raises ValueError."""
     if "%" in text:
         raise ValueError("%M is of --array; tasks are chosen as 4, 0,3-5 or 0-20:5")
     return parse(text).tasks
@@ -94,7 +95,7 @@ def split(name: str) -> tuple[str, int]:
 
 
 def own_name(queue_name: str) -> str:
-    """Return what we call the job, or the task, that its scheduler calls so (`JobRequest.queue_name`)."""
+    """Return infini-job's name of the job, or the task, from the name at its scheduler (`JobRequest.queue_name`)."""
     base, index = split(queue_name)
     name = base.rpartition(".")[2]
     return f"{name}.{index}" if index >= 0 else name
@@ -126,10 +127,10 @@ def members(name: str, id_: str) -> list[tuple[str, str]]:
         id_: The scheduler's.
 
     Returns:
-        Pairs of our name and its id: of a job; of a task and its array; of several tasks.
+        Pairs of infini-job's name and its id: of a job; of a task and its array; of several tasks.
 
     Raises:
-        ValueError: The list of tasks cannot be read.
+        ValueError: The list of tasks is not readable.
     """
     head, _, rest = id_.partition("_")
     if head.isdecimal() and rest:  # Slurm

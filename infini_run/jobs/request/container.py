@@ -1,8 +1,8 @@
 """Containers: what starts a command in an image, one pure function for each runtime.
 
-The one rule: nothing but the words of a command line comes out of here; nothing is run, pulled or looked for. The
-job's directory and the working directory are where they are outside; network and /dev/shm are the node's, so that
-ranks of all nodes meet. Of two options the user's wins: it is last.
+The one rule: only the words of a command line come out of here. Nothing runs, pulls, or looks for anything. The job's
+directory and the working directory are where they are outside; network and /dev/shm are the node's, so that ranks of
+all nodes meet. Of two options the user's wins: it is last.
 """
 
 from __future__ import annotations
@@ -27,11 +27,14 @@ _NVIDIA = ("NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=compute,uti
 
 @record
 class Image:
-    """A container that wraps what runs on a node. name: the image as its runtime takes it. runtime: one of RUNTIMES.
-    python: its interpreter, which has infini-run.
+    """A container that wraps what runs on a node.
 
-    binds: `HOST[:THERE[:ro]]`, each on top of the job's directory and working directory, which are bound where they
-    are. options: for the runtime, before the image.
+    Args:
+        name: the image as its runtime takes it.
+        runtime: one of RUNTIMES.
+        python: its interpreter, which has infini-run.
+        binds: `HOST[:THERE[:ro]]`, each on top of the job's directory and working directory, which keep their paths.
+        options: for the runtime, before the image.
     """
 
     name: str
@@ -43,8 +46,15 @@ class Image:
 
 @record
 class Place:
-    """Where a container runs: the job's directory, the working directory, and which kind of GPUs it is to see.
-    over_stdio: its stdin and stdout are the link to the launcher (this machine), which else it dials."""
+    """Where a container runs.
+
+    Args:
+        folder: the job's directory.
+        cwd: the working directory.
+        slot_type: the kind of GPUs that it sees; cpu: none.
+        over_stdio: its stdin and stdout are the link to the launcher (this machine); else it connects to the
+            launcher.
+    """
 
     folder: str
     cwd: str
@@ -56,13 +66,13 @@ class Place:
         return tuple(dict.fromkeys((self.folder, self.cwd)))
 
     def beside(self, binds: Sequence[str]) -> tuple[str, ...]:
-        """Those that no bind of the user's is mounted at: podman refuses two mounts at one place."""
+        """Return the directories that no bind of the user's covers: podman rejects two mounts at one place."""
         taken = [os.path.normpath(bind.split(":")[:2][-1]) for bind in binds]
         return tuple(path for path in self.paths if path not in taken)
 
 
 def problems(image: Image, place: Place) -> list[str]:
-    """What is wrong with it, one line each."""
+    """Return what is wrong with it, one line each."""
     found = []
     if image.runtime not in RUNTIMES:
         found.append(f"--runtime={image.runtime}: {', '.join(RUNTIMES[:-1])} or {RUNTIMES[-1]} is allowed")
@@ -79,8 +89,8 @@ def problems(image: Image, place: Place) -> list[str]:
 
 
 def wrap(image: Image, place: Place, command: Sequence[str]) -> list[str]:
-    """The command line that runs `command` in a container. Raises UsageError for pyxis, which is srun's affair:
-    `srun_options`."""
+    """Return the command line that runs `command` in a container. Raises UsageError for pyxis, which is srun's
+    business: `srun_options`."""
     if image.runtime == "pyxis":
         raise UsageError(
             "--runtime=pyxis: it takes srun, which Slurm has; --runtime=apptainer, podman or enroot do without"
@@ -92,8 +102,8 @@ def wrap(image: Image, place: Place, command: Sequence[str]) -> list[str]:
 
 
 def apptainer(image: Image, place: Place, command: Sequence[str]) -> list[str]:
-    """Apptainer, and Singularity, whose fork it is. It inherits the environment; --no-eval (Apptainer 1.1) keeps it
-    from evaluating what is in there."""
+    """Return the command line of Apptainer, or of Singularity, which it forked. It inherits the environment;
+    --no-eval (Apptainer 1.1) keeps it from evaluating what is in there."""
     words = [image.runtime, "exec", "--writable-tmpfs", f"--pwd={place.cwd}"]
     if image.runtime == "apptainer":
         words.append("--no-eval")
@@ -106,9 +116,10 @@ def apptainer(image: Image, place: Place, command: Sequence[str]) -> list[str]:
 
 
 def podman(image: Image, place: Place, command: Sequence[str]) -> list[str]:
-    """Podman, without root too, GPUs by CDI. It stays in the job's cgroup (crun), else it would outlive the job; that
-    takes process numbers of its own, in which all ends with the command. A link goes past podman and conmon, which
-    would close, copy and log it: else they have stdin and stdout, for as long as they live."""
+    """Return the command line of Podman, without root too, with GPUs by CDI. It stays in the job's cgroup (crun),
+    else it would outlive the job. That takes a PID namespace, in which all ends with the command. A link goes past
+    podman and conmon, which would close, copy, and log it. Without a link they have stdin and stdout, for as long as
+    they live."""
     words = ["podman", "run", "--rm", "--network=host", "--ipc=host", "--cgroups=disabled"]
     if place.over_stdio:
         words = ["sh", "-c", _PAST, "sh", *words, "--preserve-fds=2"]
@@ -127,7 +138,8 @@ def podman(image: Image, place: Place, command: Sequence[str]) -> list[str]:
 
 
 def enroot(image: Image, place: Place, command: Sequence[str]) -> list[str]:
-    """Enroot, in a container that `enroot create` has made, or a .sqsh file. It has no option for the directory."""
+    """Return the command line of Enroot, in a container from `enroot create`, or a .sqsh file. It has no option for
+    the directory."""
     words = ["enroot", "start", "--rw"]
     words += [f"--mount={path}:{path}" for path in place.beside(image.binds)]
     words += [f"--mount={_fstab(bind)}" for bind in image.binds]
@@ -141,7 +153,7 @@ def enroot(image: Image, place: Place, command: Sequence[str]) -> list[str]:
 
 
 def srun_options(image: Image, place: Place) -> list[str]:
-    """Pyxis: what srun is to be told, so that its tasks run in the container. Its registries end in #."""
+    """Return the options of srun that make Pyxis run its tasks in the container. Its registries end in #."""
     registry, slash, path = image.name.partition("/")
     is_registry = slash and ("." in registry or ":" in registry) and registry.strip(".")
     name = f"{registry}#{path}" if is_registry and "://" not in image.name and "#" not in image.name else image.name
@@ -158,7 +170,7 @@ def srun_options(image: Image, place: Place) -> list[str]:
 
 
 def _fstab(bind: str) -> str:
-    """enroot's options come after a second colon, and it wants to be told what to do: bind."""
+    """Return a mount for enroot. Its options come after a second colon, and it needs an explicit `bind`."""
     host, _, rest = bind.partition(":")
     there, _, mode = (rest or host).partition(":")
     return f"{host}:{there}" + (f":none:x-create=auto,bind,{mode}" if mode else "")

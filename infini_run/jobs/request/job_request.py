@@ -1,6 +1,6 @@
-"""What the user asks a batch queue for: one frozen record, complete before anything is decided from it.
+"""The user's request to a batch queue: one frozen record, complete before anything uses it.
 
-The one rule: it names no scheduler's options but the user's own, which are as they were written.
+The one rule: it names no scheduler's options but the user's own, unchanged.
 """
 
 from __future__ import annotations
@@ -19,25 +19,35 @@ SPOOL = "job.out"  # there too: what PBS has caught before the script could say 
 
 @record
 class JobRequest:
-    """A job as it was asked for. "", 0, () and None: nobody said, so it is detected or left to the scheduler.
+    """The request for a job. "", 0, () and None mean no wish: the value is detected, or the scheduler chooses it.
 
-    name: unique. title: what the user calls it, one printable line; in the queue it stands before the name.
-    folder: the job's directory, on storage that all nodes share.
-    command, cwd: what each rank runs and where. scheduler: slurm, pbs, local or auto.
-
-    slots: devices in all, one rank each. slots_per_node: on each node. spares: further nodes, which run nothing until
-    one is lost. slot_type: cuda, rocm or cpu. gpu_type: which
-    of a pool's GPUs. tres, gres: what the cluster supports, whatever was detected. layout: default or determined.
-    single_node: all slots on one. round_up: more slots than asked for, where those do not fill their nodes.
-    cpus_per_slot, mem_mb_per_slot, time_s (seconds): of the scheduler.
-
-    pool: partition or queue. account, project: whom to charge; the project is Slurm's wckey, PBS's -P.
-    options: for sbatch or qsub, words as on its command line, or lines such as `-C a100`.
-    container: what wraps the command. env: set for the ranks, any bytes (surrogateescape).
-    run_options: for infini-run itself, such as --keep_going.
-    array: indices of tasks, each of which is such a job, as sbatch has them (jobs/request/array.py).
-    restarts: how often it is run again after a failure. warn_s: this long before the limit the ranks get
-    warn_signal (a number). python: the interpreter of the nodes.
+    Args:
+        name: unique.
+        title: the user's name for it, one printable line; in the queue it precedes the name.
+        folder: the job's directory, on storage that all nodes share.
+        command, cwd: what each rank runs and where.
+        scheduler: slurm, pbs, local, or auto.
+        slots: devices in all, one rank each.
+        slots_per_node: on each node.
+        spares: further nodes, which run nothing until the job loses one.
+        slot_type: cuda, rocm, or cpu.
+        gpu_type: which of a pool's GPUs.
+        tres, gres: what the cluster supports, whatever was detected.
+        layout: default or determined.
+        single_node: all slots on one.
+        round_up: more slots than the request has, if those do not fill their nodes.
+        cpus_per_slot, mem_mb_per_slot: the scheduler's, of each slot.
+        time_s: the scheduler's time limit, in seconds.
+        pool: partition or queue.
+        account, project: whom to charge; the project is Slurm's wckey, PBS's -P.
+        options: for sbatch or qsub, words as on its command line, or lines such as `-C a100`.
+        container: what wraps the command.
+        env: variables of the ranks, any bytes (surrogateescape).
+        run_options: for infini-run itself, such as --keep_going.
+        array: indices of tasks, each of which is such a job, as sbatch has them (jobs/request/array.py).
+        restarts: how often it may run again after a failure.
+        warn_s: the ranks get warn_signal (a number) this long before the limit, in seconds.
+        python: the interpreter of the nodes.
     """
 
     name: str

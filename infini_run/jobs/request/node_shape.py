@@ -1,9 +1,9 @@
 """Slots to nodes: how many of them, and what each must have. Pure; both layouts, for every scheduler.
 
-default      distinct hosts, all alike: slots fill their nodes, CPUs follow the GPUs; what cannot be is refused
+default      distinct hosts, all alike: slots fill their nodes, CPUs follow the GPUs; it refuses what cannot be
 determined   the rows of Determined's tables ("HPC Launching Architecture"), rounding up and all.
 
-A layout says what is asked for; slurm and pbs know the words for it.
+A layout has the numbers; slurm and pbs know the words for them.
 """
 
 from __future__ import annotations
@@ -20,12 +20,23 @@ if TYPE_CHECKING:
 
 @record
 class Layout:
-    """What to ask for. 0: it is not asked for, or not known.
+    """The numbers to request. 0: none, or unknown.
 
-    nodes: those that run ranks; 0 where the scheduler picks 1 to `max_nodes`. spares: further ones. slots: of all
-    nodes. slots_per_node: 0 where it is the scheduler's choice too. gpus: of all nodes. gpus_per_node, gpus_per_task:
-    what each has. cpus_per_gpu, cpus_per_node, mem_mb_per_node: what comes with it. is_exclusive: whole nodes.
-    is_scattered: no two on one host (PBS). remark: for the user.
+    Args:
+        style: default or determined.
+        slots: of all nodes.
+        slot_type: cuda, rocm, or cpu.
+        nodes: those that run ranks; 0: the scheduler picks 1 to `max_nodes`.
+        spares: further nodes.
+        max_nodes: the most nodes, if the scheduler picks their number.
+        slots_per_node: 0: the scheduler chooses it, too.
+        gpu_type: one of the pool's types; empty: any.
+        gpus: of all nodes.
+        gpus_per_node, gpus_per_task: of each.
+        cpus_per_gpu, cpus_per_node, mem_mb_per_node: what comes with it.
+        is_exclusive: whole nodes.
+        is_scattered: no two on one host (PBS).
+        remark: for the user.
     """
 
     style: str
@@ -48,7 +59,7 @@ class Layout:
 
     @property
     def all_nodes(self) -> int:
-        """Return how many nodes the scheduler is asked for."""
+        """The number of nodes in the request."""
         return self.nodes + self.spares
 
 
@@ -70,7 +81,7 @@ def lay_out(request: JobRequest, facts: Facts) -> Layout:
 
 
 def slot_type_of(request: JobRequest, pool: Queue | None) -> str:
-    """The kind of slots: as was said, else cpu in a pool without GPUs, else cuda."""
+    """Return the kind of slots: the user's choice, else cpu in a pool without GPUs, else cuda."""
     return request.slot_type or (CPU if pool is not None and not pool.gpus_per_node else CUDA)
 
 
@@ -136,7 +147,7 @@ def _has_gres(request: JobRequest, facts: Facts) -> bool:
 
 
 def _kind(request: JobRequest, pool: Queue | None, slot_type: str) -> Kind | None:
-    """The nodes of the pool that the numbers are taken from: of those that have what is asked for, the smallest."""
+    """Return the nodes of the pool that give the numbers: the smallest of those that fit the request."""
 
     def count(kind: Kind) -> int:
         return kind.cpus if slot_type == CPU else kind.gpus_of(request.gpu_type)
@@ -147,7 +158,8 @@ def _kind(request: JobRequest, pool: Queue | None, slot_type: str) -> Kind | Non
 
 
 def _per_node(request: JobRequest, kind: Kind | None, slot_type: str) -> int:
-    """Slots on each node: as was said, else as many as a node has. Raises UsageError where nobody knows that."""
+    """Return the slots on each node: the user's number, else as many as a node has. Raises UsageError if that is
+    unknown."""
     if request.single_node:
         return request.slots
     if request.slots_per_node:
@@ -161,14 +173,14 @@ def _per_node(request: JobRequest, kind: Kind | None, slot_type: str) -> int:
 
 
 def _cpus(kind: Kind | None, is_gpu: bool) -> int:
-    """CPUs that belong to one slot: a GPU's share of its node."""
+    """Return the CPUs that belong to one slot: a GPU's share of its node."""
     if kind is None or not is_gpu:
         return 0
     return kind.cpus // kind.gpus if kind.gpus else 0
 
 
 def _filled(request: JobRequest, per_node: int) -> tuple[int, str]:
-    """More slots, where that was allowed."""
+    """Return the slots that fill their nodes, and a remark, with --round_up. Raises UsageError without it."""
     low = request.slots // per_node * per_node
     high = low + per_node
     if request.round_up:
@@ -184,7 +196,7 @@ def _filled(request: JobRequest, per_node: int) -> tuple[int, str]:
 
 
 def _pool_problems(request: JobRequest, facts: Facts, pool: Queue | None) -> list[str]:
-    """What is wrong whatever the numbers of nodes."""
+    """Return what is wrong whatever the numbers of nodes."""
     found = []
     if request.slots < 1:
         found.append(f"--slots={request.slots}: at least 1 is needed")
@@ -209,7 +221,7 @@ def _pool_problems(request: JobRequest, facts: Facts, pool: Queue | None) -> lis
 
 
 def _size_problems(request: JobRequest, layout: Layout, pool: Queue | None) -> list[str]:
-    """A size that no node has, or more nodes than there are."""
+    """Return why a size does not fit: no node has it, or there are too few nodes."""
     if pool is None or not pool.kinds:
         return []
     is_gpu, known = layout.slot_type != CPU, layout.gpus_per_node > 0
@@ -234,7 +246,7 @@ def _size_problems(request: JobRequest, layout: Layout, pool: Queue | None) -> l
 
 
 def _share_problems(layout: Layout, pool: Queue, fits: list[Kind]) -> list[str]:
-    """CPUs and memory next to the GPUs."""
+    """Return what is wrong with the CPUs and the memory next to the GPUs."""
     cpus = layout.cpus_per_node or layout.cpus_per_gpu * layout.gpus_per_node
     most_cpus, most_mb = max(kind.cpus for kind in fits), max(kind.mem_mb for kind in fits)
     found = []
@@ -263,7 +275,7 @@ def _span(time_s: int) -> str:
 
 
 def _no_row(request: JobRequest) -> list[str]:
-    """What Determined's tables have no place for."""
+    """Return what Determined's tables have no place for."""
     given = [("--cpus_per_slot", request.cpus_per_slot), ("--mem_per_slot", request.mem_mb_per_slot)]
     given += [("--round_up", request.round_up), ("--spares", request.spares)]
     found = [f"{name}: --layout=determined has no row for it; use the scheduler's option" for name, on in given if on]
@@ -273,7 +285,7 @@ def _no_row(request: JobRequest) -> list[str]:
 
 
 def _determined(request: JobRequest, facts: Facts, pool: Queue | None) -> Layout:
-    """The rows of the tables. tres and gres are what was said, else true, as Determined's configuration has them."""
+    """Return the rows of the tables. tres and gres are the user's, else true, as in Determined's configuration."""
     slots, asked = request.slots, request.slots_per_node
     has_gres = request.gres is not False
     has_tres = request.tres is not False and has_gres

@@ -1,7 +1,8 @@
-"""What a qsub script says to PBS: its options, those that are ours, and the lines of a layout.
+"""The text of a qsub script for PBS: its options, those that infini-job sets, and the lines of a layout.
 
-The one rule: there is one `-l select` and one `-l place`, ours, with what the user wants of each node in them: of two
-the first would win (OpenPBS 23.06). OpenPBS and PBS Professional from 2021.1 on; Torque has no select.
+The one rule: the script has one `-l select` and one `-l place`, by infini-job, which contain the user's wishes for
+each node. Of two, the first would win (OpenPBS 23.06). For OpenPBS, and PBS Professional from 2021.1 on; Torque has
+no select.
 """
 
 from __future__ import annotations
@@ -62,8 +63,14 @@ _HIDDEN = ("block", "sandbox", "interactive", "x11")
 
 @record
 class Asked:
-    """What the user's options ask for. chunk: `name=value` of every node. group, sharing: of place.
-    others: options as they are, each as its words. problems: one line each."""
+    """The meaning of the user's options.
+
+    Args:
+        chunk: `name=value` of every node.
+        sharing, group: of place.
+        others: unchanged options, each as its words.
+        problems: one line each.
+    """
 
     chunk: tuple[str, ...]
     sharing: str
@@ -73,7 +80,7 @@ class Asked:
 
 
 def quoted(word: str) -> str:
-    """A word as a line of #PBS has it: quotes as a shell's, but no backslash."""
+    """Quote a word for a line of #PBS: quotes as a shell's, but no backslash."""
     if word and not any(char.isspace() or char in "'\"" for char in word):
         return word
     pieces = []
@@ -87,7 +94,7 @@ def quoted(word: str) -> str:
 
 
 def _items(text: str) -> list[str]:
-    """`name=value,name=value`; a comma that no name follows belongs to a value."""
+    """Split `name=value,name=value`; a comma that no name follows belongs to a value."""
     found: list[str] = []
     for item in text.split(","):
         name, equals, _ = item.partition("=")
@@ -100,7 +107,7 @@ def _items(text: str) -> list[str]:
 
 
 def user_options(request: JobRequest) -> Asked:
-    """The user's options, sorted by what they are, and all that is wrong with them."""
+    """Return the user's options, sorted by what they are, and all that is wrong with them."""
     given = read(request.options, OPTIONS)
     problems = [*given.problems, *refusals(given.options, REASONS)]
     problems += [f"{option.text}: qsub has no such option" for option in given.options if not option.is_known]
@@ -154,7 +161,8 @@ class _Resources:
             self.others.append(item)
 
     def _select(self, text: str, origin: str) -> None:
-        """[count:]name=value:..., the count and the slots being ours: Determined ignores them, we refuse them."""
+        """Read [count:]name=value:..., where infini-job sets the count and the slots: Determined ignores them,
+        infini-job rejects them."""
         if "+" in text:
             self.problems.append(f"{origin}: all nodes are alike; one chunk is expected")
             return
@@ -185,7 +193,7 @@ class _Resources:
             self.chunk.append(item)
 
     def _place(self, text: str, origin: str) -> None:
-        """[arrangement][:sharing][:group=resource], the arrangement being ours."""
+        """Read [arrangement][:sharing][:group=resource], where infini-job sets the arrangement."""
         for item in text.split(":"):
             if item in _SHARED:
                 self.sharing = item
@@ -198,8 +206,8 @@ class _Resources:
 
 
 def options(request: JobRequest, layout: Layout, log: str) -> list[tuple[str, ...]]:
-    """The options of a request, each as its words, ours first. `log`: where PBS puts the script's output.
-    What `user_options` refuses is not looked at again."""
+    """Return the options of a request, each as its words, infini-job's first. `log`: where PBS puts the script's
+    output. Does not check again what `user_options` rejects."""
     asked = user_options(request)
     if request.array:  # PBS takes no array that may not be run again
         array = parse(request.array)
@@ -223,14 +231,14 @@ def options(request: JobRequest, layout: Layout, log: str) -> list[tuple[str, ..
 
 
 def array_problems(request: JobRequest) -> list[str]:
-    """PBS takes one range, of two tasks at least."""
+    """Return why PBS rejects an array: it takes one range, of two tasks at least."""
     if not request.array or parse(request.array).range:
         return []
     return [f"--array={request.array}: PBS takes one range of two tasks or more, such as 0-9 or 0-20:5"]
 
 
 def misplaced(request: JobRequest, layout: Layout) -> list[str]:
-    """What no PBS could do with these nodes, each of which is another host. PBS lets it wait for ever."""
+    """Return what no PBS could do with these nodes, each of which is another host. PBS lets it wait for ever."""
     if layout.all_nodes < 2:
         return []
     return [
@@ -241,7 +249,7 @@ def misplaced(request: JobRequest, layout: Layout) -> list[str]:
 
 
 def select(layout: Layout, chunk: Sequence[str]) -> str:
-    """The chunks that a layout is: N:ncpus=C:ngpus=G, and what the user wants of each."""
+    """Return the chunks of a layout: N:ncpus=C:ngpus=G, and the user's wishes for each."""
     found = [str(layout.all_nodes)]
     if layout.cpus_per_node:
         found.append(f"ncpus={layout.cpus_per_node}")
@@ -255,14 +263,14 @@ def select(layout: Layout, chunk: Sequence[str]) -> str:
 
 
 def place(layout: Layout, asked: Asked) -> str:
-    """Chunks of one job go to hosts of their own: else two that fit are put on one."""
+    """Return the place of a layout. Chunks of one job go to separate hosts: else PBS puts two that fit on one."""
     sharing = asked.sharing or ("exclhost" if layout.is_exclusive else "")
     found = ["scatter" if layout.is_scattered else "", sharing, asked.group]
     return ":".join(item for item in found if item)
 
 
 def _project(text: str) -> str:
-    """PBS takes none of these characters in a project's name (qsub(1B), -P)."""
+    """Return a project's name with _ for each character that PBS does not take there (qsub(1B), -P)."""
     return "".join("_" if char in '/[]";:|<>+,?*= ' else char for char in text)
 
 

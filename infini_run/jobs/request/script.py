@@ -1,7 +1,7 @@
 """The batch script of a job: what the scheduler reads, and one command. Pure.
 
-The one rule: the script does as little as can be. What the scheduler needs to know is in its comments; what is to be
-done is in infini_run.jobs.allocation_main, which finds everything else in the job's directory.
+The one rule: the script does as little as can be. Its comments have what the scheduler needs to know.
+infini_run.jobs.allocation_main does the work, and finds everything else in the job's directory.
 """
 
 from __future__ import annotations
@@ -71,13 +71,14 @@ def render(request: JobRequest, layout: Layout, facts: Facts) -> str:
         lines.append(f"exec >>{log} 2>&1")
     here = request.array and not index
     words = [request.python, "-m", "infini_run.jobs.array_main"] if here else inside_of(request.python)
-    # not where it was submitted: what is called json.py there would be imported
+    # not in the directory of the submission: Python would import a json.py from there
     lines.append(" ".join(["cd / && exec", joined(words), folder, *([index] if index else [])]))
     return "\n".join(lines) + "\n"
 
 
 def render_task(text: str, index: int) -> str:
-    """Of an array's script for PBS that of one task by itself: PBS cannot run a task of an array again."""
+    """Return the script of one task alone, from an array's script for PBS: PBS cannot run a task of an array
+    again."""
     lines = [line for line in text.split("\n") if not line.startswith("#PBS -J ")]
     return "\n".join(lines).replace(pbs_script.INDEX, str(index)).replace(_INDEX["pbs"], str(index))
 
@@ -90,9 +91,9 @@ def inside_of(python: str) -> list[str]:
 
 
 def render_node(request: JobRequest, layout: Layout) -> str:
-    """What starts an agent, in place of a Python: a script, for the job's directory. It starts the job's container.
-    With spares on Slurm it stays, to end the job if its first node is lost (lost_head.py). "" where neither is to be
-    done, or the container is srun's affair (pyxis)."""
+    """Return the script that starts an agent, in place of a Python, for the job's directory. It starts the job's
+    container. With spares on Slurm it stays, to end the job after the loss of its first node (lost_head.py). Returns
+    "" where neither applies, or the container is srun's business (pyxis)."""
     image = request.container
     has_spares = layout.spares > 0 and request.scheduler == "slurm"
     if (image is None and not has_spares) or (image is not None and image.runtime == "pyxis"):
@@ -109,8 +110,9 @@ def render_node(request: JobRequest, layout: Layout) -> str:
 
 
 def render_srun(request: JobRequest, layout: Layout) -> str:
-    """What stands before srun where srun starts the container (pyxis): a script of that name, for a directory of the
-    job that is the first one of PATH. The real srun is in one of the others. "" where there is no such container."""
+    """Return the script that replaces srun where srun starts the container (pyxis). It goes into a directory of the
+    job that is the first one of PATH, and finds the real srun in one of the others. Returns "" without such a
+    container."""
     image = request.container
     if image is None or image.runtime != "pyxis":
         return ""
@@ -123,7 +125,7 @@ def _place(request: JobRequest, slot_type: str) -> Place:
 
 
 def described(layout: Layout) -> str:
-    """`2 nodes x 8 gpus`, for people."""
+    """Return `2 nodes x 8 gpus`, for people."""
     what = {"cpu": "cpu"}.get(layout.slot_type, "gpu")
     if not layout.nodes:
         return f"{counted(layout.slots, what)} on 1 to {layout.max_nodes} nodes"
@@ -132,7 +134,7 @@ def described(layout: Layout) -> str:
 
 
 def _tasks(array: str) -> str:
-    """`10 tasks (--array=0-9%3) x `; "": it is no array."""
+    """Return `10 tasks (--array=0-9%3) x `; "" for a job that is no array."""
     return f"{counted(len(parse(array).tasks), 'task')} (--array={array}) x " if array else ""
 
 

@@ -1,7 +1,7 @@
-"""What an sbatch script says to Slurm: its options, those that are ours, and the lines of a layout.
+"""The text of an sbatch script for Slurm: its options, those that infini-job sets, and the lines of a layout.
 
-The one rule: every option that sbatch(1) has is in the table, so that a spelling of one that is ours is known.
-Options of Slurm 20.11 to 25.11; the last #SBATCH line of an option wins (22.05), so what is merged is one line.
+The one rule: every option of sbatch(1) is in the table, to know each spelling of one that infini-job sets. Options of
+Slurm 20.11 to 25.11; the last #SBATCH line of an option wins (22.05), so merged options are one line.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ _SAFE = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ012345678
 
 
 def quoted(word: str) -> str:
-    """A word as a line of #SBATCH has it. A backslash takes away any character's meaning, in quotes as well, but a
+    """Quote a word for a line of #SBATCH. A backslash takes away any character's meaning, in quotes as well, but a
     blank's: that takes quotes (22.05, `_get_argument`)."""
     if word and all(char in _SAFE for char in word):
         return word
@@ -86,7 +86,7 @@ def quoted(word: str) -> str:
 
 
 def user_options(request: JobRequest) -> tuple[Read, list[str]]:
-    """The user's options, and all that is wrong with them."""
+    """Return the user's options, and all that is wrong with them."""
     given = read(request.options, OPTIONS)
     problems = [*given.problems, *refusals(given.options, REASONS)]
     for option in given.options:
@@ -110,8 +110,8 @@ def _gres_problems(origin: str, value: str) -> list[str]:
 
 
 def options(request: JobRequest, layout: Layout, log: str) -> list[tuple[str, ...]]:
-    """The options of a request, each as its words, ours first. `log`: where the script's own output goes.
-    What `user_options` refuses is not looked at again."""
+    """Return the options of a request, each as its words, infini-job's first. `log`: where the script's own output
+    goes. Does not check again what `user_options` rejects."""
     given = read(request.options, OPTIONS)
     output = _pattern(log)
     if request.array:
@@ -137,7 +137,7 @@ def options(request: JobRequest, layout: Layout, log: str) -> list[tuple[str, ..
 
 
 def size(layout: Layout, gres: list[str]) -> list[str]:
-    """The options that a layout is. gres: what the user wants besides."""
+    """Return the options of a layout. gres: further ones of the user."""
     typed = f"{layout.gpu_type}:" if layout.gpu_type else ""
     if layout.gpus_per_node:
         gres = [f"gpu:{typed}{layout.gpus_per_node}", *gres]
@@ -157,7 +157,7 @@ def size(layout: Layout, gres: list[str]) -> list[str]:
 
 
 def _row(layout: Layout, typed: str) -> list[str]:
-    """A row of Determined's table, but for --gres."""
+    """Return a row of Determined's table, but for --gres."""
     if layout.gpus:
         per_task = [f"--gpus-per-task={typed}{layout.gpus_per_task}"] if layout.gpus_per_task else []
         nodes = ["--nodes=1"] if layout.nodes else [f"--nodes=1-{layout.max_nodes}", "--tasks-per-node=1"]
@@ -169,12 +169,12 @@ def _row(layout: Layout, typed: str) -> list[str]:
 
 
 def _pattern(path: str) -> str:
-    """A path as --output takes it: %% is a percent sign (sbatch(1), "filename pattern"). Where there is a backslash,
-    each takes away the meaning of the next character, and no % has any (measured on 22.05.8)."""
+    """Return a path as --output takes it: %% is a percent sign (sbatch(1), "filename pattern"). A backslash anywhere
+    takes away the meaning of every %, and each takes away that of the next character (measured on 22.05.8)."""
     return path.replace("\\", "\\\\") if "\\" in path else path.replace("%", "%%")
 
 
 def _minutes(time_s: int) -> str:
-    """Slurm counts in minutes and rounds up; so it is said as what it becomes."""
+    """Return a time in Slurm's minutes, which it rounds up, so that the script shows the result."""
     minutes = -(-time_s // 60)
     return f"{minutes // 60}:{minutes % 60:02}:00"

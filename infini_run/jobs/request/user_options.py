@@ -1,7 +1,7 @@
 """The options that a user has for sbatch or qsub: words in, options out. It knows no option itself.
 
-The one rule: read as the scheduler's own command reads them (getopt_long(3)), short ones glued together and long ones
-abbreviated, so that what is ours is refused however it is spelled. All that is wrong is told at once.
+The one rule: read them as the scheduler's own command does (getopt_long(3)), short ones joined and long ones
+abbreviated. So no spelling hides an option that infini-job sets. The error reports all that is wrong at once.
 """
 
 from __future__ import annotations
@@ -31,8 +31,15 @@ class Table:
 
 @record
 class Option:
-    """One option. name: the long one where it has one, without dashes. value: None where none was given.
-    text: as it was written. argv: the same, for the script. is_known: the table has it."""
+    """One option.
+
+    Args:
+        name: the long one if it has one, without dashes.
+        value: None without a value.
+        text: the user's text.
+        argv: the same, for the script.
+        is_known: the table has it.
+    """
 
     name: str
     value: str | None
@@ -49,11 +56,11 @@ class Read:
     problems: tuple[str, ...]
 
     def values(self, name: str) -> list[str]:
-        """What was given for an option, each time."""
+        """Return the values of an option, one per use."""
         return [option.value or "" for option in self.options if option.name == name]
 
     def without(self, *names: str) -> list[Option]:
-        """The other options, each once."""
+        """Return the other options, each once."""
         found: list[Option] = []
         for option in self.options:
             if option.name not in names and all(option.argv != other.argv for other in found):
@@ -86,12 +93,12 @@ def read(words: Iterable[str], table: Table) -> Read:
 
 
 def refusals(options: Iterable[Option], reasons: Mapping[str, str]) -> list[str]:
-    """One line for each option that is not the user's to set."""
+    """Return one line for each option that is not the user's to set."""
     return [f"{option.text}: {reasons[option.name]}" for option in options if option.name in reasons]
 
 
 class _Scan:
-    """Where we are in the words, and what was found."""
+    """The place in the words, and the options before it."""
 
     def __init__(self, words: list[str], table: Table, problems: list[str]) -> None:
         self.words = words
@@ -113,7 +120,7 @@ class _Scan:
             self.problems.append(f"{quote(word)}: it is no option{hint}")
 
     def _pieces(self, text: str) -> list[str]:
-        """A line is split as a shell would split it."""
+        """Split a line as a shell does."""
         name, *rest = text.split(maxsplit=1)[:2] if text.startswith("-") and text.strip() else [text]
         if not rest or "=" in name:
             return [text]
@@ -144,7 +151,7 @@ class _Scan:
             self._add(names[0] if names else spelled, text if equals else None, word, is_known=bool(names))
 
     def _shorts(self, word: str) -> None:
-        """Letters glued together; the first one that takes a value takes what is left of the word as that."""
+        """Read joined letters; the first one that takes a value takes the rest of the word as that."""
         for place in range(1, len(word)):
             letter, rest = word[place], word[place + 1 :]
             name, follows = self.table.shorts.get(letter, (letter, MAYBE))
@@ -159,7 +166,7 @@ class _Scan:
                 return
 
     def _with_next(self, name: str, origin: str) -> None:
-        """The next word is its value, whatever it looks like (getopt(3))."""
+        """Take the next word as its value, whatever it looks like (getopt(3))."""
         if self.at == len(self.words):
             self.problems.append(f"{quote(origin)}: its value is missing")
             return

@@ -1,1 +1,1 @@
-"""What each scheduler is asked, in its own words, and how it answers."""
+"""The questions to each scheduler, in its own words, and its answers."""

@@ -1,4 +1,4 @@
-"""Which scheduler: the one that was asked for, or of those whose commands are there the first one that answers.
+"""The choice of a scheduler: the user's, or of those with commands on PATH the first one that answers.
 
 The one rule: the trouble of one scheduler is not another's. Commands on PATH do not make a scheduler: Debian's
 slurm-client without a configuration is no Slurm.
@@ -55,7 +55,7 @@ def find_scheduler(name: str, above: str, environ: Mapping[str, str]) -> Schedul
 
 
 class Absent:
-    """A scheduler that is not here, of a job that its directory knows: to every question it says so."""
+    """A scheduler that is not here, of a job whose directory names it: each question raises that."""
 
     has_accounting = False
 
@@ -75,7 +75,7 @@ def scheduler_of(order: Submission, above: str, environ: Mapping[str, str]) -> S
     scheduler.
 
     Args:
-        order: What was submitted.
+        order: The submission.
         above: The directory of all jobs.
         environ: The caller's.
     """
@@ -134,8 +134,8 @@ def find_schedulers(above: str, environ: Mapping[str, str]) -> list[Scheduler]:
 
 
 def _found(environ: Mapping[str, str]) -> list[str]:
-    """Those whose commands are on PATH. Grid Engine has a qsub too (Debian's gridengine-client), so that alone says
-    nothing. Raises UsageError: there are none."""
+    """Return the schedulers whose commands are on PATH. Grid Engine has a qsub too (Debian's gridengine-client), so
+    that alone proves nothing. Raises UsageError if there are none."""
     path = environ.get("PATH", os.defpath)
     names = [name for name, command in _COMMANDS.items() if find_program(command, path)]
     if "pbs" in names:

@@ -1,7 +1,7 @@
-"""This machine as a scheduler: a job's script in a session of its own, at once. It survives who submitted it.
+"""This machine as a scheduler: a job's script in its own session, at once. It survives the process that submitted it.
 
-The one rule: a process is known by its number and its start time (proc_pid_stat(5)), so no stranger that has the
-number later is taken for it. Its id is PID.START@HOST, for the directory may be seen by other machines, too.
+The one rule: a process is its number and its start time (proc_pid_stat(5)), so a later process with the same number
+is another one. Its id is PID.START@HOST, for other machines may see the directory, too.
 """
 
 from __future__ import annotations
@@ -35,7 +35,12 @@ _START = 'cd /; setsid sh "$0" </dev/null >>"$1" 2>&1 & echo $!'
 
 
 class Local:
-    """above: where jobs are. environ: ours."""
+    """This machine as a scheduler.
+
+    Args:
+        above: the directory of all jobs.
+        environ: this process's environment.
+    """
 
     name = "local"
     has_accounting = False
@@ -45,13 +50,13 @@ class Local:
         self._environ = strip_scheduler_environment(environ)
 
     def facts(self) -> Facts:
-        """This machine, as one node of one pool."""
+        """Return this machine, as one node of one pool."""
         from infini_run.devices.visible import find, may_have_gpus
         from infini_run.errors import DeviceError
         from infini_run.version import VERSION
 
         try:
-            gpus = len(find(self._environ).gpus) if may_have_gpus() else 0  # pynvml takes 20 ms to say so
+            gpus = len(find(self._environ).gpus) if may_have_gpus() else 0  # pynvml takes 20 ms to answer
         except DeviceError:
             gpus = 0
         memory_mb = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20
@@ -66,11 +71,11 @@ class Local:
         return Facts(scheduler=self.name, version=VERSION, has_gres=gpus > 0, pools=(here,))
 
     def check(self, script_path: str) -> str:
-        """Nobody queues here."""
+        """Accept any job: nothing queues here."""
         return ""
 
     def submit(self, script_path: str, name: str) -> str:
-        """Start it; it is nobody's child, and holds nothing of ours."""
+        """Start the script; it is nobody's child, and inherits no descriptor of this process."""
         log = os.path.join(os.path.dirname(script_path), LOG)
         made = run_command(["sh", "-c", _START, script_path, log], self._environ)
         pid = made.out.strip()
@@ -79,14 +84,14 @@ class Local:
         return id_of(int(pid))
 
     def find(self, name: str) -> str | None:
-        """It is there as soon as it has an id."""
+        """Return the id of a live job, which exists as soon as it has an id; else None."""
         id_ = open_folder(self._above, name).id
         return id_ if id_ and _pid(id_) else None
 
     def query(self, names: Sequence[str], ids: Mapping[str, str] | None = None) -> dict[str, SchedulerJob]:
         """Return the jobs that run, and the tasks of arrays that wait, by name.
 
-        A job that has ended is not among them: how it ended is in its directory alone.
+        A job that ended is not among them: only its directory has its end.
         """
         found = {}
         are_started: dict[str, bool] = {}  # by array: by a process that is there
@@ -100,7 +105,8 @@ class Local:
         return found
 
     def _state_of(self, folder: JobDir, are_started: dict[str, bool]) -> SchedulerJob | None:
-        """None: it has ended. are_started: what is known of arrays. Raises QueryError."""
+        """Return the state of a job, or None after its end. are_started: the known states of arrays. Raises
+        QueryError."""
         id_ = folder.id
         if id_ and _pid(id_):
             return SchedulerJob(id=id_, state=RUNNING)
@@ -112,7 +118,7 @@ class Local:
         return SchedulerJob(id="", state=QUEUED, hold=WAITING) if are_started[path] else None
 
     def cancel(self, *ids: str, again: bool = False) -> None:
-        """TERM, as a scheduler: the ranks have their grace."""
+        """Send TERM, as a scheduler does: the ranks have their grace."""
         for id_ in ids:
             self._end(id_)
 
@@ -128,7 +134,7 @@ class Local:
             os.close(fd)
 
     def requeue(self, id: str) -> bool:  # noqa: A002
-        """Nobody else is needed: the script begins again by itself."""
+        """Let the script begin again: it needs nobody else."""
         return False
 
 
@@ -144,8 +150,8 @@ def _signal(send: Callable[[int, int], None], whom: int) -> None:
 
 
 def open_process(id_: str) -> int:
-    """A pidfd of it, which becomes readable when it ends; -1: it has ended. Raises QueryError: another machine's, or
-    there are no pidfds (before Linux 5.3, or forbidden)."""
+    """Return a pidfd of it, which becomes readable when it ends; -1 if it already ended. Raises QueryError if it runs
+    on another machine, or there are no pidfds (before Linux 5.3, or forbidden)."""
     pid = _pid(id_)
     if not pid:
         return -1
@@ -155,14 +161,14 @@ def open_process(id_: str) -> int:
         return -1
     except OSError as error:
         raise QueryError(f"process {pid}: pidfd_open: {error.strerror}") from None
-    if _pid(id_) != pid:  # it ended before we had hold of it, and somebody else has its number
+    if _pid(id_) != pid:  # it ended before the pidfd, and somebody else has its number
         os.close(fd)
         return -1
     return fd
 
 
 def _pid(id_: str) -> int:
-    """Its number; 0: it has ended. Raises QueryError."""
+    """Return its number; 0 after its end. Raises QueryError."""
     process, _, host = id_.partition("@")
     if host != os.uname().nodename:
         raise QueryError(f"it runs on {host}: ask there")
@@ -173,7 +179,7 @@ def _pid(id_: str) -> int:
 
 
 def _start_of(pid: int) -> int:
-    """When it started, in ticks since the boot; 0: it has ended."""
+    """Return its start, in ticks since the boot; 0 after its end."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             words = file.read().rpartition(b")")[2].split()

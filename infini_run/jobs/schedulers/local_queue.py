@@ -1,8 +1,8 @@
-"""What starts the tasks of an array on this machine: so many at a time, each in a session of its own.
+"""The process that starts the tasks of an array on this machine: a limited number at a time, each in its own session.
 
-The one rule: a task that has begun lives on when this process is killed. TERM ends the whole array: the launchers of
-tasks that run get it too, and give their ranks the grace; tasks that wait never start. No trouble of one task, and no
-full disk, ends the others.
+The one rule: a running task survives a SIGKILL of this process. TERM ends the whole array: the launchers of running
+tasks get it too, and give their ranks the grace; waiting tasks never start. No trouble of one task, and no full disk,
+ends another.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
 _TERM = 128 + signal.SIGTERM
 _STOPPED = "SIGTERM ended its array"
 _PASSING = (errno.EAGAIN, errno.ENOMEM, errno.ENFILE)  # of fork(2) and open(2): another process may end
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0  # no event tells that another user's process has ended (decision 45)
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0  # no event reports the end of another user's process (decision 45)
 
 
 class Devices:
-    """The GPUs of this machine in sets of `slots`, one set for each task that runs: ranks of two tasks would both
-    take the first GPU. Without GPUs, tasks share the CPUs."""
+    """The GPUs of this machine in sets of `slots`, one set per running task: ranks of two tasks would both take the
+    first GPU. Without GPUs, tasks share the CPUs."""
 
     def __init__(self, request: JobRequest, environ: Mapping[str, str]) -> None:
         self._variable = ""
@@ -53,7 +53,7 @@ class Devices:
 
         try:
             found = find(environ)
-        except DeviceError:  # the ranks say what is wrong
+        except DeviceError:  # the ranks report what is wrong
             return
         names = [gpu.name for gpu in found.gpus]
         groups = [names[at : at + request.slots] for at in range(0, len(names), request.slots)]
@@ -63,7 +63,7 @@ class Devices:
         self.capacity = max(1, len(self._sets))
 
     def acquire(self) -> tuple[int, dict[str, str]]:
-        """The set with the fewest users (-1: none), and the variables that show it."""
+        """Return the set with the fewest users (-1: none), and the variables that show it."""
         if not self._sets:
             return -1, {}
         index = min(range(len(self._sets)), key=self._users.__getitem__)
@@ -83,8 +83,8 @@ class LocalQueue:
         request: The array's.
         environ: Of the tasks.
         launcher: The words that start a task's launcher, before its folder and index.
-        query_end: Asks how a task has ended, and writes it down as lost or cancelled where the task has not said it.
-            May raise InfiniRunError.
+        query_end: Asks how a task ended, and records it as lost or cancelled if the task left no record. May raise
+            InfiniRunError.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class LocalQueue:
         self._is_stopping = False
 
     def run(self) -> None:
-        """Until all of them have ended. The end of one is a signal, as is TERM."""
+        """Run the tasks until all of them ended. The end of one is a signal, as is TERM."""
         wake_fd, wake_write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.set_wakeup_fd(wake_write_fd, warn_on_full_buffer=False)
         for number in (signal.SIGCHLD, signal.SIGTERM):
@@ -142,7 +142,7 @@ class LocalQueue:
         return 0.0
 
     def _start(self, task: Task) -> None:
-        """Raises OSError: it has not been started."""
+        """Start a task. Raises OSError if that fails."""
         if task.is_cancelled:
             self._record_end(task)
             return
@@ -187,7 +187,7 @@ class LocalQueue:
             process.terminate()
 
     def _end(self, task: Task, state: str, code: int, reason: str) -> None:
-        """Of a task whose launcher has not begun."""
+        """End a task whose launcher has not begun."""
         result = JobResult(state=state, code=code, reason=reason, end_s=time.time(), attempt=task.attempts() - 1)
         self._write(lambda: task.write_result_if_absent(result))
 
@@ -208,4 +208,4 @@ class LocalQueue:
 
 
 def _nothing(number: int, frame: object) -> None:
-    """That it came is seen at the descriptor."""
+    """Handle a signal by nothing: the descriptor shows that it came."""

@@ -1,9 +1,9 @@
-"""PBS's commands: what is asked, and how. pbs_output.py says what the answers mean,
-pbs_script.py what a script says to PBS.
+"""PBS's commands: the questions, and how to ask them. pbs_output.py has what the answers mean, pbs_script.py the
+script for PBS.
 
-The one rule: what an answer says of a job counts, whatever the exit code, and a job of which it says nothing is not
-unknown: PBS says "Unknown Job Id". A qstat that knows some of the jobs and others not exits with 153 and tells of
-those all the same; without a history `-x` knows none, and exits with 0. All of this was measured on OpenPBS 23.06.06.
+The one rule: what an answer says of a job counts, whatever the exit code. A job that the answer leaves out is not
+unknown: PBS says "Unknown Job Id". A qstat that knows only some of the jobs exits with 153 and lists those all the
+same. Without a history `-x` knows none, and exits with 0. All of this was measured on OpenPBS 23.06.06.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ if TYPE_CHECKING:
 
 _LISTS = "list server\nlist queue @default\nlist node @default\n"  # @default: all of the default server's
 _ASK_S = 10.0
-_PAUSES_S = (0.2, 0.5, 1.0, 2.0, 4.0)  # for the server to hear that a job has begun, of which nothing tells us
+_PAUSES_S = (0.2, 0.5, 1.0, 2.0, 4.0)  # for the server to learn that a job has begun, without an event
 _NO_HISTORY = "not configured to maintain job history"
 _NEVER_WAS, _IS_OVER = "Unknown Job Id", "has finished"
 _UNKNOWN = (_NEVER_WAS, _IS_OVER, "invalid for finished array subjob")
-_ENDS = ("E", "X", "F")  # states of which qdel says that its request is invalid, or that it is over
+_ENDS = ("E", "X", "F")  # states in which qdel says that its request is invalid, or that the job finished
 _NOT_NOW = "invalid for state"  # of a job that does not run (yet)
 _AWAY = ("cannot connect to server", "Connection refused", "No default server", "Unknown Host", "could not resolve",
          "unable to read qmaster name")  # fmt: skip
@@ -60,7 +60,11 @@ _UNSURE = ("timed out", "timeout", "Communication failure", "End of File", "rese
 
 
 class Pbs:
-    """The PBS whose commands are on PATH. environ: ours; its options for PBS's commands are left out."""
+    """The PBS whose commands are on PATH.
+
+    Args:
+        environ: this process's environment, from which the options for PBS's commands are dropped.
+    """
 
     name = "pbs"
     has_accounting = False
@@ -69,8 +73,8 @@ class Pbs:
         self._environ = strip_scheduler_environment(os.environ if environ is None else environ)
 
     def facts(self) -> Facts:
-        """By one command: a second qstat within a second sleeps for 0.2 s (its delay_query), and each connects and
-        proves who we are anew. Raises QueryError."""
+        """Return the facts by one command: a second qstat within a second sleeps for 0.2 s (its delay_query), and
+        each connects and authenticates anew. Raises QueryError."""
         result = run_command(["qmgr"], self._environ, given=_LISTS)
         found = read_objects(result.out)
         if result.timed_out or not found["Server"] or (result.code and not found["Queue"]):
@@ -87,11 +91,12 @@ class Pbs:
         )
 
     def check(self, script_path: str) -> str:
-        """PBS takes what can never run, and says so of the job that waits; nothing asks it beforehand."""
+        """Accept any job: PBS takes what can never run, and reports so in the waiting job; nothing asks it
+        beforehand."""
         return ""
 
     def submit(self, script_path: str, name: str) -> str:
-        """Once. Raises SubmitError; after `timed_out` the job may be there all the same: `find` it."""
+        """Submit once. Raises SubmitError; after `timed_out` PBS may have the job all the same: `find` it."""
         result = run_command(["qsub", "-N", name, script_path], self._environ)
         job_id = result.out.strip()
         if result.code == 0 and is_id(job_id):
@@ -108,13 +113,13 @@ class Pbs:
         raise SubmitError(REFUSED, advised(result))
 
     def find(self, name: str) -> str | None:
-        """In whatever state: it was taken."""
+        """Return the id of a job in any state: PBS has taken it."""
         seen = self.query([name]).get(name)
         return None if seen is None else seen.id
 
     def query(self, names: Sequence[str], ids: Mapping[str, str] | None = None) -> dict[str, SchedulerJob]:
-        """One qstat with all ids. qstat knows no names: where an id is missing, unknown or of a job that is over (one
-        that was queued again has another), qselect lists jobs first."""
+        """Query all ids by one qstat, which knows no names. Where an id is missing, unknown, or of a finished job
+        (one that PBS queued again has another), qselect lists jobs first."""
         known = {
             name: id_ for name, id_ in (ids or {}).items() if is_id(id_)
         }  # else no answer of qstat is understood
@@ -130,9 +135,9 @@ class Pbs:
         return found
 
     def cancel(self, *ids: str, again: bool = False) -> None:
-        """URG to a job that runs, which its launcher takes for TERM: nobody but that one ends it, and its ranks have
+        """Send URG to a running job, which its launcher takes for TERM: only the launcher ends it, and its ranks have
         their grace. TERM itself would end the user's shell above the script, and all with it (qsig), or leave
-        kill_delay (qdel: 10 s). Asked again: qdel. Raises QueryError."""
+        kill_delay (qdel: 10 s). The second request is a qdel. Raises QueryError."""
         left = list(ids)
         for pause_s in () if again else (0.0, *_PAUSES_S):
             time.sleep(pause_s)
@@ -144,7 +149,7 @@ class Pbs:
         self._delete([*waiting, *running])
 
     def _signal(self, ids: Sequence[str]) -> list[str]:
-        """Those that do not run (yet). Raises QueryError."""
+        """Signal jobs. Return those that do not run (yet). Raises QueryError."""
         result = run_command(["qsig", "-s", "URG", *ids], self._environ)
         refused = [line.split() for line in result.error.splitlines() if _NOT_NOW in line]
         if failed := result.failure(_NOT_NOW, *_UNKNOWN):
@@ -152,8 +157,8 @@ class Pbs:
         return [job_id for job_id in ids if any(job_id in words for words in refused)]
 
     def _split(self, ids: Sequence[str]) -> tuple[list[str], list[str]]:
-        """Those that wait, or are unknown, and those that run; without those that end. The ranks of one that runs may
-        be there before the server has heard so, and then it lets nobody signal them."""
+        """Return the jobs that wait, or are unknown, and those that run; drop those that end. The ranks of a running
+        job may exist before the server knows, and then it lets nobody signal them."""
         letters = {number_of(job_id): job.get("job_state") for job_id, job in self._jobs(ids).items()}
         live = [job_id for job_id in ids if letters.get(number_of(job_id)) not in _ENDS]
         running = [job_id for job_id in live if letters.get(number_of(job_id)) == "R"]
@@ -165,11 +170,11 @@ class Pbs:
             raise QueryError(failure_text("qdel", failed))
 
     def requeue(self, id: str) -> bool:  # noqa: A002
-        """qrerun is an operator's: submit anew."""
+        """Submit the job anew: qrerun is an operator's."""
         return False
 
     def _listed(self, names: Sequence[str]) -> list[str]:
-        """The jobs of a name, or all of ours; those that have ended too, where there is a history."""
+        """Return the jobs of a name, or all of this user; with those that ended, where there is a history."""
         which = ["-N", names[0]] if len(names) == 1 and split(names[0])[1] < 0 else ["-u", _user()]
         result = run_command(["qselect", "-x", *which], self._environ)
         if _NO_HISTORY in result.error:  # with exit code 0
@@ -182,7 +187,7 @@ class Pbs:
         return lines
 
     def _jobs(self, ids: Sequence[str]) -> dict[str, dict[str, Any]]:
-        """What is known of these, by id. Those that are over are asked for in the history."""
+        """Return what PBS knows of these, by id. Finished ones are in the history."""
         found = self._express(ids) if len(ids) > 1 else {}
         numbers = {number_of(job_id) for job_id in found}
         left = [job_id for job_id in ids if number_of(job_id) not in numbers]
@@ -193,8 +198,8 @@ class Pbs:
         return found
 
     def _express(self, ids: Sequence[str]) -> dict[str, dict[str, Any]]:
-        """Those that are live, by one request. Without -E qstat connects anew for each job: 1 s for 100 of them, and
-        12 to 25 s when it is done again and again. Of those that are not live -E says nothing. Raises QueryError."""
+        """Return the live jobs, by one request. Without -E qstat connects anew for each job: 1 s for 100 of them, and
+        12 to 25 s after many repetitions. The answer to -E has live jobs only. Raises QueryError."""
         result = run_command(["qstat", "-E", "-f", "-F", "dsv", "-D", SEPARATOR, *ids], self._environ)
         found = read_jobs(result.out)
         if found is None or result.timed_out:
@@ -202,8 +207,8 @@ class Pbs:
         return found
 
     def _query_some(self, ids: Sequence[str], *flags: str) -> tuple[dict[str, dict[str, Any]], list[str]]:
-        """What one qstat tells, and which jobs it says are over. Those of which it says nothing are asked for by
-        themselves. Not in JSON: of several jobs OpenPBS prints the first alone since it has cJSON (December 2023).
+        """Return what one qstat lists, and which jobs it calls finished. Another query follows for those that it
+        leaves out. Not in JSON: of several jobs OpenPBS prints the first alone since it has cJSON (December 2023).
         Raises QueryError."""
         result = run_command(["qstat", *flags, "-F", "dsv", "-D", SEPARATOR, *ids], self._environ)
         found = read_jobs(result.out)
@@ -229,8 +234,8 @@ class Pbs:
 
 
 def is_pbs(environ: Mapping[str, str]) -> bool:
-    """Whether the qstat on PATH is PBS's. Grid Engine and Torque have commands of the same names; PBS alone says
-    `pbs_version = 23.06.06`."""
+    """Return whether the qstat on PATH is PBS's. Grid Engine and Torque have commands of the same names; only PBS
+    prints `pbs_version = 23.06.06`."""
     result = run_command(["qstat", "--version"], strip_scheduler_environment(environ), _ASK_S)
     return "pbs_version" in result.out + result.error
 

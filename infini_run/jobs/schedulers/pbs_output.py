@@ -1,7 +1,8 @@
-"""What PBS's commands answer: jobs of qstat, lists of qmgr, comments, complaints; and what they mean to us. Pure.
+"""The output of PBS's commands: jobs of qstat, lists of qmgr, comments, complaints; and what they mean to infini-job.
+Pure.
 
-The one rule: an answer that cannot be understood is None, never an empty one: by that a job would be lost.
-Measured on OpenPBS 23.06.06; names of numbers are those of its sources.
+The one rule: an unreadable answer is None, never empty: an empty one would lose a job. Measured on OpenPBS 23.06.06;
+names of numbers are those of its sources.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def job_of(job_id: str, job: Mapping[str, Any]) -> SchedulerJob:
     comment, nodes = str(job.get("comment", "")), str(job.get("exec_host", ""))
     holds, depends = str(job.get("Hold_Types", "")), str(job.get("depend", ""))
     hosts = ",".join(dict.fromkeys(part.partition("/")[0] for part in nodes.split("+") if part))
-    if letter == "X":  # a task that has ended before its array: all else that is told of it is the array's
+    if letter == "X":  # a task that ended before its array: all its other values are the array's
         return SchedulerJob(id=job_id, state=LOST, reason=f"PBS says no more of it than: {comment}")
     if letter == "F":
         state, code = _ended(job.get("Exit_status"), substate)
@@ -79,7 +80,7 @@ def job_of(job_id: str, job: Mapping[str, Any]) -> SchedulerJob:
 
 
 def latest(names: Sequence[str], jobs: Mapping[str, Mapping[str, Any]]) -> dict[str, SchedulerJob]:
-    """By name the job that is meant."""
+    """Return the current job of each name, by name."""
     found: dict[str, SchedulerJob] = {}
     for job_id, job in jobs.items():
         ((name, _),), seen = members(str(job.get("Job_Name", "")), job_id), job_of(job_id, job)
@@ -89,13 +90,13 @@ def latest(names: Sequence[str], jobs: Mapping[str, Mapping[str, Any]]) -> dict[
 
 
 def task_ids(names: Sequence[str], jobs: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """The ids of those of these names whose arrays are there: qselect lists no tasks."""
+    """Return the ids of those of these names whose arrays exist: qselect lists no tasks."""
     arrays = {str(job.get("Job_Name", "")): job_id for job_id, job in jobs.items() if "[]" in job_id}
     return [task_id(arrays[base], index) for base, index in map(split, names) if index >= 0 and base in arrays]
 
 
 def read_jobs(text: str) -> dict[str, dict[str, Any]] | None:
-    """What `qstat -f -F dsv -D SEPARATOR` prints: a job a line. None: it is something else."""
+    """Read the output of `qstat -f -F dsv -D SEPARATOR`: a job a line. Return None for anything else."""
     found: dict[str, dict[str, Any]] = {}
     for line in text.split("\n"):
         first, *attributes = line.split(SEPARATOR)
@@ -112,12 +113,13 @@ def read_jobs(text: str) -> dict[str, dict[str, Any]] | None:
 
 
 def _integer(text: str) -> int | str:
-    """A number, as JSON has those two."""
+    """Read a number, as JSON has those two."""
     return int(text) if number(text.removeprefix("-")) is not None else text
 
 
 def is_id(text: str) -> bool:
-    """Whether PBS calls a job so: `12.server`; an array `12[].server`, one of its jobs `12[3].server`."""
+    """Return whether a text is PBS's id of a job: `12.server`; of an array `12[].server`, of one of its jobs
+    `12[3].server`."""
     job, dot, server = text.partition(".")
     digits, bracket, index = job.partition("[")
     if number(digits) is None or (bracket and (index[-1:] != "]" or number(index[:-1] or "0") is None)):
@@ -126,8 +128,8 @@ def is_id(text: str) -> bool:
 
 
 def read_objects(text: str) -> dict[str, dict[str, dict[str, Any]]]:
-    """What qmgr's `list` prints: by kind (Server, Queue, Node) and name its attributes, those of a resource below the
-    attribute. A value of many words goes on behind a tab on the next line (display, qmgr.c)."""
+    """Read the output of qmgr's `list`: by kind (Server, Queue, Node) and name its attributes, those of a resource
+    below the attribute. A value of many words continues behind a tab on the next line (display, qmgr.c)."""
     found: dict[str, dict[str, dict[str, Any]]] = {"Server": {}, "Queue": {}, "Node": {}}
     attributes: dict[str, Any] = {}
     last: tuple[dict[str, Any], str] | None = None
@@ -148,7 +150,7 @@ def read_objects(text: str) -> dict[str, dict[str, dict[str, Any]]]:
 
 
 def _ended(status: object, substate: object) -> tuple[str, int]:
-    """A job that was cancelled may have Exit_status 0: only substate 92 is a success."""
+    """Return how a job ended. A cancelled job may have Exit_status 0: only substate 92 is a success."""
     code = status if isinstance(status, int) else -1
     if code in _TIME:
         return TIMEOUT, -1
@@ -162,8 +164,8 @@ def _ended(status: object, substate: object) -> tuple[str, int]:
 
 
 def hold_of(comment: str, letter: str = "Q", holds: str = "n") -> tuple[str, str]:
-    """Of a job that waits: WAITING, PASSING or HOPELESS by PBS's comment, and what to change in a hopeless one. That
-    there are not enough nodes in all is not told from that they are busy."""
+    """Return why a job waits: WAITING, PASSING, or HOPELESS by PBS's comment, and what to change in a hopeless one.
+    The comment does not separate too few nodes in all from busy ones."""
     if comment.startswith("Can Never Run"):
         what, _, rest = comment.partition("resource: ")[2].partition(" (")
         asked, differs, _ = rest.partition(" != ")
@@ -184,12 +186,12 @@ def hold_of(comment: str, letter: str = "Q", holds: str = "n") -> tuple[str, str
 
 
 def rank(seen: SchedulerJob) -> tuple[bool, bool, int]:
-    """A job that is there before one that ended well before the last one."""
+    """Return a sort key: a live job is above one that ended well, which is above the latest one."""
     return seen.state in PRESENT, seen.state == COMPLETED, number(number_of(seen.id).partition("[")[0]) or 0
 
 
 def number_of(job_id: str) -> str:
-    """Without the name of the server."""
+    """Return an id without the name of the server."""
     return job_id.partition(".")[0]
 
 
@@ -200,7 +202,7 @@ def resources_of(node: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def hosts_of(nodes: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, Kind]]:
-    """(queue, kind) of each host: its vnodes together. queue: "" where it is for all of them."""
+    """Return (queue, kind) of each host, with its vnodes together. queue: "" where it is for all of them."""
     hosts: dict[str, list[Mapping[str, Any]]] = {}
     for name, node in nodes.items():
         hosts.setdefault(str(resources_of(node).get("host", name)), []).append(node)
@@ -223,7 +225,7 @@ def hosts_of(nodes: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, Kind]]:
 def pools_of(
     queues: Mapping[str, Mapping[str, Any]], hosts: list[tuple[str, Kind]], server: Mapping[str, Any]
 ) -> tuple[Queue, ...]:
-    """Queues that run jobs, or pass them on. A host that is bound to a queue is for that one only."""
+    """Return queues that run jobs, or pass them on. A host with a queue serves that one only."""
     bound = {queue for queue, _ in hosts if queue}
     found = []
     for name, queue in queues.items():
@@ -248,7 +250,7 @@ def _walltime(attributes: Mapping[str, Any], name: str) -> int:
 
 
 def span_s(text: str) -> int:
-    """[[hours:]minutes:]seconds, in seconds; 0 where it is none."""
+    """Read [[hours:]minutes:]seconds, in seconds; 0 where it is none."""
     parts = [number(part.partition(".")[0]) for part in text.split(":")]
     if any(part is None for part in parts) or len(parts) > 3:
         return 0
@@ -259,7 +261,7 @@ def span_s(text: str) -> int:
 
 
 def size_mb(text: str) -> int:
-    """`1056270208kb` in MB; a number alone is bytes."""
+    """Read `1056270208kb` in MB; a number alone is bytes."""
     body = text.lower()
     is_words, body = body.endswith("w"), body.rstrip("bw")
     unit = body[-1:] if body[-1:] in _UNITS[1:] else ""

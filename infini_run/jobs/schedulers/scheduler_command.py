@@ -1,9 +1,9 @@
 """One command of a scheduler: run, with a limit in time, and what it said.
 
-The one rule: a command that does not end in time is killed with all that it has started, and that is an answer too.
-What it says goes into memory files, not pipes: what it may leave behind cannot hold us. So does its exit code, which
-a shell writes: a host program may ignore SIGCHLD, or reap every child of the process. Variables with names that a
-shell drops (bash's functions) go around it by env(1).
+The one rule: a command that does not end in time dies by SIGKILL with all that it started, and that is an answer too.
+Its output goes into memory files, not pipes: processes that it leaves behind hold nothing up. So does its exit code,
+which a shell writes: a host program may ignore SIGCHLD, or reap every child of the process. Variables with names that
+a shell drops (bash's functions) go around it by env(1).
 
 Without `subprocess`, whose import takes longer than most commands: posix_spawn(3).
 """
@@ -22,7 +22,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-LIMIT_S = 60.0  # sbatch and qsub give up by themselves before that
+LIMIT_S = 60.0  # sbatch and qsub give up before that
 MISSING = 127
 _LIMIT = 1 << 26  # bytes of an answer
 _SHELL = 'exec 4>&2 2>/dev/null; (exec "$@" 2>&4 3>&- 4>&-); echo $? >&3'  # itself it says nothing, such as "Killed"
@@ -31,8 +31,12 @@ IGNORE_TERM = "trap '' TERM; "  # the beginning of a shell's script; what the sh
 
 @record
 class CommandResult:
-    """How a command ended. code: its exit code, 128 + signal, MISSING where there is no such program; timed_out: it
-    was killed for being slow."""
+    """The result of a command.
+
+    Args:
+        code: its exit code, 128 + signal, MISSING without such a program.
+        timed_out: SIGKILL ended it, for being slow.
+    """
 
     code: int
     out: str
@@ -46,8 +50,8 @@ class CommandResult:
         return lines[-1] if lines else ""
 
     def failure(self, *harmless: str) -> CommandResult | None:
-        """The same without the lines on stderr that have one of these parts: what is said of one job hides nothing
-        of another. None: it has not failed, or every line has such a part."""
+        """Return the result without the lines on stderr that contain one of these parts: a complaint about one job
+        hides nothing of another. Return None if it did not fail, or every line has such a part."""
         lines = [line for line in self.error.splitlines() if line.strip()]
         left = [line for line in lines if not any(part in line for part in harmless)]
         if not self.code or (lines and not left and not self.timed_out):
@@ -67,8 +71,8 @@ def run_command(
 
     Args:
         argv: Its words.
-        environ: Its environment, in which it is looked for on PATH.
-        limit_s: Seconds after which it is killed, with its process group.
+        environ: Its environment, whose PATH finds it.
+        limit_s: Seconds until SIGKILL, with its process group.
         given: Its stdin.
         ignores_term: SIGTERM does not end it: a scheduler that ends a job signals every process of the job.
 
@@ -99,7 +103,7 @@ def _around_the_shell(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _path_of(program: str, environ: Mapping[str, str]) -> str:
-    """Where a program is. Raises OSError: nowhere."""
+    """Return where a program is. Raises OSError if nowhere."""
     path = program if "/" in program else find_program(program, environ.get("PATH", os.defpath))
     if not path or not os.path.exists(path):
         raise OSError(errno.ENOENT, os.strerror(errno.ENOENT), program)
@@ -107,21 +111,21 @@ def _path_of(program: str, environ: Mapping[str, str]) -> str:
 
 
 def start(argv: Sequence[str], environ: Mapping[str, str], stdio: Sequence[int], *, blocks_term: bool = False) -> int:
-    """Start a command in a session of its own.
+    """Start a command in its own session.
 
     Args:
         argv: Its words.
-        environ: Its environment, in which it is looked for on PATH.
+        environ: Its environment, whose PATH finds it.
         stdio: The descriptors that become 0, 1, 2 and on; it gets no others. Each is its own number, or above all of
             these.
-        blocks_term: SIGTERM is blocked in it from its first moment. It is for a shell that begins with `IGNORE_TERM`,
-            which drops one that has come: dash unblocks signals when it waits for a child.
+        blocks_term: Block SIGTERM in it from its first moment. For a shell that begins with `IGNORE_TERM`, which
+            drops a pending one: dash unblocks signals when it waits for a child.
 
     Returns:
         Its pid.
 
     Raises:
-        OSError: It was not started.
+        OSError: It did not start.
     """
     path = _path_of(argv[0], environ)
     actions: list[tuple[int, ...]] = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(stdio)]
@@ -136,8 +140,8 @@ def start(argv: Sequence[str], environ: Mapping[str, str], stdio: Sequence[int],
 
 
 def above_stdio(fd: int) -> int:
-    """The same file, as none of the first four descriptors: where our own are closed, one would stand in the way of
-    another."""
+    """Move a file above the first four descriptors, and return its number. Where the caller closed its own, one would
+    be in the way of another."""
     if fd > 3:
         return fd
     from fcntl import F_DUPFD_CLOEXEC, fcntl
@@ -148,7 +152,8 @@ def above_stdio(fd: int) -> int:
 
 
 def _inherited() -> list[int]:
-    """What our caller has left open for what it starts, and is nobody's business: qsub may leave a daemon behind."""
+    """Return what the caller left open for its children, which this command must not have: qsub may leave a daemon
+    behind."""
     found = []
     for name in os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else map(str, range(3, 256)):
         try:
@@ -160,7 +165,7 @@ def _inherited() -> list[int]:
 
 
 def _wait(pid: int, limit_s: float) -> bool:
-    """Whether it ended in time. It is reaped in any case."""
+    """Reap it. Return whether it ended in time."""
     try:
         pidfd = os.pidfd_open(pid)
     except OSError:  # before Linux 5.3, or forbidden, or reaped by another part of this process
@@ -195,7 +200,7 @@ def reap(pid: int, pidfd: int = -1) -> None:
 
 
 def _ends_within(pid: int, pidfd: int, limit_s: float) -> bool:
-    """It is not reaped."""
+    """Return whether it ends in time, and do not reap it."""
     if pidfd >= 0:
         poll = select.poll()
         poll.register(pidfd, select.POLLIN)
@@ -211,13 +216,13 @@ def _ends_within(pid: int, pidfd: int, limit_s: float) -> bool:
 def _wait_unreaped(pid: int) -> None:
     try:
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-    except ChildProcessError:  # it was too slow, killed, and reaped before we looked
+    except ChildProcessError:  # it was slow, and dead and reaped before this look
         return
 
 
 def kill_group(pid: int) -> None:
-    """SIGKILL to all of the group that it leads, as long as the number is its own: until somebody reaps it, as the
-    kernel does where SIGCHLD is ignored."""
+    """Send SIGKILL to all of the group that it leads, as long as the number is its own. The kernel frees the number
+    when somebody reaps it, or at once where SIGCHLD is ignored."""
     try:
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:

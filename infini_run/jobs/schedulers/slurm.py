@@ -1,4 +1,4 @@
-"""Slurm's commands: what is asked, and what the answers mean. slurm_script.py has what a script says to it.
+"""Slurm's commands: the questions, and what the answers mean. slurm_script.py has the script for Slurm.
 
 The one rule: fixed text formats only. JSON has another layout every year, and `squeue --json` ignores its filters.
 Measured on 22.05.8. slurm_output.py says what the words of an answer mean.
@@ -49,11 +49,15 @@ if TYPE_CHECKING:
     from infini_run.jobs.scheduler import Queue
 
 _LONG = {"SLURM_BITSTR_LEN": "0"}  # the tasks of an array that wait, all of them: else 64 characters
-_REQUEUES = 3  # scontrol gives up after 10 s, and KillWait is 30 s where nobody has set it
+_REQUEUES = 3  # scontrol gives up after 10 s, and KillWait is 30 s by default
 
 
 class Slurm:
-    """The Slurm whose commands are on PATH. environ: ours; its options for Slurm's commands are left out."""
+    """The Slurm whose commands are on PATH.
+
+    Args:
+        environ: this process's environment, from which the options for Slurm's commands are dropped.
+    """
 
     name = "slurm"
 
@@ -93,8 +97,8 @@ class Slurm:
         return advised(result)
 
     def submit(self, script_path: str, name: str) -> str:
-        """Once. Raises SubmitError; after `timed_out` the job may be there all the same: `find` it. name: NAME.K: of
-        that array this task alone, once more."""
+        """Submit once. Raises SubmitError; after `timed_out` Slurm may have the job all the same: `find` it. name:
+        NAME.K: of that array this task alone, once more."""
         base, index = split(name)
         only = [f"--array={index}"] if index >= 0 else []
         result = run_command(["sbatch", "--parsable", f"--job-name={base}", *only, script_path], self._environ)
@@ -108,17 +112,17 @@ class Slurm:
         raise SubmitError(REFUSED, advised(result))
 
     def find(self, name: str) -> str | None:
-        """A submission that was refused may leave a record under its name: FAILED, BadConstraints. What was taken may
-        have failed, or have been cancelled, before anybody looked: it was taken all the same."""
+        """Return the id of a job that Slurm has taken. A refused submission may leave a record under its name:
+        FAILED, BadConstraints. A job may also fail, or be cancelled, before anybody looks: Slurm has taken it all the
+        same."""
         seen = self.query([name]).get(name)
         if seen is not None and not seen.state:
             raise QueryError(seen.reason)
         return None if seen is None or (seen.state == FAILED and seen.reason == "BadConstraints") else seen.id
 
     def query(self, names: Sequence[str], ids: Mapping[str, str] | None = None) -> dict[str, SchedulerJob]:
-        """squeue, and sacct for those that it has forgotten, where there is accounting: by their ids, else by their
-        names. Where sacct does not answer, what squeue has said holds, and of those that it has forgotten nobody
-        could say."""
+        """Query squeue, and sacct for those that it forgot, where there is accounting: by their ids, else by their
+        names. Without an answer of sacct, squeue's answer holds, and the forgotten ones remain unknown."""
         if not names:
             return {}
         # not --array, which has one line for each task: 22.05 leaves out the last one of 0-20:2
@@ -136,15 +140,15 @@ class Slurm:
         return found
 
     def cancel(self, *ids: str, again: bool = False) -> None:
-        """TERM to all of them, KILL after KillWait."""
+        """Send TERM to all of them, and KILL after KillWait."""
         result = run_command(["scancel", *ids], self._environ)
         if failed := result.failure(*GONE):
             raise QueryError(failure_text("scancel", failed))
 
     def requeue(self, id: str) -> bool:  # noqa: A002
-        """Slurm waits two minutes before it starts a job again (BeginTime). Asked a second time it says that the job
-        is pending, as of one that it has queued by itself (PreemptMode=REQUEUE): an answer that was lost is asked for
-        again. Raises QueryError."""
+        """Have Slurm queue the job again, which starts two minutes later (BeginTime). The second time Slurm says that
+        the job is pending, as it does for one that it queued without a request (PreemptMode=REQUEUE). So after a lost
+        answer this asks once more. Raises QueryError."""
         for _ in range(_REQUEUES):
             result = run_command(["scontrol", "requeue", id], self._environ)
             if result.code == 0 or is_queued(result):
@@ -160,17 +164,17 @@ class Slurm:
         return result.out
 
     def _accounted(self, names: Sequence[str], ids: Mapping[str, str]) -> dict[str, SchedulerJob]:
-        """What the accounting knows of these jobs. Raises QueryError."""
+        """Return what the accounting knows of these jobs. Raises QueryError."""
         found = self._records(f"--jobs={','.join(_jobs(map(whole_id, ids.values())))}") if ids else {}
         found = {name: seen for name, seen in found.items() if name in names}
         missing = [name for name in names if name not in found]
         if missing and self._has_accounting is not False:
-            # by name sacct tells of those only that were eligible after the start
+            # by name sacct lists only those that were eligible after the start
             found |= self._records(f"--name={','.join(_jobs(missing))}", "--starttime=now-30days")
         return found
 
     def _records(self, *which: str) -> dict[str, SchedulerJob]:
-        """Where there is no accounting we are told so, and ask no more. Raises QueryError."""
+        """Return sacct's records. Without accounting sacct reports that, and this asks no more. Raises QueryError."""
         result = run_command(
             ["sacct", "--allocations", "--parsable2", "--noheader", *which,
              "--format=JobName,JobID,State,ExitCode,NodeList"], self._environ,
@@ -188,7 +192,7 @@ class Slurm:
 
 
 def _jobs(names: Iterable[str]) -> list[str]:
-    """Each once; that of a task is its array's."""
+    """Return the jobs, each once; that of a task is its array's."""
     return list(dict.fromkeys(split(name)[0] for name in names))
 
 
@@ -231,7 +235,7 @@ def _account_line(line: str) -> list[tuple[str, SchedulerJob]]:
 
 
 def _best(lines: Iterable[tuple[str, SchedulerJob]]) -> dict[str, SchedulerJob]:
-    """Of several of one name the one that is there; else the one that ended well; else the last."""
+    """Return one of several jobs of one name: a live one; else the one that ended well; else the last."""
 
     def rank(seen: SchedulerJob) -> tuple[bool, bool, int]:
         return seen.state in PRESENT, seen.state == COMPLETED, number(whole_id(seen.id)) or 0
@@ -252,7 +256,7 @@ def _config(text: str) -> dict[str, str]:
 
 
 def _pools(text: str) -> tuple[Queue, ...]:
-    """sinfo has one line for each kind of node in each partition."""
+    """Return the pools: sinfo has one line for each kind of node in each partition."""
     kinds: dict[str, list[Kind]] = {}
     limits: dict[str, int] = {}
     for line in text.splitlines():
@@ -274,7 +278,7 @@ def _pools(text: str) -> tuple[Queue, ...]:
 
 
 def _gpus(gres: str) -> list[tuple[str, int]]:
-    """`gpu:a100:4(S:0-1),gpu:2,nvme:1` has 4 of a100 and 2 without a type."""
+    """Read `gpu:a100:4(S:0-1),gpu:2,nvme:1`, which has 4 of a100 and 2 without a type."""
     counts: dict[str, int] = {}
     depth, items = 0, [""]
     for char in gres:
@@ -293,7 +297,7 @@ def _gpus(gres: str) -> list[tuple[str, int]]:
 
 
 def span_s(text: str) -> int:
-    """Slurm's `days-hours:minutes:seconds`, in seconds; 0: no limit."""
+    """Read Slurm's `days-hours:minutes:seconds`, in seconds; 0: no limit."""
     days, dash, clock = text.rpartition("-")
     parts = [number(part) for part in clock.split(":")]
     if not text or any(part is None for part in parts) or (dash and number(days) is None):

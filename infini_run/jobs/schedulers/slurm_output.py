@@ -1,7 +1,7 @@
-"""The words of Slurm: states, reasons why a job waits, complaints; and what they mean to us.
+"""The words of Slurm: states, reasons why a job waits, complaints; and what they mean to infini-job.
 
-The one rule: a word that we do not know takes nothing away. An unknown state is that of a job that is there, an
-unknown reason is waited for. Names are those of 20.11 to 25.11 (squeue(1), "JOB REASON CODES").
+The one rule: an unknown word takes nothing away. An unknown state is that of a live job, an unknown reason passes.
+Names are those of 20.11 to 25.11 (squeue(1), "JOB REASON CODES").
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ _UNSURE = ("timed out", "Zero Bytes were transmitted", "Unexpected message", "re
 _AWAY = ("Unable to contact", "Connection refused", "connect failure", "No route", "Unable to establish", "munge",
          "Munge", "authentication", "Could not establish a configuration", "slurm.conf")  # fmt: skip
 _SIGNAL = 128  # and its number; what Slurm's commands cannot read themselves ends with 255
-# of a job that had ended before
+# of a job that ended before
 GONE = ("Invalid job id", "already completing or completed", "Job/step already")
 # of slurmstepd and srun, 22.05 to 25.05: jobacct_gather's OverMemoryKill, and the kernel's own in a cgroup
 _OUT_OF_MEMORY = ("exceeded memory limit", "Exceeded job memory limit", "oom-kill event", "oom_kill event",
@@ -94,7 +94,8 @@ _ADVICE = {
 
 
 def hold_of(reason: str) -> tuple[str, str]:
-    """Of a job that waits: WAITING, PASSING or HOPELESS by Slurm's reason, and what to change in a hopeless one."""
+    """Return why a job waits: WAITING, PASSING, or HOPELESS by Slurm's reason, and what to change in a hopeless
+    one."""
     word = reason.strip("()").partition(",")[0].strip()
     if word in _HOPELESS:
         return HOPELESS, _HOPELESS[word]
@@ -108,38 +109,39 @@ def hold_of(reason: str) -> tuple[str, str]:
 
 
 def is_never_met(reason: str) -> bool:
-    """Whether a job waits for one that has ended otherwise. Nothing changes that: Slurm leaves the job in its queue,
-    unless kill_invalid_depend is set (slurm.conf(5))."""
+    """Return whether a job waits for one with a different end than it needs. Nothing changes that: Slurm leaves the
+    job in its queue, without kill_invalid_depend (slurm.conf(5))."""
     return reason.strip("()").partition(",")[0].strip() == "DependencyNeverSatisfied"
 
 
 def state_of(word: str) -> str:
-    """`CANCELLED by 1000` and `CANCELLED+` are sacct's. A word that we do not know is of a job that is there."""
+    """Return the state of a word; `CANCELLED by 1000` and `CANCELLED+` are sacct's. An unknown word is of a live
+    job."""
     return _STATES.get(word.split()[0].rstrip("+") if word.split() else "", RUNNING)
 
 
 def is_unsure(result: CommandResult) -> bool:
-    """Whether what was asked for may have been done all the same. Who was killed has not said."""
+    """Return whether Slurm may have acted all the same. A command that a signal ended has not said."""
     return result.timed_out or _SIGNAL < result.code <= _SIGNAL + 64 or any(part in result.error for part in _UNSURE)
 
 
 def is_away(result: CommandResult) -> bool:
-    """Whether there was nobody to ask."""
+    """Return whether there was nobody to ask."""
     return result.code == MISSING or any(part in result.error for part in _AWAY)
 
 
 def is_queued(result: CommandResult) -> bool:
-    """Whether a job that is to be queued again is (ESLURM_JOB_PENDING)."""
+    """Return whether a job to be queued again already is (ESLURM_JOB_PENDING)."""
     return "Job is pending execution" in result.error
 
 
 def is_out_of_memory(line: str) -> bool:
-    """Whether Slurm says there that it, or the kernel for it, has ended something for its memory."""
+    """Return whether Slurm says there that it, or the kernel for it, ended something for its memory."""
     return any(part in line for part in _OUT_OF_MEMORY)
 
 
 def advised(result: CommandResult) -> str:
-    """Slurm's own words, without the command's name, and what to do."""
+    """Return Slurm's own words, without the command's name, and what to do."""
     lines = [line.strip() for line in (result.error or result.out).splitlines() if line.strip()]
     lines = [line for line in lines if not line.startswith("Try ")]
     text = lines[-1] if lines else f"sbatch ended with {result.code} and said nothing"

@@ -1,4 +1,4 @@
-"""The verbs as requests: what may be asked, and what is answered. The framework keeps the OpenAPI document.
+"""The verbs as requests, and their answers. The framework keeps the OpenAPI document.
 
 The one rule: an answer is what `infini-job VERB --json` prints, a problem is the sentence that it prints.
 """
@@ -70,7 +70,7 @@ class Api:
     # ---- looking
 
     async def list_jobs(self, name: Annotated[list[str], Query(description="these only")] = []) -> Response:  # noqa: B006
-        """All jobs, or those named, the latest last: one query for each scheduler."""
+        """Return all jobs, or those named, the latest last: one query for each scheduler."""
 
         def call() -> list[Status]:
             for one in name:
@@ -80,11 +80,12 @@ class Api:
         return Answer([status.to_json() for status in await self._threads.do(call)])
 
     async def status(self, name: Name) -> Response:
-        """How a job is now: at most one query; none, once it has ended."""
+        """Return how a job is: at most one query; none after its end."""
         return Answer((await self._threads.do(lambda: self._found(name))).to_json())
 
     async def timeline(self, name: Name) -> Response:
-        """The life of its ranks, run by run. Times are seconds since the epoch; end_s 0: it goes on."""
+        """Return the life of its ranks, run by run. Times are seconds since the epoch; end_s 0: the rank still
+        runs."""
 
         def call() -> list[RunTimeline]:
             folder = self._folder(name)
@@ -102,8 +103,8 @@ class Api:
         attempt: Annotated[int, Query(ge=-1, description="of this run only, counted from 0; -1: all")] = -1,
         tail: Annotated[int, Query(ge=-1, description="of what there is now, the last lines only; -1: all")] = -1,
     ) -> Response:
-        """What its ranks have written, merged, each line with the name of its rank in front; of an array that of its
-        task, too."""
+        """Return the output of its ranks, merged, each line with the name of its rank in front; of an array that of
+        its task, too."""
         chosen = _tasks(task)
 
         def call() -> tuple[JobDir, Sequence[int], Scheduler | None]:
@@ -119,12 +120,12 @@ class Api:
         return Stream(content, "text/plain", release=lambda: self._threads.release(stop))
 
     async def events(self) -> Response:
-        """All jobs as they change: server-sent events `jobs`, `{"jobs": [those that changed], "gone": [names],
+        """Stream all jobs as they change: server-sent events `jobs`, `{"jobs": [those that changed], "gone": [names],
         "problem": ""}`; the first one has all of them."""
         return Stream(events(self._cache), "text/event-stream")
 
     async def clusters(self) -> Response:
-        """The schedulers that are here, and what they have."""
+        """Return the schedulers that are here, and what they have."""
 
         def call() -> list[Any]:
             return [facts_of(found).to_json() for found in find_schedulers(self._above, self._environ)]
@@ -149,7 +150,7 @@ class Api:
         submission: model.SubmissionBody,
         check: Annotated[bool, Query(description="ask the scheduler whether it could ever run")] = False,
     ) -> Response:
-        """What submit would hand over; nothing is submitted, and nothing is left."""
+        """Return the script that submit would use; submit nothing, and leave nothing."""
 
         def call() -> dict[str, Any]:
             planned, scheduler, _ = self._prepare(submission)
@@ -172,7 +173,7 @@ class Api:
         return Answer(await self._threads.do(call, changes=True), status_code=202)
 
     async def forget(self, name: Name) -> Response:
-        """Remove its directory: of a job that has ended, or that its scheduler does not know."""
+        """Remove its directory, after the job's end, or if its scheduler does not know it (LOST)."""
         status = await self._threads.do(lambda: self._found(name))
         await self._threads.do(lambda: forget(self._folder(name), status), changes=True)
         return Response(status_code=204)
@@ -180,12 +181,12 @@ class Api:
     # ---- what they share
 
     def _found(self, name: str) -> Status:
-        """How a job is. Raises NotThere, JobHung."""
+        """Return how a job is. Raises NotThere, JobHung."""
         folder = self._folder(name)
         return find_jobs([folder.name], dir=self._above)[0]
 
     def _folder(self, name: str) -> JobDir:
-        """In a thread. Raises NotThere: with the command's sentence; JobHung."""
+        """Return a job's directory, in a thread. Raises NotThere with the command's sentence, or JobHung."""
         path = os.path.join(self._above, split(name)[0])
         try:
             return ask_one(path, lambda: find_folder(self._above, name))
@@ -230,7 +231,7 @@ def _tasks(text: str) -> tuple[int, ...]:
 
 
 async def _page(request: Request) -> Response:
-    """The page, out of the package: nothing of it comes from elsewhere."""
+    """Return the page, from the package: nothing of it comes from elsewhere."""
     name, kind = _PAGE[request.url.path.strip("/")]
     return Response((files(__package__) / "page" / name).read_bytes(), media_type=kind)
 
@@ -241,13 +242,13 @@ async def _of_error(request: Request, error: Exception) -> Response:
 
 
 async def _of_request(request: Request, error: Exception) -> Response:
-    """The request itself makes no sense."""
+    """Return the problem of an invalid request."""
     assert isinstance(error, RequestValidationError)
     return problem(400, "\n".join(map(_sentence, error.errors())), exit_code=2)
 
 
 def _sentence(wrong: Mapping[str, Any]) -> str:
-    """What pydantic found: the place in the request, and what is wrong there."""
+    """Return what pydantic found: the place in the request, and what is wrong there."""
     place = wrong["loc"]
     if wrong["type"] == "json_invalid":  # its place is a character
         return f"the body is no JSON: {wrong['ctx']['error']} at character {place[1]}"
@@ -262,7 +263,7 @@ async def _of_http(request: Request, error: Exception) -> Response:
 
 
 def make_app(above: str, environ: Mapping[str, str], threads: Threads, cache: JobCache) -> FastAPI:
-    """The whole service, for our own user: who asks is somebody else's affair."""
+    """Return the whole service, for this user only: another part checks who asks."""
     api = Api(above, environ, threads, cache)
     app = FastAPI(title="infini-job", version=VERSION, description=_ABOUT, docs_url=None, redoc_url=None)
 

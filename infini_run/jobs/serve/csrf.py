@@ -1,9 +1,9 @@
-"""Which requests a browser may bring: only those of our own page, through a tunnel of our own user.
+"""The requests that a browser may bring: only those of this service's page, through a tunnel of its user.
 
-The one rule: a page of somebody else's must not speak with our voice. A tunnel (ssh -L) ends at a port of the user's
-own machine, which any page in the user's browser can reach; so Host must be that machine (DNS rebinding), Origin
-and Sec-Fetch-Site must be ours, and what changes something needs a header that no foreign page can send without
-asking first (fetch.spec.whatwg.org, CORS-preflight), which nobody here answers.
+The one rule: another site's page must not speak for the user. A tunnel (ssh -L) ends at a port of the user's own
+machine, which any page in the user's browser can reach. So Host must be that machine (DNS rebinding), and Origin and
+Sec-Fetch-Site must be this service's. A change needs a header that no foreign page can send without a preflight
+(fetch.spec.whatwg.org, CORS-preflight), which nobody here answers.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _POLICY = {
 
 
 def refusal(method: str, headers: Headers) -> tuple[int, str]:
-    """The status and why; 0 and "": it may pass. Pure."""
+    """Return the status and why; 0 and "" for a request that may pass. Pure."""
     host = headers.get("host", "")
     if not _HOST.fullmatch(host):
         return 421, f"Host: {printable(host)} is not this service; ask for http://localhost/"

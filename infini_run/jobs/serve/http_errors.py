@@ -20,7 +20,7 @@ PROBLEM = "application/problem+json"
 
 
 class NotThere(InfiniRunError):
-    """What was asked about is not there, or not ours; `status` says which."""
+    """A thing that does not exist, or is another user's; `status` says which."""
 
     exit_code = 2
 
@@ -30,7 +30,7 @@ class NotThere(InfiniRunError):
 
 
 class Busy(InfiniRunError):
-    """More ask at once than are served."""
+    """More requests at once than the service takes."""
 
 
 class Answer(Response):
@@ -43,13 +43,14 @@ class Answer(Response):
 
 
 def problem(status: int, detail: str, **more: object) -> Response:
-    """detail: one line or several."""
+    """Return a problem (RFC 9457). detail: one line or several."""
     content = {"type": "about:blank", "title": http.HTTPStatus(status).phrase, "status": status, "detail": detail}
     return Answer({**content, **more}, status_code=status, media_type=PROBLEM)
 
 
 def problem_of(error: InfiniRunError) -> Response:
-    """exit_code: the command's for the same. kind: of a submission, as SubmitError has it."""
+    """Return the problem of an error. exit_code: the command's for the same. kind: of a submission, as SubmitError
+    has it."""
     detail = "\n".join(printable(line) for line in str(error).splitlines())
     more = {"kind": error.kind} if isinstance(error, SubmitError) else {}
     return problem(_status(error), detail, exit_code=error.exit_code, **more)

@@ -1,7 +1,7 @@
 """Every job's status, kept as it is now while somebody looks, and pushed to who does.
 
-The one rule: it is looked at when something happens (status/follower.py), by one look for all. While nobody looks,
-nothing runs.
+The one rule: it looks when something happens (status/follower.py), once for all readers. While nobody reads, nothing
+runs.
 """
 
 from __future__ import annotations
@@ -39,7 +39,13 @@ class JobCache:
     def __init__(
         self, above: str, environ: Mapping[str, str], do: Callable[[Callable[[], Any]], Awaitable[Any]]
     ) -> None:
-        """above: where jobs are. do: runs what may block, elsewhere."""
+        """Prepare a cache that follows nothing yet.
+
+        Args:
+            above: where jobs are.
+            environ: the environment of the commands of schedulers.
+            do: runs what may block, elsewhere.
+        """
         self.jobs: dict[str, Status] = {}
         self.problem = ""
         self._above = above
@@ -54,7 +60,7 @@ class JobCache:
         self._is_over = False
 
     async def changes(self) -> AsyncIterator[tuple[dict[str, Status], str]]:
-        """All jobs and the problem, now and whenever they have changed; at its end the service ends."""
+        """Yield all jobs and the problem, at once and after each change; it ends with the service."""
         mine = asyncio.Event()
         self._watchers.add(mine)
         if self._follower is not None:
@@ -76,7 +82,7 @@ class JobCache:
             self._changed.set()
 
     def end(self) -> None:
-        """Who looks has seen the last."""
+        """End: readers have had their last change."""
         self._is_over = True
         self._notify()
         self._changed.set()
@@ -91,7 +97,7 @@ class JobCache:
             watcher.set()
 
     async def _run(self) -> None:
-        """As long as somebody looks."""
+        """Follow the jobs while somebody reads."""
         loop = asyncio.get_running_loop()
         try:
             self._follower = follower = Follower()
@@ -129,7 +135,7 @@ class JobCache:
             await asyncio.wait_for(self._changed.wait(), min(waits) if waits else None)
 
     def _refresh(self, watch: _DirectoryWatch, is_due: bool) -> None:
-        """In a thread. What has ended is not looked at again."""
+        """Look again, in a thread, at all jobs but those that ended."""
         problems: list[str] = []
         try:
             watch.add_home()  # before it is listed, so a job that comes in between is an event
@@ -145,7 +151,7 @@ class JobCache:
         self.jobs = {name: known[name] for name in sorted(known, key=lambda name: (self._begun_ns[name], name))}
 
     def _read_job(self, watch: _DirectoryWatch, path: str) -> Status | None:
-        """What a directory says; None: it is no job of ours (yet). Raises InfiniRunError."""
+        """Return a job from its directory, or None if it is no job of infini-job (yet). Raises InfiniRunError."""
         folder = JobDir(path)
         with contextlib.suppress(FileNotFoundError):
             at = os.lstat(path)
@@ -161,7 +167,7 @@ class JobCache:
         return name in self.jobs and self.jobs[name].is_final
 
     def _statuses(self, seen: list[Status], is_due: bool, problems: list[str]) -> list[Status]:
-        """is_due: the schedulers are asked. problems: of the last look."""
+        """Return the statuses of jobs. is_due: query the schedulers. problems: of the last look."""
         found = [latest(self.jobs[status.name], status) if status.name in self.jobs else status for status in seen]
         is_new = any(status.scheduler_ended_it or status.name not in self.jobs for status in seen)
         if not (is_due or is_new or (self.problem and not problems)):
@@ -175,7 +181,8 @@ class JobCache:
 
 
 def _tasks_made(folder: JobDir) -> list[JobDir]:
-    """The tasks that have a directory: request.json may name more while an array is submitted, or be unreadable."""
+    """Return the tasks that have a directory: request.json may name more during the submission of an array, or be
+    unreadable."""
     try:
         return [JobDir(folder.file(f"task/{index}")) for index in os.listdir(folder.file("task"))]
     except OSError:  # there are none, or who reads the job says why
@@ -204,8 +211,8 @@ class _DirectoryWatch:
         self._follower.changes.add(self._above, names_only=True)
 
     def add(self, folder: JobDir) -> None:
-        """In a thread. Before it is looked at, so nothing is missed; what is being made is no job yet. Raises
-        InfiniRunError: it cannot be watched."""
+        """Watch a directory, in a thread, before the first look, so nothing is missed; a directory in creation is no
+        job yet. Raises InfiniRunError if the kernel does not watch it."""
         self._add_directory(folder.path)
         for one in _tasks_made(folder) or (folder,):
             note_progress()

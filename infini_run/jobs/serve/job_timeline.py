@@ -20,9 +20,17 @@ if TYPE_CHECKING:
 
 @record
 class RunTimeline:
-    """One run. nodes: hosts, in the order of their node ranks. nproc: ranks on each; 0: not known. bars: one for each
-    rank; of one that was restarted by the launcher, one more for each first failure. failure: the first, in a
-    sentence. is_whole: it has left its report; else all that is known is that they run, or ran."""
+    """The timeline of one run.
+
+    Args:
+        attempt: its number.
+        state: its phase, or its end.
+        nodes: hosts, in the order of their node ranks.
+        nproc: ranks on each; 0: unknown.
+        bars: one per rank; of a rank that the launcher restarted, one more per first failure.
+        failure: the first, in a sentence.
+        is_whole: it has left its report; else all that is known is that they run, or ran.
+    """
 
     attempt: int
     state: str
@@ -38,7 +46,7 @@ class RunTimeline:
 
 
 def read_timelines(folder: JobDir) -> list[RunTimeline]:
-    """All of its runs, in their order. Raises InfiniRunError: a file is not what we write."""
+    """Return all of its runs, in their order. Raises InfiniRunError if infini-job did not write a file."""
     count = folder.attempts()
     return [_read(folder, number, is_last=number == count - 1) for number in range(count)]
 
@@ -59,7 +67,7 @@ def _read(folder: JobDir, number: int, is_last: bool) -> RunTimeline:
 
 
 def _reported(path: str) -> tuple[Bar, ...] | None:
-    """None: there is no report (yet)."""
+    """Return the bars of a report, or None without one (yet)."""
     try:
         os.close(open_regular(path, follows_links=True))
         return read_timeline([path]).bars
@@ -72,11 +80,11 @@ def _reported(path: str) -> tuple[Bar, ...] | None:
 
 
 def _going(phase: Phase, end_s: float, is_last: bool) -> tuple[Bar, ...]:
-    """Without a report: they began together, and go on, or ended nobody knows how."""
+    """Return bars without a report: the ranks began together, and still run, or have an unknown end."""
     if not phase.begun_s:
         return ()
     kind = "running" if is_last and not end_s else "unknown"
-    if len(phase.nodes) * phase.nproc > MOST_RANKS:  # no launch of ours has so many
+    if len(phase.nodes) * phase.nproc > MOST_RANKS:  # no launch has that many ranks
         return ()
     hosts = [host for host in phase.nodes for _ in range(phase.nproc)]
     end_s = end_s or (phase.since_s if kind == "unknown" else 0.0)

@@ -1,6 +1,6 @@
 """The shapes of requests and answers, for the OpenAPI document: of the records themselves, and of the table of flags.
 
-The one rule: nothing is written down twice. A field of a record is a field of its answer.
+The one rule: nothing has two definitions. A field of a record is a field of its answer.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ Value = bool | int | float | str | list[str] | None
 
 
 def _model(record: type, /, skip: tuple[str, ...] = (), title: str = "", **more: Any) -> type[BaseModel]:
-    """What JSON has of a record. title: another name than the record's."""
+    """Return the JSON model of a record. title: another name than the record's."""
     hints = get_type_hints(record)
     found: dict[str, Any] = {name: (_jsonable(hints[name]), ...) for name in fields(record) if name not in skip}
     return create_model(title or record.__name__, __doc__=record.__doc__, **found, **more)
 
 
 def _jsonable(hint: Any) -> Any:
-    """Tuples are lists, records are models."""
+    """Return plain data: tuples become lists, records become models."""
     if get_origin(hint) is tuple:
         inner = get_args(hint)
         item = _jsonable(inner[0]) if inner[-1] is Ellipsis else str | int  # a pair
@@ -44,7 +44,7 @@ FACTS: Any = _model(Facts)
 
 
 def _flag_schema() -> dict[str, Any]:
-    """Every flag of submit that makes sense here."""
+    """Return the schema of every flag of submit that applies here."""
     found = {}
     for flag in VERBS["submit"]:
         if flag.name in THE_COMMANDS_OWN:
@@ -55,7 +55,7 @@ def _flag_schema() -> dict[str, Any]:
 
 
 class SubmissionBody(BaseModel):
-    """A job to be submitted."""
+    """A job to submit."""
 
     model_config = ConfigDict(extra="forbid")
     command: list[str] = Field(min_length=1, description="what each rank runs")
@@ -72,8 +72,8 @@ class SubmissionBody(BaseModel):
 
 
 class Submitted(BaseModel):
-    """A job that was taken. id: the scheduler's. slots_per_node, nodes: 0: the scheduler decides. array: its
-    tasks' indices, as they were given; "": it is no array. remark: what its layout has to say."""
+    """A submitted job. id: the scheduler's. slots_per_node, nodes: 0: the scheduler decides. array: the indices of
+    its tasks, or "" without an array. remark: a note on its layout."""
 
     name: str
     scheduler: str
@@ -87,8 +87,8 @@ class Submitted(BaseModel):
 
 
 class Script(BaseModel):
-    """What would be submitted. script: the batch script. array: as of a job that was taken. remark: what its layout
-    has to say."""
+    """The script of a submission. script: the batch script. array: as of a submitted job. remark: a note on its
+    layout."""
 
     scheduler: str
     script: str
@@ -101,7 +101,7 @@ class Script(BaseModel):
 
 class Problem(BaseModel):
     """RFC 9457. detail: what is wrong and what to do, one line each, in the command's own words. exit_code: the
-    command's for the same. kind: of a submission that was not taken: refused, timed_out, unreachable."""
+    command's. kind: of a failed submission: refused, timed_out, unreachable."""
 
     type: str
     title: str

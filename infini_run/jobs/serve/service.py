@@ -1,7 +1,7 @@
 """The service's life: the socket, the framework's server, its end by TERM or INT. Jobs do not notice.
 
-The one rule: it ends as it began, with nothing left. Calls that have begun are finished, streams are ended, the
-socket is removed. What a dead file server holds is not waited for (decision 61).
+The one rule: it leaves nothing behind. It finishes calls that have begun, ends streams, and removes the socket. It
+does not wait for what a dead file server holds (decision 61).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _GRACE_S = 5  # for clients that do not read what was sent to them
 
 
 class Guarded(H11Protocol):
-    """HTTP for our own user only: whoever else has connected is not read from."""
+    """HTTP for this user only: nothing reads from another user's connection."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         why = refusal(transport.get_extra_info("socket"))
@@ -43,7 +43,7 @@ class Guarded(H11Protocol):
 
 
 class Server(uvicorn.Server):
-    """Sleeps until it is told to end, where the framework's looks ten times a second."""
+    """A server that sleeps until a request to end, where the framework's looks ten times a second."""
 
     def __init__(self, config: uvicorn.Config, threads: Threads, cache: JobCache) -> None:
         super().__init__(config)
@@ -72,7 +72,7 @@ class Server(uvicorn.Server):
 
 
 def serve(path: str, above: str, environ: Mapping[str, str]) -> int:
-    """Serve the jobs in `above` at the socket `path` until TERM or INT. Our exit code. Raises UsageError."""
+    """Serve the jobs in `above` at the socket `path` until TERM or INT. Return the exit code. Raises UsageError."""
     try:
         os.makedirs(above, mode=0o700, exist_ok=True)
     except OSError as error:

@@ -1,8 +1,8 @@
-"""Answers that go on: a job's lines as they are written, the list of jobs as it changes.
+"""Answers without a known end: a job's lines as they appear, the list of jobs as it changes.
 
-The one rule: who goes away, or a service that ends, ends the thread that waits for lines at once: it waits on a
-descriptor of ours as well. A thread that the kernel holds (a file server that is gone) is left behind: it is a
-daemon, which no interpreter waits for at its end.
+The one rule: a client that leaves, or a service that ends, ends the thread that waits for lines at once. The thread
+also waits on a descriptor of the service. A thread that the kernel holds (a file server that is gone) stays behind.
+It is a daemon, which no interpreter waits for at its end.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
 
-_CALLS = 8  # threads for what answers by itself
+_CALLS = 8  # threads for quick answers
 _FOLLOWERS = 32  # threads for who waits for lines, one each
 _LOOK_S = 5.0  # for threads that look, when the service ends
-_CHANGE_S = 600.0  # for those that submit, cancel or forget: a scheduler's commands have limits of their own
-_SILENCE_S = 1.0  # until it is said what is waited for
+_CHANGE_S = 600.0  # those that submit, cancel, or forget: a scheduler's commands have their own limits
+_SILENCE_S = 1.0  # before the stream names what it waits for
 
 
 class Threads:
@@ -56,7 +56,7 @@ class Threads:
         self._is_over = False
 
     async def do(self, call: Callable[[], T], *, changes: bool = False) -> T:
-        """Its result. Once begun it goes on, whatever becomes of who asked: a job is submitted, or not.
+        """Return its result. Once begun it continues, whatever becomes of the client: a job is submitted, or not.
 
         changes: it changes jobs, so the service waits for it at its end."""
         await self._free.acquire()
@@ -65,13 +65,13 @@ class Threads:
         return await asyncio.shield(future)
 
     def _run(self, call: Callable[[], T], among: set[threading.Thread]) -> asyncio.Future[T]:
-        """In a thread of its own. The future is nobody's to cancel."""
+        """Run it in a separate thread. Nobody may cancel the future."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
 
         def work() -> None:
             answer, error = capture_exception(call)
-            with contextlib.suppress(RuntimeError):  # the loop has ended without us
+            with contextlib.suppress(RuntimeError):  # the loop ended first
                 loop.call_soon_threadsafe(_resolve, future, answer, error)
             among.discard(threading.current_thread())
 
@@ -85,7 +85,7 @@ class Threads:
         return future
 
     def stop(self) -> int:
-        """A descriptor for one more follower, readable when it is to stop. Raises Busy."""
+        """Return a descriptor for one more follower, readable when it has to stop. Raises Busy."""
         if len(self._stops) >= _FOLLOWERS:
             raise Busy(f"{_FOLLOWERS} follow logs already; close one of them")
         fd = os.eventfd(1 if self._is_over else 0, os.EFD_CLOEXEC)
@@ -98,11 +98,12 @@ class Threads:
             os.close(fd)
 
     def is_held(self, stop: int) -> bool:
-        """Whether the thread that waits for lines there was left behind."""
+        """Return whether the thread that waits for lines there stayed behind."""
         return stop in self._held
 
     async def next_block(self, found: Iterator[bytes], stop: int) -> bytes | None:
-        """None: that was all. Cancelled, it waits until the thread has stopped, for `_LOOK_S` at most."""
+        """Return the next lines, or None after the last. After a cancellation, it waits until the thread has stopped,
+        for `_LOOK_S` at most."""
         future = self._run(lambda: next(found, None), self._looking)
         try:
             return await asyncio.shield(future)
@@ -115,7 +116,7 @@ class Threads:
             raise
 
     def end(self) -> None:
-        """Nobody waits for lines any more."""
+        """Let nobody wait for lines any more."""
         self._is_over = True
         for fd in self._stops:
             os.eventfd_write(fd, 1)
@@ -146,7 +147,7 @@ def _join(threads: set[threading.Thread], limit_s: float) -> None:
 
 
 class Stream(StreamingResponse):
-    """It closes what it reads from on every path, at once. release: is called then."""
+    """A response that closes its source on every path, at once, and then calls `release`."""
 
     def __init__(
         self, content: AsyncGenerator[bytes, None], media_type: str, release: Callable[[], None] | None = None
@@ -170,7 +171,7 @@ class Stream(StreamingResponse):
 async def lines(
     threads: Threads, folder: JobDir, scheduler: Scheduler | None, stop: int, **chosen: Any
 ) -> AsyncGenerator[bytes, None]:
-    """stop: of `threads`. What turns out wrong on the way is a last line of ours."""
+    """Yield the lines of a job. stop: of `threads`. An error on the way is a last line."""
     found = cast("Generator[bytes, None, None]", blocks(folder, scheduler, stop=stop, **chosen))
     try:
         while (block := await threads.next_block(found, stop)) is not None:
@@ -183,7 +184,7 @@ async def lines(
 
 
 async def events(cache: JobCache) -> AsyncGenerator[bytes, None]:
-    """Server-sent events `jobs`: those that have changed, by name; first, all of them."""
+    """Yield server-sent events `jobs`: those that changed, by name; first, all of them."""
     sent: dict[str, Status] = {}
     sent_problem = ""
     is_first = True

@@ -1,7 +1,7 @@
-"""The socket that the service listens at: nobody else's from its birth on, and nobody else's requests are read.
+"""The socket of the service: this user's alone from its creation on, and with no reads for anybody else.
 
-The one rule: who may come in is decided by the kernel's word (SO_PEERCRED, unix(7)), before a byte of theirs is read.
-The file's mode keeps others out as well; directories that others may write would let them put another in its place.
+The one rule: the kernel's word decides who may come in (SO_PEERCRED, unix(7)), before a byte of theirs is read. The
+file's mode keeps others out as well; directories that others may write would let them put another in its place.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class UnixListener:
     """A listening socket. Its file goes with it, unless somebody has put another one there."""
 
     def __init__(self, path: str) -> None:
-        """Raises UsageError: it cannot be made there safely, or somebody listens there already."""
+        """Raise UsageError if there is no safe way to make it there, or somebody already listens there."""
         above, name = os.path.split(os.path.abspath(path))
-        above = os.path.realpath(above)  # what is checked is what is used
+        above = os.path.realpath(above)  # what the check sees is what the bind uses
         self.path = os.path.join(above, name)
         if len(os.fsencode(self.path)) > _LONGEST:
             raise UsageError(f"--socket={self.path}: a socket's path may have {_LONGEST} bytes; give a shorter one")
@@ -58,7 +58,7 @@ class UnixListener:
         self.socket.listen(_BACKLOG)
 
     def close(self) -> None:
-        """Safe twice; the framework may have closed the socket itself."""
+        """Close the socket. Safe twice; the framework may have closed the socket itself."""
         with contextlib.suppress(FileNotFoundError):
             if _identity(self.path) == self._file:
                 os.unlink(self.path)
@@ -67,8 +67,8 @@ class UnixListener:
 
 
 def check_directories(above: str) -> None:
-    """From the root down to `above` (without links): nobody but us and root may change what is in it, save where the
-    sticky bit protects each one's own. Raises UsageError."""
+    """Check the directories from the root down to `above` (without links). Only this user and root may change what is
+    in them, save where the sticky bit protects each one's own. Raises UsageError."""
     if not os.path.isdir(above):
         raise UsageError(f"--socket: {above} is no directory; make it first: mkdir -m 700 {above}")
     while True:
@@ -84,7 +84,7 @@ def check_directories(above: str) -> None:
 
 @contextlib.contextmanager
 def _alone(above: str) -> Iterator[None]:
-    """Two that start at once look one after the other: the second finds the first one's socket live."""
+    """Let one check at a time: of two that start at once, the second finds the first one's socket live."""
     fd = os.open(above, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
@@ -94,7 +94,7 @@ def _alone(above: str) -> Iterator[None]:
 
 
 def _make_room(path: str) -> None:
-    """What a dead service has left is removed. Raises UsageError: it lives, or it is something else."""
+    """Remove what a dead service left. Raises UsageError if it lives, or is something else."""
     try:
         found = os.lstat(path)
     except FileNotFoundError:
@@ -103,7 +103,7 @@ def _make_room(path: str) -> None:
         raise UsageError(f"--socket={path} is there, and is no socket of yours: it is left alone; give another path")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
         result = probe.connect_ex(path)
-        if result in (0, errno.EAGAIN):  # EAGAIN: it lives, and has its hands full
+        if result in (0, errno.EAGAIN):  # EAGAIN: it lives, and is busy
             who = f" (process {_credentials(probe)[0]})" if result == 0 else ""
             raise UsageError(f"--socket={path}: a service listens there already{who}; give another path, or end it")
     if result != errno.ECONNREFUSED:
@@ -117,14 +117,14 @@ def _identity(path: str) -> tuple[int, int]:
 
 
 def _credentials(connection: socket.socket) -> tuple[int, int]:
-    """pid and uid of the other end, as they were when it connected or listened."""
+    """Return pid and uid of the other end, as they were when it connected or listened."""
     data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, _ = _CREDENTIALS.unpack(data)
     return pid, uid
 
 
 def refusal(connection: socket.socket) -> str:
-    """Why who has connected may not come in; "": it is us."""
+    """Return why a client may not come in; "" for this user."""
     pid, uid = _credentials(connection)
     if uid == os.geteuid():
         return ""

@@ -1,9 +1,9 @@
-"""The same question about many jobs, each by itself: a broken one is an answer of its own, a hung one holds nobody.
+"""The same question about many jobs, each alone: a broken one is a separate answer, a hung one holds nobody.
 
-A file server that is gone keeps whoever asks it for a file in the kernel, until it is back (nfs(5), hard). So jobs
-are looked at in a thread that can be left behind; when it is slow, another one goes on with the next job.
+A file server that is gone keeps whoever asks it for a file in the kernel, until it is back (nfs(5), hard). So a
+thread that can stay behind looks at jobs; when it is slow, another one takes the next job.
 
-The one rule: a job of which nobody has answered yet is not asked about again, so no job holds two threads.
+The one rule: a job without an answer is asked about only once, so no job holds two threads.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     T = TypeVar("T")
     R = TypeVar("R")
 
-SLOW_S = 0.5  # without an answer; then one more thread goes on with the jobs that are left
+SLOW_S = 0.5  # without an answer; then one more thread takes the remaining jobs
 HUNG_S = 10.0  # since a job was last heard of; then it is left behind
 _MOST = 64  # threads at a time, and so the jobs that can hang before the rest is not looked at
 _hung: set[str] = set()  # paths of jobs that somebody still waits for
@@ -47,10 +47,10 @@ def for_each(
     """Call a function with each item, in threads.
 
     Args:
-        items: What is asked about.
+        items: The subjects of the question.
         call: The question. It may block, and raise InfiniRunError.
         path_of: Gives the directory that a question is about.
-        hung_s: Seconds after which a job is left behind of which nothing was noted.
+        hung_s: Seconds without a note after which a job stays behind.
 
     Returns:
         For each item the answer, or the InfiniRunError that came instead of it: `JobHung` of one left behind.
@@ -67,7 +67,7 @@ def ask_one(path: str, call: Callable[[], R]) -> R:
 
 
 def kept(outcomes: Sequence[R | InfiniRunError], problem: Callable[[str], None] | None) -> list[R]:
-    """Return the answers; `problem` gets a line for each other outcome. None: the first of those is raised."""
+    """Return the answers; `problem` gets a line per other outcome. None: the first of those raises."""
     found = []
     for outcome in outcomes:
         if not isinstance(outcome, InfiniRunError):
@@ -84,7 +84,7 @@ def _silence(path: str, hung_s: float) -> str:
 
 
 def _outcome(outcome: Any) -> Any:
-    """A mistake of ours is no job's."""
+    """Return the outcome of one job; a bug is no job's outcome, and raises."""
     if isinstance(outcome, BaseException) and not isinstance(outcome, InfiniRunError):
         raise outcome
     return outcome
@@ -126,18 +126,18 @@ class _Round:
             thread.join()
 
     def _live(self) -> list[float]:
-        """When those were last heard of that are still waited for."""
+        """Return when those that are still waited for were last heard of."""
         now_s = time.monotonic()
         return [last_s for last_s in self._running.values() if now_s - last_s < self._hung_s]
 
     def _patience_s(self) -> float:
-        """How long to wait for the end of all, which is an event; that nothing happens is none."""
+        """Return how long to wait for the end of all, which is an event; that nothing happens is none."""
         if self._waiting or not self._running:
             return SLOW_S
         return max(0.0, max(self._live(), default=0.0) + self._hung_s - time.monotonic()) + 0.01
 
     def _start(self) -> list[Thread]:
-        """One more thread; where there can be none, the jobs are looked at here."""
+        """Start one more thread; where that fails, look at the jobs here."""
         from threading import Thread
 
         thread = Thread(target=self._work, daemon=True, name="infini-job-look")
@@ -151,9 +151,7 @@ class _Round:
     def _work(self) -> None:
         while (at := self._next()) >= 0:
             _progress_of[_thread.get_ident()] = lambda at=at: self._note_progress(at)  # type: ignore[misc]
-            answer, error = capture_exception(
-                self._call, self._items[at]
-            )  # a mistake of ours is raised by `for_each`
+            answer, error = capture_exception(self._call, self._items[at])  # `for_each` raises a bug
             del _progress_of[_thread.get_ident()]
             with self._changed:
                 del self._running[at]
@@ -166,7 +164,7 @@ class _Round:
         self._running[at] = time.monotonic()
 
     def _next(self) -> int:
-        """The place of the next job; -1: there is none."""
+        """Return the place of the next job; -1 without one."""
         with self._changed:
             if not self._waiting:
                 return -1

@@ -1,7 +1,7 @@
-"""What tells who follows jobs that there is news: their directories, the ends of processes, and a schedule.
+"""The news for followers of jobs: changes in their directories, the ends of processes, and a schedule.
 
-The one rule: what can be heard of is not asked for. Schedulers are asked after 2 s, then ever more rarely, once in a
-minute at last; directories that other machines write are read every 5 s. A follower waits for nothing by itself: the
+The one rule: nothing asks for what is an event. Queries of schedulers come after 2 s, then ever more rarely, once in
+a minute at last. Reads of directories that other machines write come every 5 s. A follower itself never waits: the
 loops are a command's (watch.py) and the service's (serve/job_cache.py).
 """
 
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
 FIRST_S, GROWTH, LAST_S = 2.0, 1.5, 60.0  # between two questions
 NEVER = float("inf")
-REMOTE_S = 5.0  # between two looks at a directory that says nothing by itself
+REMOTE_S = 5.0  # between two looks at a directory without events
 
 
 class Follower:
-    """To be closed.
+    """The sources of news about jobs. The caller closes it.
 
     Attributes:
         changes: The directories.
         processes: Of jobs on this machine, by name, a pidfd each.
-        query_at_s: When schedulers are to be asked, by the monotonic clock.
+        query_at_s: The time of the next query, by the monotonic clock.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class Follower:
         self.interval_s = FIRST_S  # between the next two questions
 
     def ask_now(self) -> None:
-        """Something has happened of which a scheduler knows more."""
+        """Bring the next query forward: something happened of which a scheduler knows more."""
         self.query_at_s = 0.0
 
     def start_over(self) -> None:
@@ -49,12 +49,13 @@ class Follower:
         self.interval_s = FIRST_S
 
     def begin_query(self, now_s: float) -> None:
-        """Schedulers are asked now; what happens meanwhile is a reason to ask again."""
+        """Begin a query; what happens meanwhile is a reason for the next one."""
         self.query_at_s = now_s + self.interval_s
         self.interval_s = min(self.interval_s * GROWTH, LAST_S)
 
     def watch_ends(self, jobs: Iterable[Status]) -> list[tuple[str, int]]:
-        """Of jobs on this machine the end is an event, whatever ends them. Returns what is new in `processes`."""
+        """Watch the ends of jobs on this machine, which are events, whatever ends them. Return what is new in
+        `processes`."""
         found = []
         for job in jobs:
             if job.scheduler == LOCAL and job.id and not job.is_final and job.name not in self.processes:
@@ -68,12 +69,12 @@ class Follower:
         return found
 
     def end(self, name: str) -> None:
-        """A process has ended."""
+        """Note the end of a process."""
         os.close(self.processes.pop(name))
         self.ask_now()
 
     def close(self) -> None:
-        """Safe twice."""
+        """Close the descriptors. Safe twice."""
         self.changes.close()
         for name in list(self.processes):
             self.end(name)

@@ -1,6 +1,6 @@
-"""What is known of a job: one frozen record, and that of an array out of those of its tasks. Pure.
+"""The known state of a job: one frozen record, and that of an array out of those of its tasks. Pure.
 
-The one rule: of an array nothing is kept that does not follow from its tasks.
+The one rule: an array has nothing that does not follow from its tasks.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _FURTHEST = (RUNNING, WARNED, STARTING, SUSPENDED, QUEUED)
 
 @record
 class Status:
-    """A job, as far as it is known.
+    """The known state of a job.
 
     Args:
         name: Of the job, or NAME.K of a task.
@@ -52,9 +52,9 @@ class Status:
         advice: What to change in a hopeless one.
         attempt: Its latest run, counted from 0; -1: it has not begun.
         nodes: Its hosts, in the order of their ranks.
-        spares: Hosts of it that run nothing, and may take the place of one that is lost.
-        lost: Hosts of it that were lost, or left out.
-        query_error: Why the scheduler did not answer; "": it did, or was not asked.
+        spares: Hosts of it that run nothing, and may replace a lost one.
+        lost: Hosts of it that were lost, or excluded.
+        query_error: Why the scheduler did not answer; "": it did, or nobody asked.
         scheduler_ended_it: Whether its scheduler ended it, which may know why, or run it again.
         task: Of a task its index; of an array that of its first task to fail; -1: none.
         tasks: Of an array, in the order of their indices.
@@ -108,8 +108,8 @@ class Status:
 
     @property
     def exit_code(self) -> int | None:
-        """Return the code of the first rank to fail; 1 if the job ended badly and no code is known; None as long as
-        it has not ended (LOST is no end, unless it is final)."""
+        """The code of the first rank to fail; 1 if the job ended badly and no code is known. None until its end (LOST
+        is no end, unless it is final)."""
         if not self.is_final:
             return None
         if self.state == COMPLETED:
@@ -127,8 +127,8 @@ class Status:
 def whole(about: Status, tasks: Sequence[Status]) -> Status:
     """Return the status of an array.
 
-    As long as a task has not ended, it is that of the task that is furthest; then that of the first task that
-    failed, in time, with cancelled ones behind all others.
+    Until every task ended, it is that of the task that is furthest. Then it is that of the first task that failed, in
+    time, with cancelled ones behind all others.
 
     Args:
         about: The array's own name, id, shape and directory.

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from infini_run.jobs.scheduler import Scheduler
     from infini_run.jobs.status.job_status import Status
 
-# of plan/model.py, of one node or of many; stderr has its own word (ERROR in 0.2 and before). Bounded: what a rank
-# writes is no label of ours
+# a label of plan/model.py, of one node or of many; stderr has its own word (ERROR in 0.2 and before). Bounded: the
+# output of a rank is no label
 _LABEL = re.compile(rb"\[(?:rank (\d{1,9})|([^\]\s]{0,255}):(\d{1,9}))(?: err| ERROR)?\] ")
 
 
@@ -36,8 +36,17 @@ class Chosen:
     """Which lines: of one rank, of one node, or all."""
 
     def __init__(self, rank: int, node: str, phase: Phase | None, *, may_lack_node: bool = False) -> None:
-        """rank: -1: all. node: its index or its host; "": all. phase: None: not known yet. may_lack_node: a node that
-        is not one of the job's is no error, and has no lines. Raises UsageError: there is no such rank or node."""
+        """Choose lines.
+
+        Args:
+            rank: -1: all.
+            node: its index or its host; "": all.
+            phase: None: not known yet.
+            may_lack_node: a node of another job is no error, and has no lines.
+
+        Raises:
+            UsageError: there is no such rank or node.
+        """
         nodes, nproc = (phase.nodes, phase.nproc) if phase else ((), 0)
         hosts = (*nodes, *phase.spares, *phase.lost) if phase else ()  # some may have run ranks before
         self._rank, self._host = rank, b""
@@ -73,7 +82,7 @@ def _no_node(node: str, nodes: Iterable[str], count: int) -> UsageError:
 
 
 class Reader:
-    """A log file that may still grow, in whole lines. tail: at first its last ones only, at most so many; -1: all."""
+    """A log file that may still grow, in whole lines. tail: at first at most this many last lines; -1: all."""
 
     def __init__(self, path: str, tail: int = -1) -> None:
         self._path = path
@@ -82,7 +91,7 @@ class Reader:
         self._rest: list[bytes] = []  # of a line without an end: a long one is not put together for each piece of it
 
     def lines(self) -> Iterator[bytes]:
-        """Those that have come since the last call."""
+        """Return the lines since the last call."""
         try:
             file = open(open_regular(self._path, follows_links=True), "rb", buffering=0)  # noqa: SIM115
         except FileNotFoundError:
@@ -103,13 +112,13 @@ class Reader:
                     self._rest.append(piece[size:])
 
     def end(self) -> bytes:
-        """What stands there without an end of line. Safe twice."""
+        """Return the rest, without an end of line. Safe twice."""
         rest, self._rest = self._rest, []
         return b"".join([*rest, b"\n"]) if rest else b""
 
 
 def _start_of_last(file: FileIO, count: int) -> int:
-    """Where the last lines of a file begin, read from its end; a last line without an end is one."""
+    """Return where the last lines of a file begin, read from its end; a last line without an end is one."""
     at = file.seek(0, os.SEEK_END)
     left = count
     if at:
@@ -129,7 +138,7 @@ def _start_of_last(file: FileIO, count: int) -> int:
 
 
 def narrow(folder: JobDir, tasks: Sequence[int]) -> tuple[JobDir, Sequence[int]]:
-    """Take the one task that is chosen for a job of its own, whose lines have no task in front.
+    """Turn the one chosen task into a job, whose lines have no task in front.
 
     Args:
         folder: Of the array.
@@ -145,8 +154,8 @@ def narrow(folder: JobDir, tasks: Sequence[int]) -> tuple[JobDir, Sequence[int]]
 
 
 def attempts_of(folder: JobDir, asked: int, tasks: Sequence[int] = ()) -> list[int]:
-    """asked: one, or -1: all. Those of an array are those of the task that ran most often. Raises UsageError: it has
-    not run so often."""
+    """Return the attempts to read. asked: one, or -1: all. Those of an array are those of the task that ran most
+    often. Raises UsageError if there was no such run."""
     count = max(one.attempts() for one in tasks_of(folder, tasks) or (folder,))
     if asked >= count:
         was = "has not begun" if not count else f"ran {count} time{'s' * (count > 1)}, counted from 0"
@@ -155,8 +164,8 @@ def attempts_of(folder: JobDir, asked: int, tasks: Sequence[int] = ()) -> list[i
 
 
 def check(folder: JobDir, *, rank: int, node: str, attempt: int, tasks: Sequence[int] = ()) -> None:
-    """Check that what is chosen can exist, as far as is known by now. A task of an array need not have had the runs
-    or nodes of another.
+    """Check that the choice can exist, as far as is known by now. A task of an array may lack the runs or nodes of
+    another.
 
     Raises:
         UsageError: There is no such task, rank, node or run.
@@ -201,14 +210,14 @@ def blocks(
 
     Args:
         folder: Of the job, array or task.
-        scheduler: Of a job that is to be followed until it has ended; None: what there is now.
+        scheduler: The scheduler of a job to follow until its end; None: do not follow.
         rank: Its lines only; -1: all.
         node: Its index or host; "": all.
         attempt: This run only, counted from 0; -1: all.
         tasks: Of an array, these only; empty: all.
-        tail: Of the lines that there are at first, at most so many, the last ones; -1: all.
-        stop: A descriptor; following ends when it can be read; -1: none.
-        changed: Is called with each new status of a job that is followed.
+        tail: At first at most this many last lines; -1: all.
+        stop: A descriptor, which ends the following when it is readable; -1: none.
+        changed: Gets each new status of a followed job.
 
     Raises:
         UsageError: There is no such task, rank, node or attempt.
@@ -247,7 +256,7 @@ def _last_of(found: Iterable[bytes], count: int) -> Iterator[bytes]:
 
 
 def last_lines(text: bytes, count: int) -> bytes:
-    """Return the last lines of a text, at most so many; -1: all."""
+    """Return at most this many last lines of a text; -1: all."""
     return text if count < 0 else b"".join(deque(text.splitlines(keepends=True), count))
 
 
@@ -264,7 +273,7 @@ class _Runs:
         self._log: _Log | None = None
 
     def blocks(self, is_over: bool) -> Iterator[bytes]:
-        """What has come since the last call. is_over: nothing more will."""
+        """Return the text since the last call. is_over: nothing more will come."""
         for block in self._blocks(is_over):
             yield b"".join(self._label + line for line in block.splitlines(keepends=True)) if self._label else block
 
@@ -286,7 +295,7 @@ class _Runs:
 
 
 class _Log:
-    """One attempt's. Its nodes may become known while it is read."""
+    """The log of one attempt, whose nodes may become known during the reading."""
 
     def __init__(
         self, folder: JobDir, number: int, rank: int, node: str, may_lack_node: bool, tail: int = -1
@@ -301,7 +310,7 @@ class _Log:
         if self._chosen is None or not self._chosen.is_sure:
             self._chosen = Chosen(self._rank, self._node, phase, may_lack_node=self._may_lack_node)
         if self._node and not self._chosen.is_sure:
-            return  # nobody has written anything
+            return  # the file is empty so far
         held, size = [], 0
         for line in self._reader.lines():
             if self._chosen.has(line):
@@ -314,7 +323,7 @@ class _Log:
             yield b"".join(held)
 
     def end(self) -> Iterator[bytes]:
-        """What stands there without an end of line."""
+        """Return the rest, without an end of line. Safe twice."""
         rest = self._reader.end()
         if rest and self._chosen is not None and self._chosen.has(rest):
             yield rest
@@ -325,7 +334,7 @@ def scheduler_log(folder: JobDir, tasks: Sequence[int] = ()) -> bytes:
 
     Args:
         folder: Of the job, array or task.
-        tasks: Indices of the tasks that are meant; empty: all.
+        tasks: Indices of the tasks; empty: all.
     """
     found_lines = b"".join(map(scheduler_log, tasks_of(folder, tasks)))
     for path in () if tasks else folder.scheduler_logs:

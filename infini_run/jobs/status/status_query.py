@@ -1,7 +1,7 @@
 """How jobs are: their own word, else what their scheduler says, by one query for all of them.
 
-The one rule: a job that is not in the answer is not finished, and an answer that did not come changes nothing. What a
-scheduler forgets is written down when it is seen.
+The one rule: a job that is not in the answer is not finished, and no answer changes nothing. Whoever sees what a
+scheduler will forget writes it down.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ _LEFT_OUT = "its array is there without it: it was cancelled while it waited"
 _LEFT_OUT_OR_FORGOTTEN = f"{_LEFT_OUT}, or ended before it began and was forgotten: accounting would tell"
 _LINES = 5  # of the scheduler's: earlier ones may be of an earlier run
 _END_BYTES = 1 << 16  # bytes of it that are read
-_KNOWN_S = 60.0  # a file server may hide a file that is new for so long (nfs(5), acdirmax)
+_KNOWN_S = 60.0  # a file server may hide a new file for this long (nfs(5), acdirmax)
 
 
 def query_status(
     folders: Sequence[JobDir], scheduler_of: Callable[[Submission], Scheduler], now_s: float | None = None
 ) -> list[Status]:
-    """Return the statuses of jobs, by one query of each scheduler; jobs that have ended need none.
+    """Return the statuses of jobs, by one query of each scheduler; finished jobs need none.
 
     Args:
         folders: Of jobs, arrays or tasks.
@@ -58,11 +58,11 @@ def query_status(
         now_s: Seconds since the epoch; None: now.
 
     Returns:
-        One status for each directory, in their order. What a scheduler might forget is written down.
+        One status per directory, in their order. It also records what a scheduler might forget.
 
     Raises:
         UsageError: One is no job's directory.
-        InfiniRunError: A file of one cannot be read, or is not what infini-job has written.
+        InfiniRunError: A file of one is not readable, or infini-job did not write it.
     """
     reads = [_Reading(folder) for folder in folders]
     _ask(reads, scheduler_of)
@@ -74,19 +74,18 @@ def query_each(
     scheduler_of: Callable[[Submission], Scheduler],
     problem: Callable[[str], None] | None,
 ) -> list[Status]:
-    """Return the statuses of jobs as `query_status` does, each by itself.
+    """Return the statuses of jobs as `query_status` does, each alone.
 
     Args:
         folders: Of jobs, arrays or tasks.
         scheduler_of: Gives the scheduler of a submission, as for `query_status`.
-        problem: Gets a line for each job that cannot be read, or does not answer (`each_job.HUNG_S`); None: that is
-            raised.
+        problem: Gets a line per job that is unreadable, or does not answer (`each_job.HUNG_S`); None: raise it.
 
     Returns:
         The statuses of the others, in their order.
 
     Raises:
-        InfiniRunError: One cannot be read, and `problem` is None.
+        InfiniRunError: One is unreadable, and `problem` is None.
     """
     reads = kept(for_each(folders, _Reading, lambda folder: folder.path), problem)
     _ask(reads, scheduler_of)
@@ -109,7 +108,7 @@ class _Reading:
         self.has_accounting = False
 
     def status(self, now_s: float | None = None) -> Status:
-        """With the answer. Raises InfiniRunError, as its beginning."""
+        """Return the status with the answer. Raises InfiniRunError, as its beginning."""
         now_s = time.time() if now_s is None else now_s
         found = [status if status.is_final else self._answered(one, status, now_s) for one, status in self._found]
         return whole(_read(self.folder), found) if self._tasks else found[0]
@@ -128,7 +127,7 @@ class _Reading:
 
 
 def _ask(reads: Sequence[_Reading], scheduler_of: Callable[[Submission], Scheduler]) -> None:
-    """One query of each scheduler."""
+    """Query each scheduler once."""
     groups: dict[str, list[_Reading]] = {}
     for read in reads:
         if read.asked:
@@ -151,7 +150,7 @@ def read_status(folder: JobDir, known: Status | None = None) -> Status:
 
     Args:
         folder: Of a job, an array or a task.
-        known: An earlier status of an array: its tasks that had ended are not read again; None: all are.
+        known: An earlier status of an array: its finished tasks are not read again; None: read all.
 
     Raises:
         UsageError: It is no job's directory.
@@ -198,7 +197,8 @@ def _in_phase(status: Status, phase: Phase) -> Status:
 
 
 def _ended(status: Status, ending: JobResult) -> Status:
-    """What the scheduler has ended it may run again: it is asked once more, while it knows the job."""
+    """Return the status of a job that the scheduler ended, and may run again: it answers once more, while it knows
+    the job."""
     return replace(
         status,
         state=ending.state,
@@ -222,8 +222,9 @@ def _combine(
     was_submitted: bool,
     has_accounting: bool,
 ) -> Status:
-    """The scheduler has answered. was_submitted: it had the job when it was asked. The directory is read anew:
-    meanwhile the job may have ended, or have been queued again under another id, of which the answer says nothing."""
+    """Return the status with the scheduler's answer. was_submitted: it had the job at the time of the query. This
+    reads the directory anew. Meanwhile the job may be finished, or in the queue again under another id, which the
+    answer leaves out."""
     status = read_status(folder)
     if status.is_final or (asked_id and status.id != asked_id):
         return status
@@ -242,18 +243,19 @@ def _combine(
 
 
 def _is_submitted(folder: JobDir) -> bool:
-    """Whether the scheduler has given an id: to a task, that of its array."""
+    """Return whether the scheduler gave an id: to a task, that of its array."""
     return bool(folder.array.id if isinstance(folder, Task) else folder.id)
 
 
 def _knows_array(task: Task, seen: Mapping[str, SchedulerJob]) -> bool:
-    """Whether the answer has the array itself: another id under its name is that of a task that runs again."""
+    """Return whether the answer has the array itself: another id under its name is that of a task that runs again."""
     name = task.array.queue_name
     return name in seen and seen[name].id == task.array.id
 
 
 def _alive(folder: JobDir, status: Status, answer: SchedulerJob) -> Status:
-    """It waits, or runs: how far it is says its own phase, unless that is an earlier attempt's."""
+    """Return the status of a job that waits, or runs: its own phase has its progress, unless that is an earlier
+    attempt's."""
     phase = folder.phase(status.attempt) if status.attempt >= 0 else None
     base = replace(status, code=-1, node="", rank=-1, is_final=False, scheduler_ended_it=False)
     if answer.state == QUEUED:
@@ -269,7 +271,7 @@ def _alive(folder: JobDir, status: Status, answer: SchedulerJob) -> Status:
 
 
 def _gone(folder: JobDir, status: Status, answer: SchedulerJob, now_s: float) -> Status:
-    """It has ended without a word of its own, or with one that the scheduler knows better."""
+    """Return the status of a job that ended without its own record, or with one that the scheduler knows better."""
     if status.scheduler_ended_it:
         state = status.state if answer.state in (COMPLETED, FAILED, LOST) else answer.state
         reason = status.reason if state == status.state else END_REASONS.get(state, status.reason)
@@ -291,9 +293,9 @@ def _gone(folder: JobDir, status: Status, answer: SchedulerJob, now_s: float) ->
 def _missing(
     folder: JobDir, status: Status, now_s: float, is_left_out: bool, *, was_submitted: bool, has_accounting: bool
 ) -> Status:
-    """The scheduler does not know it (any more). is_left_out: it knows the array of this task, which never began:
-    Slurm says nothing of a task that was cancelled while it waited, not even in its accounting, and forgets one that
-    ended (MinJobAge), unless there is accounting."""
+    """Return the status of a job that the scheduler does not know (any more). is_left_out: it knows the array of this
+    task, which never began. Slurm drops a task cancelled in its queue, even from its accounting. Without accounting
+    it forgets one that ended, too (MinJobAge)."""
     if status.state not in LIVE:  # scheduler_ended_it, and forgotten: its own word is all that there is
         return _record_end(folder, status, now_s, replaces=True)
     if folder.is_cancelled:
@@ -306,7 +308,7 @@ def _missing(
         return status  # it is being submitted, or was while the scheduler was asked
     if not was_submitted:
         return replace(status, state=LOST, reason="it was never submitted: nobody but its directory knows it")
-    if status.scheduler == LOCAL:  # nothing is hidden from us here
+    if status.scheduler == LOCAL:  # this user sees everything here
         who = "its process" if folder.id else "what starts the tasks of its array"
         last_line = _last_line(folder)
         if isinstance(folder, Task) and not folder.id:
@@ -323,7 +325,7 @@ def _last_line(folder: JobDir) -> str:
 
 
 def _out_of_memory(folder: JobDir) -> str:
-    """What Slurm has said of its memory, "": nothing."""
+    """Return what Slurm said of its memory; "" without a word."""
     return next(filter(is_out_of_memory, script_and_scheduler_lines(folder)[-_LINES:]), "")
 
 
@@ -360,7 +362,7 @@ def _record_end(folder: JobDir, status: Status, now_s: float, replaces: bool = F
 
 
 def is_lost_for_good(status: Status, missing_since_s: float, now_s: float) -> bool:
-    """Return whether a command that waits may stop: a file with the end of the job would be seen by now (nfs(5),
+    """Return whether a command that waits may stop: it would see a file with the end of the job by now (nfs(5),
     acdirmax).
 
     Args:

@@ -1,4 +1,4 @@
-"""A job, followed by a command: its directory tells at once, its scheduler is asked now and then (follower.py), only
+"""A job that a command follows: its directory reports at once, its scheduler answers now and then (follower.py), only
 while somebody waits."""
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ def answered(known: Status, answer: Status) -> Status:
 
 
 def _runs_ended_by_scheduler(found: Status) -> set[tuple[str, int]]:
-    """The runs that the scheduler has ended, by name and attempt, and of which it may know why."""
+    """Return the runs that the scheduler ended, by name and attempt, and of which it may know why."""
     return {(one.name, one.attempt) for one in found.tasks or (found,) if one.scheduler_ended_it and not one.is_final}
 
 
 class JobWatcher:
-    """`status` is the latest; `poll` waits for another. To be closed."""
+    """The status of a job, followed: `status` is the latest; `poll` waits for another. The caller closes it."""
 
     def __init__(self, folder: JobDir, scheduler: Scheduler) -> None:
         self._folder = folder
@@ -75,11 +75,11 @@ class JobWatcher:
 
     @property
     def has_ended(self) -> bool:
-        """Nothing more is to come. A job that nobody knows has a minute to be heard of."""
+        """Whether nothing more is to come. A job that no scheduler knows has a minute to appear."""
         return self.status.is_final or is_lost_for_good(self.status, self._missing_s, time.monotonic())
 
     def fileno(self) -> int:
-        """Readable when its directory has changed."""
+        """Return the descriptor that is readable after a change of its directory."""
         return self._follower.changes.fileno()
 
     def poll(self, timeout_s: float | None = None, also: Sequence[int] = ()) -> bool:
@@ -87,13 +87,13 @@ class JobWatcher:
 
         Args:
             timeout_s: Seconds to wait at most; None: until the next query.
-            also: Descriptors that end the wait when they can be read.
+            also: Descriptors that end the wait when they are readable.
 
         Returns:
             Whether `status` is another than before.
 
         Raises:
-            InfiniRunError: The directory was removed.
+            InfiniRunError: The directory is gone.
         """
         before = self.status
         now_s = time.monotonic()
@@ -111,7 +111,7 @@ class JobWatcher:
         return self.status != before
 
     def _wait(self, wait_s: float, also: Sequence[int]) -> bool:
-        """Whether something of the job's has happened."""
+        """Wait. Return whether something of the job's has happened."""
         poll = select.poll()
         processes = dict(self._follower.processes)
         ours = [self._follower.changes.fileno(), *processes.values()]
@@ -124,7 +124,7 @@ class JobWatcher:
         return any(fd in ready for fd in ours)
 
     def _read(self) -> None:
-        """What the directory says alone; where that leaves a question, the scheduler is next."""
+        """Return the status from the directory alone; where that leaves a question, the scheduler is next."""
         self._folder.require()
         self._read_at_s = time.monotonic() + self._read_interval_s
         found = read_status(self._folder, self.status)
@@ -149,7 +149,7 @@ class JobWatcher:
         return status
 
     def _follow_attempts(self) -> None:
-        """As `_watch_attempts`; what was written in a directory before it was watched is read."""
+        """Follow the attempts, as `_watch_attempts` does, and read what a directory had before the watch."""
         while self._watch_attempts():
             self._read()
 
@@ -169,5 +169,5 @@ class JobWatcher:
             self._watched.add(path)
 
     def close(self) -> None:
-        """Safe twice."""
+        """Close the descriptors. Safe twice."""
         self._follower.close()
