@@ -1,7 +1,7 @@
 """The agent: the launcher of one node, under a head.
 
 It runs its node's part of the plan as the command does, with the same NodeLaunch. The output of its ranks goes to the
-head. If the head has gone, or is silent for too long, everything here is killed.
+head. If the head has gone, or is silent for too long, the agent kills everything here.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ class Agent:
 
     Args:
         connection: to the head.
-        node: index of this node, as far as it is known here.
-        own_options: of this node's own command line, if the user started it by hand: the head then only says who
+        node: index of this node; it may still change.
+        own_options: of this node's own command line, if the user started it manually: the head then only says who
             joins and when. None: the head's options hold.
         facts: values of variables that the engine asked for.
         environ: environment that ranks inherit; None: that of this process.
         host: the name of this node in the head's list of hosts, for engines that may number nodes otherwise.
         entry: what an earlier agent of this process has taken over. None: none has.
-        last_job: the job of which an earlier agent of this process was a node, or asked to be: its launch id, and the
-            --node_timeout there in seconds.
+        last_job: the launch id of an earlier job of which this process was a node, or asked to be; and its
+            --node_timeout in seconds.
     """
 
     def __init__(
@@ -79,11 +79,11 @@ class Agent:
         self._environ = os.environ if environ is None else environ
         self._engine_facts = facts
         self._stdio: RankStdio | None = None
-        self._stream: AgentStream | None = None  # between the head and the one process that we run
+        self._stream: AgentStream | None = None  # between the head and the agent's one process
         self.entry = entry
         self.last_job = last_job
         self.has_joined = False
-        self._observe: tuple[str, ...] = ()  # what the head wants to see of our ranks
+        self._observe: tuple[str, ...] = ()  # what the head wants to see of the ranks here
         self._relay: ObserverRelay | None = None
         self._setup: NodeSetup | None = None
         self._check: NodeCheck | None = None  # that runs
@@ -136,7 +136,7 @@ class Agent:
             limit_s = HANDSHAKE_S if self._own_options is None else self._own_options.join_timeout_s
             try:
                 self._link.authenticate(token, self._identity, limit_s=limit_s, print_line=print_line)
-            except TurnedAway as error:  # its job may run without us: a head that comes after it has to know
+            except TurnedAway as error:  # its job may run without this node: a later head has to know
                 if self._own_options is not None and error.launch_id:
                     self.last_job = error.launch_id, error.timeout_s
                 raise
@@ -204,7 +204,7 @@ class Agent:
         )
         import infini_run.node.launch  # noqa: F401  now, while other nodes are still joining
 
-        self._link.forgive_silence()  # until HELLO the head sends nothing, and we did not listen
+        self._link.forgive_silence()  # until HELLO the head sends nothing, and nobody listened here
         return setup
 
     def _watch_stream(self) -> None:
@@ -257,7 +257,7 @@ class Agent:
         try:
             self._run_attempt(setup, launch)
         finally:
-            self._return_signals()  # also if they cannot start: a launcher that joins again can be told to stop
+            self._return_signals()  # also if they cannot start: a launcher that rejoins may receive a stop
 
     def _run_attempt(self, setup: NodeSetup, launch: dict[str, Any]) -> None:
         from infini_run.core.group import release_caller_descriptors
@@ -321,7 +321,7 @@ class Agent:
             self._await_end(launch["launch_id"], [process.pid for process in report.stuck])
 
     def _start(self, run: NodeLaunch) -> None:
-        """Start the ranks. Raises as NodeLaunch.start; LinkError: their lease is over, which is no refusal."""
+        """Start the ranks. Raises as NodeLaunch.start; LinkError if their lease has run out, which is no refusal."""
         self._keep_lease(run)  # LAUNCH may come late, after the head has given this node up
         if self._link.is_lost:
             raise self._link.lost_error()
@@ -334,7 +334,7 @@ class Agent:
             raise self._link.lost_error() from None
 
     def _await_end(self, launch_id: str, pids: Sequence[int]) -> None:
-        """Tell the head when the processes have ended that SIGKILL did not end at once."""
+        """Report to the head when the processes are gone that SIGKILL did not end at once."""
         from infini_run.multinode.old_world import StuckProcesses
 
         connection = self._link.connection
@@ -343,17 +343,17 @@ class Agent:
         )
 
     def _take_signals(self) -> None:
-        """While ranks run, the core reads the signals of this process."""
+        """Let the core read the signals of this process, while ranks run."""
         if self.entry is None:
             self.entry = _take_over_process()
         else:
             _signal.pthread_sigmask(_signal.SIG_BLOCK, _signal.valid_signals())
-        self._close_signal_pipe()  # what it has, comes again
+        self._close_signal_pipe()  # what it has, it reports again
 
     def _return_signals(self) -> None:
-        """While no ranks run here, a launcher that the user has started tells the head what it is told; an agent of
-        a job that goes on without it ends, as any program. A silent launcher would be given up, so it acts on Ctrl-Z,
-        too."""
+        """Read the signals of this process in the agent, while no ranks run here. A launcher that the user started
+        reports its signals to the head. An agent of a job that continues without it ends, as any program. The head
+        would give up a silent launcher, so the agent acts on Ctrl-Z, too."""
         if self._own_options is not None:
             from infini_run.core.signal_pipe import SignalPipe
 
@@ -387,8 +387,9 @@ class Agent:
                 self._end_by(number)
 
     def _end_by(self, number: int) -> None:
-        """Tell the head. A job that can do without us goes on, and we leave; else the head ends it, and us with it,
-        unless the user insists: the ranks of others are the head's to kill, so with them a third time is needed."""
+        """Report a stop signal to the head. A job that can do without this node continues, and the agent leaves. Else
+        the head ends the job, and this agent with it, unless the user insists. Only the head may kill the ranks of
+        other nodes, so that takes a third time."""
         self._end_signals += 1
         is_needed = self._link.lease is None
         is_insisted = self._end_signals > (2 if is_needed and self._has_run else 1)
@@ -400,19 +401,20 @@ class Agent:
                 self._link.give_up()
 
     def _leave_if_due(self) -> None:
-        """All that the head is to know has been sent."""
+        """Leave once the head has all that it needs."""
         if self._left_by and self._is_idle and not self._link.is_lost and not self._link.connection.wants_write:
             self._link.give_up()
 
     def _reap_orphans(self) -> None:
-        """Those that a check has left, and as process 1 any: their status is nobody's. A check reaps its own."""
+        """Reap the processes that a check has left, and as process 1 any: nobody needs their status. A check reaps
+        its own."""
         with suppress(ChildProcessError):
             while self._check is None and os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG) is not None:
                 pass
 
     def _keep_lease(self, run: NodeLaunch) -> None:
-        """Renew the lease that the guard holds. If it is over, the ranks are dead, and the head may have given us
-        up."""
+        """Renew the lease that the guard holds. After its end the ranks are dead, and the head may have given up this
+        node."""
         lease = self._link.lease
         if lease is None or self._link.is_lost:
             return
@@ -455,8 +457,8 @@ class Agent:
             self._link.connection.send(pack_json(protocol.EVENT, {event.kind: event.rank, "pid": event.pid}))
 
     def _send_failure(self, rank: int, time_ns: int) -> None:
-        """Report the first failure here, with its time by our CLOCK_MONOTONIC and with its age: no two nodes' clocks
-        agree."""
+        """Report the first failure here, with its time by this node's CLOCK_MONOTONIC and with its age: no two nodes'
+        clocks agree."""
         if not self._has_reported_failure:
             self._has_reported_failure = True
             age_ns = max(0, time.monotonic_ns() - time_ns)
@@ -464,7 +466,8 @@ class Agent:
             self._link.connection.send(pack_json(protocol.EVENT, event))
 
     def _send_progress(self, progress: int) -> None:
-        """Report the highest PROGRESS= here while it can be: a job that goes on without this node counts it, too."""
+        """Report the highest PROGRESS= here while it can be: a job that continues without this node counts it,
+        too."""
         if progress > self._sent_progress and self._link.lease is not None and self._link.connection.has_room:
             self._sent_progress = progress
             self._link.connection.send(pack_json(protocol.EVENT, {"progress": progress}))
@@ -503,7 +506,7 @@ class Agent:
                 self._stream = AgentStream(self._poller, self._link.connection)
 
     def _on_link_lost(self) -> None:
-        """Nobody can tell us what to do any more: kill all ranks."""
+        """Kill all ranks: nobody can direct this node any more."""
         if self._launch is not None:
             self._launch.kill()
 
@@ -521,7 +524,7 @@ def _forward_signal(run: NodeLaunch, number: int) -> None:
 
 
 def _take_over_process() -> ProcessState:
-    """From here on the core reads this process's signals, as it does for the command."""
+    """Let the core read this process's signals from here on, as it does for the command."""
     from infini_run.core.group import take_over_process
 
     before = _signal.pthread_sigmask(_signal.SIG_BLOCK, _signal.valid_signals())
@@ -529,7 +532,7 @@ def _take_over_process() -> ProcessState:
 
 
 def print_line(text: str, fd: int = 2) -> None:
-    """Print a line on our own stderr, and wait a second at most for its reader."""
+    """Print a line on this process's stderr, and wait a second at most for its reader."""
     from infini_run.core.nonblocking_writer import CONSOLE_WAIT_S, write_all
 
     write_all(fd, os.fsencode(text + "\n"), CONSOLE_WAIT_S)

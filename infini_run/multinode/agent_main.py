@@ -58,7 +58,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _node_index(text: str) -> int:
-    """The index of this node: a number, or the name of the variable that has it."""
+    """Return the index of this node: a number, or the name of the variable that has it."""
     value = text if text.lstrip("-").isdecimal() else os.environ.get(text, "")
     try:
         return int(value)

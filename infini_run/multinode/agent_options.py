@@ -19,10 +19,10 @@ class WorkerNeeds:
     """What workers need of each node where ranks are spawn servers, which start the workers.
 
     Args:
-        gpus_per_proc: GPUs of each worker; 0: they are not looked at.
+        gpus_per_proc: GPUs of each worker; 0: do not look at GPUs.
         nproc: how many workers, or gpu, cpu, auto.
         log_dir: of their logs; empty: they have none.
-        environ: what is added to their environment.
+        environ: variables to add to their environment.
     """
 
     gpus_per_proc: int
@@ -32,7 +32,7 @@ class WorkerNeeds:
 
 
 def working_directory() -> str:
-    """Return the current directory. Raises UsageError: it was deleted, or its path cannot be read."""
+    """Return the current directory. Raises UsageError if it is gone, or its path is unreadable."""
     try:
         return os.getcwd()
     except OSError as error:

@@ -26,7 +26,7 @@ class AgentSet:
 
     Args:
         on_frame: called with an agent, and kind and payload of a frame from it.
-        on_lost: called with an agent whose connection has ended or carries nonsense, and the reason as far as it is
+        on_lost: called with an agent whose connection ended or carries nonsense, and the reason as far as it is
             known.
         on_reached: called with the index of a node that is ready, or will never be.
     """
@@ -55,7 +55,7 @@ class AgentSet:
             self._on_reached(agent.index)
 
     def renew(self, index: int) -> RemoteAgent:
-        """The agent of that node has gone, and another one may come in its place."""
+        """Free the place of a node whose agent has gone: another one may join there."""
         old = self.all[index]
         self.counts.change(old.state, "connecting")
         self.all[index] = new = RemoteAgent(index, old.host)
@@ -63,7 +63,7 @@ class AgentSet:
         return new
 
     def attach(self, agent: RemoteAgent, connection: Connection) -> None:
-        """The connection is that agent's from now on."""
+        """Give the agent its connection."""
         agent.connection = connection
         agent.last_received_s = agent.alive_s = time.monotonic()
         agent.time = AgentTime()  # another machine may answer to the name now
@@ -124,12 +124,12 @@ class AgentSet:
                 self._watch(agent, connection)
             return
         self._poller.unwatch(connection.fileno())
-        # if its command has not ended yet, that will tell why it never became ready
+        # its command may still run, and its end will explain why the agent never became ready
         if agent.state in ("ready", "running", "done") or (agent.state == "connected" and not agent.has_command):
             self._on_lost(agent, "")
 
     def read_to_end(self, agent: RemoteAgent) -> None:
-        """Read all that it has sent. Its command has ended, so no more comes; but a process that the command has left
+        """Read all that it has sent. Its command is gone, so no more comes. But a process that the command left
         behind (ControlPersist) may keep the connection open, so there may be no end to wait for."""
         while (connection := agent.connection) is not None and not connection.has_ended:
             if not is_readable(connection.fileno()):

@@ -27,7 +27,7 @@ class NodeSetup:
 
     Args:
         options: those of this node.
-        command: the program, as it was found here.
+        command: the program, at its path here.
         environ: the environment of the ranks, without what is each rank's own.
         cwd: where the ranks start.
         warnings: lines for this node's user.
@@ -55,12 +55,12 @@ def prepare(spec: Mapping[str, Any], own: Options | None, own_environ: Mapping[s
 
     Args:
         spec: the head's SPEC frame, checked.
-        own: options of this node's own command line, if the user started it by hand; else None.
+        own: options of this node's own command line, if the user started it manually; else None.
         own_environ: the environment of this process.
 
     Raises:
         UsageError: the directory is missing, or two command lines contradict each other.
-        ProgramError: the program cannot be run here.
+        ProgramError: the program cannot run here.
         DeviceError: the GPUs are not here.
     """
     from infini_run.environments.launcher_variables import close_inherited_on_exec, strip_launcher_environment
@@ -74,7 +74,7 @@ def prepare(spec: Mapping[str, Any], own: Options | None, own_environ: Mapping[s
         here = os.uname().nodename
         raise UsageError(f"{cwd} on {here}: {error.strerror}; start from a directory that every node has") from None
     environ = dict(own_environ)
-    if not spec["is_by_hand"]:  # else the user has started us: what is set for MPI is for the ranks
+    if not spec["is_by_hand"]:  # else the user started this one: what is set for MPI is for the ranks
         environ = strip_launcher_environment(environ)
         close_inherited_on_exec()
     environ |= spec["environ"]
@@ -85,7 +85,7 @@ def prepare(spec: Mapping[str, Any], own: Options | None, own_environ: Mapping[s
     if own is not None:
         _check_same(own, options)
         warnings = _idle_flags(own, options, spec["asked"])
-        # the terminal, stdin and what is shown there are the head's
+        # the head has the terminal, stdin, and what it shows there
         options = replace(options_of_agents(own), live=options.live, stdin=options.stdin)
     command = find_command(options.program, environ, module=options.module, no_python=options.no_python)
     node = inspect_node(options, environ)
@@ -141,13 +141,13 @@ def _check_same(own: Options, heads: Options) -> None:
 
 
 def _node_count(options: Options) -> str:
-    """The value of --nnodes."""
+    """Return the value of --nnodes."""
     range_of = options.is_elastic and options.least_nodes < options.nnodes
     return f"{options.least_nodes}:{options.nnodes}" if range_of else str(options.nnodes)
 
 
 def _idle_flags(own: Options, heads: Options, asked: Sequence[str]) -> tuple[str, ...]:
-    """A line about flags of this command line that only have an effect in that of node 0."""
+    """Return a line about flags of this command line that only have an effect in that of node 0."""
     idle = [f"--{name}" for name in HEADS_OWN if getattr(own, name) not in ("", "auto", "off") and name not in asked]
     if own.stdin not in (0, heads.stdin):
         idle.append(f"--stdin={own.stdin}")
@@ -221,8 +221,8 @@ def make_node_plan(setup: NodeSetup, launch: Mapping[str, Any]) -> tuple[Plan, O
 
 
 def _log_dir(setup: NodeSetup, restarts: int) -> str:
-    """The folder of an attempt's logs; "" if there are none. If nodes may come and go, each attempt has one of its
-    own: two machines that append to one file of a network file system lose lines."""
+    """Return the folder of an attempt's logs; "" without logs. If nodes may come and go, each attempt has a separate
+    one. Two machines that append to one file of a network file system lose lines."""
     if not setup.options.log_dir:
         return ""
     folder = os.path.join(setup.cwd, setup.options.log_dir)
@@ -230,19 +230,18 @@ def _log_dir(setup: NodeSetup, restarts: int) -> str:
 
 
 def _start_ticks() -> str:
-    """When this process started, in the kernel's ticks: together with the pid this names it and no other (proc(5),
-    stat)."""
+    """Return when this process started, in the kernel's ticks: together with the pid this names it and no other
+    (proc(5), stat)."""
     try:
         with open("/proc/self/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()[19].decode()
-    except OSError:  # no /proc here: then nobody can find this process by them either
+    except OSError:  # without /proc, nobody can find this process by them either
         return "0"
 
 
 def own_address() -> str:
-    """The address by which the head has reached this node, as sshd knows it (ssh(1), SSH_CONNECTION); else "". Slurm
-    passes on the variable of a user who has logged in elsewhere, so an address that is not this machine's is
-    ignored."""
+    """Return the address by which the head has reached this node, as sshd knows it (ssh(1), SSH_CONNECTION); else "".
+    Slurm passes on the variable of a user's other login, so an address that is not this machine's has no effect."""
     words = os.environ.get("SSH_CONNECTION", "").split()
     if len(words) != 4:
         return ""

@@ -24,7 +24,7 @@ OVER = ("done", "lost")
 
 
 class StateCounts:
-    """The number of agents in each state. It is asked at every event, so its cost must not grow with the nodes."""
+    """The number of agents in each state. Every event asks for it, so its cost must not grow with the nodes."""
 
     def __init__(self, count: int) -> None:
         self._counts = dict.fromkeys(STATES, 0)
@@ -46,12 +46,12 @@ class RemoteAgent:
         self.index = index  # among all agents
         self.node_rank = index  # in the attempt that runs; -1: it runs no ranks
         self.host = host
-        self.name = host.name  # "" until the agent of a job started by hand sends it
+        self.name = host.name  # "" until the agent of a manual launch sends it
         self.state = "connecting"
         self.connection: Connection | None = None
         self.address = ""  # it has connected from there
         self.kept_end_s = float("-inf")  # until then (monotonic) the place is kept for the node that was lost there
-        self.has_command = False  # a command of the engine starts it; else it connects by itself
+        self.has_command = False  # a command of the engine starts it; else it connects unasked
         self.last_received_s = time.monotonic()  # when its last frame was read here, or a lease was granted
         self.alive_s = self.last_received_s  # it was alive then, or later
         self.clock = ClockOffset()
@@ -62,23 +62,23 @@ class RemoteAgent:
         self.ranks = range(0)  # that it runs, or ran last
         self.rank_pids: dict[int, int] = {}
         self.was_running = False
-        self.first_failure_s = float("inf")  # by our monotonic clock
+        self.first_failure_s = float("inf")  # by the head's monotonic clock
         self.report: Report | None = None
         self.loss = ""  # why it was lost, as a sentence
         self.is_silent = False  # it was lost because it sent nothing
         self.is_unexplained = False  # it was lost, and the reason is not known yet
         self.is_ended_by_engine = False  # the engine was asked to end it
-        self.is_leaving = False  # it was told to stop, and the others go on
-        self.fence_s = float("-inf")  # until then what it ran may live (monotonic), for independent_nodes.py
+        self.is_leaving = False  # it was asked to stop, and the others continue
+        self.fence_s = float("-inf")  # until then its processes may live (monotonic), for independent_nodes.py
 
     def on_answer(self, payload: bytes) -> None:
-        """It has answered a clock_question. When that was asked it was alive, however late the answer is read: an
-        answer, or any frame, that a busy or suspended head reads now may have been sent long ago."""
+        """Note an answer to a clock_question. The agent was alive at the time of that question, however late the head
+        reads the answer. A busy or suspended head may read an answer, or any frame, long after it was sent."""
         self.alive_s = max(self.alive_s, self.clock.add_answer(payload))
 
     @property
     def last_received_wall_s(self) -> float:
-        """When its last frame was read, since the epoch."""
+        """The time of its last frame, in seconds since the epoch."""
         return _wall_s(self.last_received_s)
 
     @property

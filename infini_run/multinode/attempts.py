@@ -1,5 +1,4 @@
-"""The attempts of a launch: all ranks start when all nodes are ready, and start again after a failure, if they
-may."""
+"""The attempts of a launch: all ranks start when all nodes are ready, and restart after a failure, if they may."""
 
 from __future__ import annotations
 
@@ -26,8 +25,8 @@ class Attempts:
     """Starts the ranks of all nodes.
 
     Args:
-        join: it is told when all nodes are ready.
-        stdin: it is told which node runs which ranks.
+        join: the join phase, which learns that all nodes are ready.
+        stdin: the forwarder, which learns which node runs which ranks.
         has_stream: each node runs one process with a byte stream to the head.
     """
 
@@ -38,8 +37,8 @@ class Attempts:
         self._has_stream = has_stream
 
     def in_order(self) -> Sequence[RemoteAgent]:
-        """All agents in the order of their node ranks: as they are listed, or by their names if we hand out the
-        ranks."""
+        """Return all agents in the order of their node ranks: as in the list, or by their names if the head assigns
+        the ranks."""
         state = self._state
         agents = state.agents.all
         if state.node_list.engine == MANUAL and state.is_handing_out and not state.restarts.total:
@@ -52,7 +51,7 @@ class Attempts:
         return state.world
 
     def start_ranks(self, agents: Sequence[RemoteAgent]) -> None:
-        """All nodes are ready, or a restart is due: now the number of every rank is known.
+        """Start the ranks: all nodes are ready, or a restart is due, so the number of every rank is known.
 
         Args:
             agents: those that run ranks, in the order of their node ranks.
@@ -100,14 +99,14 @@ class Attempts:
         node_list = self._state.node_list
         if not node_list.counts and not self._has_stream and (uneven := uneven_notice(agents, counts)):
             self._state.notice(uneven)
-        if node_list.engine != MANUAL:  # by hand, the others have just reached node 0 at that address
+        if node_list.engine != MANUAL:  # in a manual launch, the others have just reached node 0 at that address
             warning = address_warning(address, agents, read_hosts())
             if warning:
                 self._state.notice(warning)
 
     def should_restart(self) -> bool:
-        """All nodes are over: whether all ranks start again, now or after a delay. A signal or a lost node ends
-        that."""
+        """Return whether all ranks restart, at once or after a delay, once all nodes finished. A signal or a lost
+        node prevents that."""
         state, restarts = self._state, self._state.restarts
         if restarts.is_waiting:
             if not state.is_stopping and not state.stop_signal and state.error is None:

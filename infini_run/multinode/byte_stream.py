@@ -1,8 +1,8 @@
 """A stream of bytes between the head and the one process that its agent runs on a node.
 
 At the node's end it is a socket, descriptor 0 of that process; between head and agent it is STREAM_DOWN and STREAM_UP
-frames. Bytes for the process are kept until it reads them: their sender has a limit of its own
-(crews/spawn/stream_multiplexer.py). Bytes from the process are read as the Link has room.
+frames. The agent keeps bytes for the process until it reads them: their sender has its own limit
+(crews/spawn/stream_multiplexer.py). It reads bytes from the process as the Link has room.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class AgentStream:
         self._write()
 
     def finish(self) -> None:
-        """The process has ended: send its last bytes, and close."""
+        """Send the last bytes of the process that exited, and close."""
         while self._forward():
             pass
         self._close()  # a process that it has left behind may still have the other end

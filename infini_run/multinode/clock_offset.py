@@ -1,5 +1,5 @@
-"""The offset between a node's clocks and ours, estimated over the Link as NTP does: a heartbeat asks, the agent
-answers with its clocks, and half of the round trip is the largest possible error."""
+"""The offset between the clocks of a node and of the head, estimated over the Link as NTP does. A heartbeat asks, the
+agent answers with its clocks, and half of the round trip is the largest possible error."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from infini_run.report.report import Report
 
 _DRIFT = 2e-4  # seconds a second: how fast two clocks may part while one of them is being corrected
-_FIRST_QUESTIONS = 3  # in a row: the first answer waits until the agent's start is over
+_FIRST_QUESTIONS = 3  # in a row: the first answer waits for the end of the agent's start
 _QUESTION = Struct(">q")  # the head's CLOCK_MONOTONIC, ns
 _ANSWER = Struct(">qqq")  # the question's time, the agent's wall clock, the agent's CLOCK_MONOTONIC, ns
 
@@ -28,7 +28,7 @@ def clock_answer(question: bytes) -> bytes:
     """Return the heartbeat frame of an agent.
 
     Args:
-        question: payload of the head's heartbeat; empty, from a fork that stands in for the head: it asks nothing.
+        question: payload of the head's heartbeat; empty, from a fork in place of the head: it asks nothing.
 
     Raises:
         LinkError: it is no such payload.
@@ -42,9 +42,9 @@ def clock_answer(question: bytes) -> bytes:
 
 
 class ClockOffset:
-    """Between a node's clocks and ours. A wall-clock time of the node less `offset_s`, or a CLOCK_MONOTONIC time
-    less `monotonic_s`, is our time to within `bound_s`. While nothing is known the bound is infinite and the offsets
-    are 0.
+    """The offset between the clocks of a node and of the head. A wall-clock time of the node less `offset_s`, or a
+    CLOCK_MONOTONIC time less `monotonic_s`, is the head's time to within `bound_s`. Without an estimate the bound is
+    infinite and the offsets are 0.
     """
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class ClockOffset:
         """Use an answer that has just come.
 
         Returns:
-            When its question was asked, by our CLOCK_MONOTONIC; -inf: in the future.
+            When its question was asked, by the head's CLOCK_MONOTONIC; -inf: in the future.
 
         Raises:
             LinkError: it is no answer.
@@ -81,11 +81,11 @@ class ClockOffset:
         return asked_s
 
     def add(self, offset_s: float, monotonic_s: float, bound_s: float, now_s: float) -> None:
-        """Use one estimate, if it is as sure as the last one is by now, or shows that a clock was set.
+        """Use one estimate, if it is as sure as the last one is by now, or shows that somebody set a clock.
 
         Args:
             bound_s: the largest possible error of both offsets.
-            now_s: time of the estimate, by our CLOCK_MONOTONIC.
+            now_s: time of the estimate, by the head's CLOCK_MONOTONIC.
         """
         old_s = self.bound_s + _DRIFT * (now_s - self._known_s)
         if bound_s <= old_s or abs(offset_s - self.offset_s) > bound_s + old_s:
@@ -93,22 +93,22 @@ class ClockOffset:
             self.bound_s, self._known_s = bound_s, now_s
 
     def latest_s(self, time_ns: int, age_ns: int) -> float:
-        """When something has happened on the node at the latest, by our CLOCK_MONOTONIC: so that of two failures the
-        first is known though both are read late.
+        """Return the latest time at which something happened on the node, by the head's CLOCK_MONOTONIC. So the head
+        knows the first of two failures though it reads both late.
 
         Args:
             time_ns: when it happened, by the node's CLOCK_MONOTONIC.
-            age_ns: how long ago that was when the node told of it, in words that have just been read here.
+            age_ns: how long ago that was when the node reported it, in a frame that was just read here.
         """
         return min(time.monotonic() - age_ns / 1e9, time_ns / 1e9 - self.monotonic_s + self.bound_s)
 
     def needs_more(self) -> bool:
-        """Whether the next question is due at once, as the first few are."""
+        """Return whether the next question is due at once, as the first few are."""
         self._questions += 1
         return self._questions <= _FIRST_QUESTIONS
 
     def to_our_time(self, report: Report) -> Report:
-        """Return a node's report with its times by our clock, and with the offset that was taken off them."""
+        """Return a node's report with its times by the head's clock, and with the offset that this took off them."""
         from infini_run.record import replace
         from infini_run.report.report import Clock
 
@@ -137,8 +137,9 @@ class ClockOffset:
 
 
 class OwnAbsence:
-    """Notices that the nodes were without our heartbeats: this process was suspended by a signal, or slept with its
-    machine (then CLOCK_MONOTONIC stands still and CLOCK_BOOTTIME does not). The silence of others was then its own.
+    """A detector of times when the nodes were without this head's heartbeats. A signal suspended this process, or it
+    slept with its machine (then CLOCK_MONOTONIC stands still and CLOCK_BOOTTIME does not). The silence of nodes was
+    then its own.
 
     Args:
         limit_s: longer without a heartbeat is an absence, in seconds of CLOCK_BOOTTIME.
@@ -159,12 +160,12 @@ class OwnAbsence:
         return max(0.0, self._last_s[0] - before[0] - wait_s)
 
     def on_heartbeat(self) -> None:
-        """Call when the nodes are sent a heartbeat."""
+        """Note the time of a heartbeat to the nodes."""
         self.notice()
         self.heartbeat_s = _clocks()[1]
 
     def excuse(self) -> None:
-        """This process was suspended since its last wait, and a fork sent heartbeats: only a machine that slept
+        """Excuse a suspension since the last wait, in which a fork sent heartbeats: only a machine that slept
         meanwhile is an absence."""
         before, self._last_s = self._last_s, _clocks()
         slept_s = (self._last_s[1] - before[1]) - (self._last_s[0] - before[0])
@@ -172,7 +173,7 @@ class OwnAbsence:
         self.notice()
 
     def is_recent(self, within_s: float) -> bool:
-        """Whether there is an absence now, or one ended within the last so many seconds."""
+        """Return whether there is an absence at present, or one ended within the last `within_s` seconds."""
         self.notice()
         return time.monotonic() - self.noticed_s <= within_s
 

@@ -43,13 +43,13 @@ def run_on_hosts(
 
     Args:
         print_line: writes a line to stderr, and does not wait long for a reader.
-        listening: a socket that listens on the link's port already. None: one is opened if it is needed.
+        listening: a socket that already listens on the link's port. None: the head opens one if it needs it.
 
     Returns:
         The exit code of the command.
 
     Raises:
-        UsageError: nothing was started.
+        UsageError: the request is invalid. Nothing was started.
     """
     if options.report:
         from infini_run.system.secure_files import check_writable
@@ -67,7 +67,7 @@ def run_on_hosts(
     try:
         raise_fd_limit(len(node_list.hosts))
         if os.getpid() == 1:
-            head.reap_orphans()  # those that came before we took signals
+            head.reap_orphans()  # those that came before this process took signals
         while not head.ended:
             head.poll(also=(signals.fd,))
             for number in signals.read():
@@ -94,8 +94,8 @@ def run_on_hosts(
 
 
 def raise_fd_limit(nodes: int) -> None:
-    """Raise the limit of open files for the connections of many nodes, as far as is allowed. Processes that were
-    started before keep the old limit."""
+    """Raise the limit of open files for the connections of many nodes, as far as the hard limit allows. Older
+    processes keep the old limit."""
     from resource import RLIMIT_NOFILE, getrlimit, setrlimit
 
     soft, hard = getrlimit(RLIMIT_NOFILE)
@@ -105,8 +105,8 @@ def raise_fd_limit(nodes: int) -> None:
 
 
 def _fill_stdio() -> None:
-    """Open /dev/null in place of a closed stdin, stdout or stderr, so that no descriptor of ours gets that number.
-    Raises StartError: it cannot be opened."""
+    """Open /dev/null in place of a closed stdin, stdout, or stderr, so that no other descriptor gets that number.
+    Raises StartError if that fails."""
     try:
         while (fd := os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)) < 3:
             pass
@@ -158,7 +158,7 @@ class HandStartedLauncher:
     Args:
         options: of the launch, with the port of the link.
         token: the secret.
-        may_be_head: the head's address is this machine's, and the port was taken: if nobody answers there this
+        may_be_head: the head's address is this machine's, and the port was taken. If nobody answers there this
             launcher listens itself, which ends `serve` with a LinkError; `listening` then is the socket.
     """
 
@@ -195,7 +195,8 @@ class HandStartedLauncher:
             The exit code.
 
         Raises:
-            LinkError: the head has gone, or does not take us; or there is none, and we listen in its place.
+            LinkError: the head has gone, or rejects this launcher; or there is none, and this launcher listens in its
+                place.
         """
         from infini_run.multinode.agent import Agent
         from infini_run.multinode.handshake import Silent, Unheard
@@ -230,7 +231,7 @@ class HandStartedLauncher:
             self.has_ever_joined = self.has_ever_joined or agent.has_joined
 
     def _take_port(self) -> bool:
-        """Whether we listen in the head's place now: nobody does, and there was none so far."""
+        """Return whether this launcher listens in the head's place: nobody does, and no head has answered."""
         from infini_run.multinode.tcp import listen_if_free
 
         if self.may_be_head:
@@ -238,8 +239,8 @@ class HandStartedLauncher:
         return self.listening is not None
 
     def serve_until_over(self) -> int:
-        """Join, and again if the head is lost, or has no free place for us yet: the job goes on. Raises LinkError:
-        that went on for --join_timeout, or the first head does not know our token."""
+        """Join, and join again after the loss of the head, or while it has no free place here: the job continues.
+        Raises LinkError if that took --join_timeout, or the first head rejects the token."""
         from infini_run.multinode.handshake import Unheard
         from infini_run.multinode.head_link import TurnedAway
 
@@ -262,7 +263,7 @@ class HandStartedLauncher:
                 if self.has_joined or str(error) not in reasons:
                     reasons.add(str(error))
                     self._print(f"{error}; joining again")
-            time.sleep(pause_s)  # nothing tells when a place becomes free
+            time.sleep(pause_s)  # no event reports a free place
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _print(self, text: str) -> None:
@@ -270,23 +271,23 @@ class HandStartedLauncher:
 
 
 def _name_of_token_file(options: Options, environ: Mapping[str, str]) -> str:
-    """How the user has given the path."""
+    """Return the path of the token file as the user gave it."""
     variable = "INFINI_RUN_TOKEN_FILE"
     return variable if environ.get(variable) == options.token_file else "--token_file"
 
 
 def _token_in(path: str, name: str) -> str:
-    """Return the first line of a file that only we may read, without what surrounds it.
+    """Return the first line of a file that only this user may read, without what surrounds it.
 
-    Whoever owns the file knows the token, and may change it. What is no line of 16 printable characters is a file of
-    another kind (random bytes end at the first newline), or can be guessed.
+    The owner of the file knows the token, and may change it. Anything but a line of 16 printable characters is
+    rejected: it is a file of another kind, or a guess finds it. Random bytes would end at the first newline.
 
     Args:
-        path: The file, or a pipe that a shell has opened for us.
-        name: How the path was given.
+        path: The file, or a pipe that a shell opened for this process.
+        name: The path as the user gave it.
 
     Raises:
-        UsageError: It cannot be read, is another user's, or holds no such line.
+        UsageError: It is unreadable, is another user's, or has no such line.
     """
     try:
         with open(path, "rb", opener=_open_at_once) as file:
@@ -307,7 +308,7 @@ def _token_in(path: str, name: str) -> str:
 
 
 def _open_at_once(path: str, flags: int) -> int:
-    """Not waiting for the other end of a named pipe."""
+    """Open without waiting for the other end of a named pipe."""
     fd = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
     os.set_blocking(fd, True)
     return fd
@@ -324,8 +325,8 @@ def _why_no_secret(found: os.stat_result, path: str) -> str:
 
 
 def render_plan(options: Options, node_list: NodeList) -> str:
-    """Return the text of --dry_run for all nodes, as far as the plan is known here. Raises UsageError: it depends on
-    the devices of other nodes."""
+    """Return the text of --dry_run for all nodes, as far as this node knows the plan. Raises UsageError if the plan
+    depends on the devices of other nodes."""
     from infini_run.plan.dry_run import render_json, render_text
     from infini_run.plan.model import Command, Node, make_plan
     from infini_run.plan.program import new_launch_id
@@ -350,8 +351,8 @@ def render_plan(options: Options, node_list: NodeList) -> str:
 
 
 def _known_later(options: Options, node_list: NodeList) -> dict[str, str]:
-    """The variables that rendezvous.rendezvous_address sets when all nodes are ready, and a description of their
-    values."""
+    """Return the variables that rendezvous.rendezvous_address sets when all nodes are ready, with a description of
+    their values."""
     first, later = node_list.hosts[0].name, {}
     if len(node_list.hosts) > 1 and not options.rdzv_explicit:
         later["MASTER_ADDR"] = f"address of {first}"

@@ -1,8 +1,9 @@
 """The Link: one connection between the head and an agent, as frames.
 
-It goes over the two pipes of an ssh that the head started, or over TCP, where a handshake (handshake.py) comes first
-and every later frame is authenticated. A connection never blocks: bytes that find no room are kept. The agent's side
-of a pipe begins with a line of its own (MAGIC), because a login script may print something before the agent starts.
+It goes over the two pipes of an ssh that the head started, or over TCP. Over TCP a handshake (handshake.py) comes
+first, and every later frame is authenticated. A connection never blocks: it keeps bytes that find no room. The
+agent's side of a pipe begins with a separate line (MAGIC), because a login script may print something before the
+agent starts.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ TOKEN = "INFINI_RUN_TOKEN"  # the variable with the secret that both sides know
 MAGIC = b"\0infini-run link 1\n"
 _PREAMBLE_LIMIT = 1 << 20  # bytes that a login script may print
 _LEAST_CHUNK = 1 << 12  # bytes of one read, at first
-_UNAUTHENTICATED_LIMIT = 64  # bytes of a payload before the handshake is over
+_UNAUTHENTICATED_LIMIT = 64  # bytes of a payload before the end of the handshake
 _UNAUTHENTICATED_CHUNK = 1 << 9  # bytes of one read until then
 
 
@@ -34,16 +35,16 @@ class Connection:
     """Frames over two descriptors, which the connection owns.
 
     Args:
-        read_fd, write_fd: two pipes, or twice the same socket. They are made non-blocking.
+        read_fd, write_fd: two pipes, or twice the same socket. They become non-blocking.
         awaits_magic: drop what comes before MAGIC.
-        limit: bytes of the longest payload that is accepted.
+        limit: bytes of the longest payload to accept.
     """
 
     def __init__(self, read_fd: int, write_fd: int, *, awaits_magic: bool = False, limit: int = LIMIT) -> None:
         self._read_fd = read_fd
         self._write_fd = write_fd
         self._decoder = Decoder(limit)
-        self._sender: FrameAuthenticator | None = None  # makes the tags of our frames
+        self._sender: FrameAuthenticator | None = None  # makes the tags of this side's frames
         self._read_chunk, self._most_chunk = _LEAST_CHUNK, LARGE_CHUNK
         self._pending = bytearray()
         self._preamble: bytearray | None = bytearray() if awaits_magic else None
@@ -52,7 +53,7 @@ class Connection:
             os.set_blocking(fd, False)
 
     def fileno(self) -> int:
-        """The descriptor to wait for, to read."""
+        """Return the descriptor to wait for, to read."""
         return self._read_fd
 
     @property
@@ -65,13 +66,13 @@ class Connection:
 
     @property
     def has_room(self) -> bool:
-        """Whether output or input may be sent now: its source waits while the other side is behind."""
+        """Whether there is room to send output or input: its source waits while the other side is behind."""
         return len(self._pending) < BACKLOG_LIMIT
 
     @property
     def send_state(self) -> tuple[int, bytes]:
-        """The number of authenticated pieces sent so far, and the bytes that wait for room. A forked copy of this
-        process can go on from there, and give its own state back (heartbeat_process.py)."""
+        """The number of authenticated pieces sent, and the bytes that wait for room. A forked copy of this process
+        can continue from there, and give its own state back (heartbeat_process.py)."""
         return (0 if self._sender is None else self._sender.count), bytes(self._pending)
 
     @send_state.setter
@@ -84,12 +85,13 @@ class Connection:
             self._sender.count = count
 
     def restrict(self) -> None:
-        """The other side has proved nothing: accept short frames only, and read little at a time."""
+        """Accept only short frames, and read little at a time: the other side has proved nothing."""
         self._decoder.limit = _UNAUTHENTICATED_LIMIT
         self._read_chunk = self._most_chunk = _UNAUTHENTICATED_CHUNK
 
     def authenticate(self, sender: FrameAuthenticator, receiver: FrameAuthenticator) -> None:
-        """The handshake is over: tag our frames, check the tags of theirs, and accept frames of full length."""
+        """Tag this side's frames, check the tags of the other's, and accept frames of full length: the handshake
+        succeeded."""
         self._sender, self._decoder.authenticator = sender, receiver
         self._decoder.limit = LIMIT
         self._read_chunk, self._most_chunk = _LEAST_CHUNK, LARGE_CHUNK
@@ -106,7 +108,7 @@ class Connection:
         self.flush()
 
     def flush(self) -> None:
-        """Send what there is room for. If the other side has gone, its last frames can still be read."""
+        """Send what there is room for. After the other side has gone, its last frames are still readable."""
         if self._pending:
             write_pending(self._write_fd, self._pending)
 
@@ -163,6 +165,6 @@ class Connection:
 
 
 def from_socket(socket: object) -> Connection:
-    """A connection over a connected socket, whose descriptor it takes over."""
+    """Return a connection over a connected socket, and own its descriptor."""
     fd: int = socket.detach()  # type: ignore[attr-defined]
     return Connection(fd, fd)

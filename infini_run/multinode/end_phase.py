@@ -1,4 +1,5 @@
-"""The last phase of a launch: agents and the engine's commands end, and the reader of our output gets the rest."""
+"""The last phase of a launch: agents and the engine's commands end, and the reader of the head's output gets the
+rest."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from infini_run.multinode.head_state import HeadState
 
 _COMMANDS_END_S = 5.0  # for the engine's commands, after GOODBYE
-_NOTICE_S = 5.0  # until the user is told that we wait for the reader
+_NOTICE_S = 5.0  # until a line reports the wait for the reader
 _NEVER = float("inf")
 
 
@@ -38,13 +39,13 @@ class EndPhase:
         return min(self._reader_end_s, self._commands_end_s if self._processes.are_alive else self._notice_s)
 
     def postpone(self, by_s: float) -> None:
-        """No command could end in time, because we were suspended."""
+        """Move the limits by a suspension of this process, in which no command could end in time."""
         self._commands_end_s += by_s
 
-    # ---- the reader of our output
+    # ---- the reader of the head's output
 
     def limit_reader(self) -> None:
-        """Give a reader that does not read one more second: a stop was asked for."""
+        """Give a reader that does not read one more second, after a stop request."""
         self._reader_end_s, self._is_reader_limited = time.monotonic() + CONSOLE_WAIT_S, True
 
     def end_reader(self) -> None:
@@ -52,7 +53,7 @@ class EndPhase:
         self._reader_end_s = time.monotonic()
 
     def run_due(self, now_s: float) -> None:
-        """Drop the output that is left if the reader's time is over at `now_s` (monotonic), and report that."""
+        """Drop the remaining output if the reader's time is over at `now_s` (monotonic), and report that."""
         if now_s >= self._reader_end_s:
             self._reader_end_s = _NEVER
             if self._state.console.give_up():
@@ -61,7 +62,7 @@ class EndPhase:
     # ---- agents and commands
 
     def begin(self, now_s: float, exit_code: int) -> None:
-        """Nothing of the job is left on any node: let the agents go."""
+        """Dismiss the agents: nothing of the job is left on any node."""
         state = self._state
         self.has_begun = True
         state.goodbye = pack_json(protocol.GOODBYE, {"exit_code": exit_code})
@@ -72,7 +73,7 @@ class EndPhase:
         if not state.engine.USES_STDIO:
             return
         silent = [agent for agent in state.agents.all if agent.is_silent]
-        # the ssh of a silent one may be what is suspended; one that never ran anything has nothing more to send
+        # the ssh of a silent one may be suspended; one that never ran anything has nothing more to send
         refused = [agent for agent in state.agents.all if agent.state == "lost" and not agent.was_running]
         self._processes.kill({agent.index for agent in (*silent, *refused)})
         self._clean_up(silent)

@@ -1,5 +1,5 @@
-"""The commands of an engine as processes: each in a group of the core, a few of them connecting at a time, repeated
-if they failed for a reason that passes. Their last output on stderr is kept, to explain a failure.
+"""The commands of an engine as processes, each in a group of the core. A few connect at a time, and a passing failure
+leads to a retry. Their last output on stderr remains, to explain a failure.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _TRIES = 5
 _MOST_AGAIN = 8  # commands for lost nodes at a time, where the engine has one for all
-_RETRY_S = (0.1, 0.5)  # doubled each time: many that were refused together must not come again together
+_RETRY_S = (0.1, 0.5)  # doubled each time: those rejected together must not retry together
 
 
 @record
@@ -40,9 +40,9 @@ class EngineExit:
 
     Args:
         command: that ended.
-        tries: how often it was repeated before.
+        tries: how many retries came before.
         code: exit code; 128 + n for signal n; None if another part of the host program has reaped it.
-        is_signalled: a signal has ended it, here: that tells nothing of the other side.
+        is_signalled: a signal ended it here: that proves nothing about the other side.
         stderr: its last output.
     """
 
@@ -110,8 +110,8 @@ class EngineProcesses:
         self._schedule()
 
     def start_due(self) -> list[tuple[EngineCommand, Connection]]:
-        """Start the commands whose time has come. Return those whose stdio is a connection, with that connection.
-        Raises StartError, ProgramMissing."""
+        """Start the commands that are due. Return those whose stdio is a connection, with that connection. Raises
+        StartError, ProgramMissing."""
         now_s = time.monotonic()
         started = []
         while self._waiting and self._has_room and self._waiting[0][0] <= now_s:
@@ -127,8 +127,8 @@ class EngineProcesses:
         return len(self._connecting) < self._most_connecting
 
     def let_others_start(self) -> None:
-        """The job has begun, and goes on without nodes that have not come: the one command for all of them, which may
-        still wait for some, keeps no command for a lost node from its start."""
+        """Let the commands of other nodes start: the job began without nodes that have not joined. The one command
+        for all of them, which may still wait for some, blocks no command for a lost node from its start."""
         self._most_connecting = max(self._engine.MAX_CONCURRENT, _MOST_AGAIN)
         for running in [running for running in self._connecting if not running.command.nodes]:
             del self._connecting[running]
@@ -138,7 +138,7 @@ class EngineProcesses:
         self.next_start_s = self._waiting[0][0] if self._waiting and self._has_room else float("inf")
 
     def on_reached(self, node: int) -> None:
-        """That node is ready, or will never be: there may be room for the next command."""
+        """Note that a node is ready, or will never be: there may be room for the next command."""
         for running in self._of_node.pop(node, ()):
             running.unreached.discard(node)
             if not running.unreached and self._connecting.pop(running, running) is None:
@@ -147,9 +147,9 @@ class EngineProcesses:
     def _start(
         self, command: EngineCommand, tries: int, cleans_up: tuple[RemoteAgent, ...] = ()
     ) -> Connection | None:
-        """The command gets no launch marker variable: a connection that ssh keeps open for others (ControlPersist)
-        is no stray, and a search of all processes at the end of each of many commands would take longer than the
-        launch."""
+        """Start a command, without the launch marker variable. A connection that ssh keeps open for others
+        (ControlPersist) is no leftover process. A search of all processes at the end of each of many commands would
+        take longer than the launch."""
         path = find_program(command.argv[0], self._environ.get("PATH", os.defpath))
         if not path:
             raise ProgramMissing(f"{command.argv[0]} is not on PATH: --engine needs it", command.argv[0])
@@ -169,7 +169,7 @@ class EngineProcesses:
         spec.dies_with_us = is_main_thread() and not outlives_s
         own = dict(command.env)
         rest = {name: value for name, value in self._environ.items() if name not in own and name != MARKER_VARIABLE}
-        # ours first: Hydra 4.0 does not pass on the last variable that there is
+        # infini-run's first: Hydra 4.0 does not pass on the last variable that there is
         base = [os.fsencode(f"{name}={value}") for name, value in (own | rest).items()]
         null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
         ours, theirs = socketpair() if self._engine.USES_STDIO else (None, None)
@@ -209,7 +209,8 @@ class EngineProcesses:
         return None if ours is None else Connection(fd := ours.detach(), fd, awaits_magic=True)
 
     def start_cleanup(self, command: EngineCommand, agents: Sequence[RemoteAgent]) -> None:
-        """Start a command that ends what these agents have left; its end is waited for as that of the others."""
+        """Start a command that ends what these agents have left; the launch waits for its end as for that of any
+        command."""
         if find_program(command.argv[0], self._environ.get("PATH", os.defpath)):
             of_command = tuple(agent for agent in agents if agent.index in command.nodes)
             connection = self._start(command, _TRIES, of_command)
@@ -222,8 +223,8 @@ class EngineProcesses:
         return {node for command in commands for node in command.nodes or range(self._nodes)}
 
     def has_own_command(self, node: int) -> bool:
-        """Whether there is a command for this node alone: it waits for its start, runs, or has ended and is not taken
-        yet."""
+        """Return whether there is a command for this node alone: it waits for its start, runs, or is gone and not
+        taken yet."""
         commands = [running.command for running in self._running if running.tries < _TRIES]
         commands += [command for _, command, _ in self._waiting] + [ended.command for ended in self._ended]
         return any(command.nodes == (node,) for command in commands)
@@ -245,14 +246,15 @@ class EngineProcesses:
         return next((line.strip() for lines in texts for line in reversed(lines) if line.strip()), "")
 
     def stderr(self) -> str:
-        """Return the last output of the commands that have not ended, or whose end was not taken yet."""
+        """Return the last output of the commands that run, or whose end nobody has taken yet."""
         for running in list(self._running):
             self._read_events(running)
         texts = [running.group.tail(0).decode("utf-8", "replace") for running in self._running]
         return "\n".join([*texts, *(ended.stderr for ended in self._ended)])
 
     def take_ended(self) -> Iterator[EngineExit]:
-        """Yield the commands that have ended since the last call. Each is taken when the caller asks for the next."""
+        """Yield the commands that ended since the last call. The end of each is taken when the caller asks for the
+        next."""
         while self._ended:
             yield self._ended[0]
             del self._ended[0]
@@ -268,7 +270,7 @@ class EngineProcesses:
                 running.code, running.start_error = 1, os.strerror(event.signal)
         if running.group.ended:
             stderr = running.start_error or running.group.tail(0).decode("utf-8", "replace")
-            if running.tries < _TRIES:  # a clean-up command has no nodes of its own
+            if running.tries < _TRIES:  # a clean-up command has no nodes
                 self._ended.append(
                     EngineExit(
                         command=running.command,
@@ -283,13 +285,12 @@ class EngineProcesses:
             self._close(running)
 
     def reap_others(self) -> None:
-        """For process 1: reap the children that have died and are none of our commands; those are reaped by their
-        groups."""
+        """Reap the dead children of process 1 that are none of these commands; their groups reap those."""
         while (died := _next_dead()) is not None:
             for running in [each for each in self._running if each.pid in (0, died)]:
                 self._read_events(running)
             if any(each.pid == died for each in self._running):
-                return  # a tracer holds it; SIGCHLD comes again
+                return  # a tracer holds it; SIGCHLD will come later
             if _next_dead() == died:
                 os.waitpid(died, 0)
 
@@ -301,7 +302,7 @@ class EngineProcesses:
         running.group.close()
 
     def retry(self, ended: EngineExit) -> bool:
-        """Whether the command will be repeated."""
+        """Return whether the command will be repeated."""
         if ended.tries + 1 >= _TRIES or not self._engine.is_transient(ended.code, ended.stderr):
             return False
         due_s = time.monotonic() + _jitter(*_RETRY_S) * 2**ended.tries
@@ -328,14 +329,14 @@ class EngineProcesses:
             self._close(running)
 
     def after_fork_in_child(self) -> None:
-        """In a forked child: the commands are the parent's."""
+        """Forget the commands in a forked child: they are the parent's."""
         for running in self._running:
             running.group.after_fork_in_child()
         self._running.clear()
 
 
 def _next_dead() -> int | None:
-    """Return a child that has died and is not reaped yet; None: there is none."""
+    """Return a dead child that nobody has reaped yet, or None."""
     try:
         found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:

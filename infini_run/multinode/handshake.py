@@ -1,11 +1,11 @@
 """The start of the Link over TCP: both sides prove that they know the token, before they read anything else.
 
-Each side sends a random number, and then a keyed hash of both numbers. The keys of all later frames are derived from
-the token and both numbers: a relay that does not know the token can change, drop, repeat or move none unnoticed.
+Each side sends a random number, and then a keyed hash of both numbers. The token and both numbers give the keys of
+all later frames. A relay without the token can change, drop, repeat, or move none unnoticed.
 
-An agent adds a keyed hash of its number alone. That proves nothing, since whoever has got it once can send it again,
-but with it the head knows whose connection to keep when strangers take all the room. An agent of version 0.1 adds
-none: it is let in, and ends when it learns which version the head has.
+An agent adds a keyed hash of its number alone. That proves nothing, since whoever has got it once can send it again.
+But with it the head knows whose connection to keep when strangers take all the room. An agent of version 0.1 adds
+none: the head accepts it, and it ends when it learns the head's version.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _GREETING = 32  # bytes, of an agent's keyed hash of its nonce
 
 
 class Unheard(LinkError):
-    """The head had no room: its list of unauthenticated connections was full and it dropped ours, or its kernel's
+    """A head without room. Its list of unauthenticated connections was full and it dropped this one, or its kernel's
     queue was full and no connection came about."""
 
 
@@ -35,12 +35,12 @@ class Silent(LinkError):
 
 
 class Handshake:
-    """One side of the handshake. Pass it frames until `is_done`; then the connection is authenticated.
+    """One side of the handshake. Pass it frames until `is_done`.
 
     Args:
-        connection: it is restricted until the end of the handshake.
+        connection: restricted until the end of the handshake.
         token: the secret.
-        is_head: the agent proves itself first, so the head tells a stranger nothing.
+        is_head: the agent proves itself first, so the head reveals nothing to a stranger.
     """
 
     def __init__(self, connection: Connection, token: bytes, *, is_head: bool) -> None:
@@ -49,7 +49,7 @@ class Handshake:
         self._is_head = is_head
         self._own_nonce = os.urandom(_NONCE)
         self._other_nonce = b""
-        self.is_likely_agent = False  # to the head: what has come was once sent by one that knows the token
+        self.is_likely_agent = False  # to the head: somebody who knows the token once sent this
         self.is_done = False
         connection.restrict()
         connection.send(pack(CHALLENGE, self._own_nonce + (b"" if is_head else self._greeting(self._own_nonce))))
@@ -91,7 +91,7 @@ class Handshake:
         return derive(self._token, agents_nonce, b"agent's greeting")
 
     def _derive(self, use: bytes) -> bytes:
-        """A key or proof that only the two sides can compute; another one for each use."""
+        """Return a key or proof that only the two sides can compute; each use has another one."""
         head, agent = (self._own_nonce, self._other_nonce)
         if not self._is_head:
             head, agent = agent, head

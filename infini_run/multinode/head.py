@@ -1,11 +1,11 @@
 """The head: reaches every node through an engine, and makes the launches of many nodes one.
 
-It holds a connection to the agent of each node, and acts: when all are ready the ranks start, when one fails the
-others stop, when a node is lost or silent the job ends. The output of ranks comes out here in whole lines. The head
+It holds a connection to the agent of each node, and acts. When all are ready the ranks start. When one fails the
+others stop. When a node is lost or silent the job ends. The output of ranks comes out here in whole lines. The head
 installs no signal handler: the owner of the process passes signals to it.
 
-The phases of a launch have files of their own (join_phase.py, attempts.py, end_phase.py), and so have heartbeats
-(liveness.py), lost nodes (node_losses.py) and the report (head_report.py). They share head_state.py.
+Each phase of a launch has its file (join_phase.py, attempts.py, end_phase.py), and so have heartbeats (liveness.py),
+lost nodes (node_losses.py), and the report (head_report.py). They share head_state.py.
 """
 
 from __future__ import annotations
@@ -69,15 +69,15 @@ class Head:
     Args:
         options: of the launch.
         node_list: the engine and the hosts.
-        environ: our environment, of which nodes get the variables that --export names.
-        print_line: called with each line for the user; None: it goes to our stderr, as the nodes' lines do.
+        environ: the head's environment; nodes get the variables of it that --export names.
+        print_line: called with each line for the user; None: it goes to the head's stderr, as the nodes' lines do.
         cwd: directory in which ranks start, on every node; None: the current one.
         on_stream: called with an agent and the bytes that the one process on its node writes to its descriptor 0, a
             socket (byte_stream.py). The output of these processes gets no labels.
-        observers: the live table and the trace; their owner closes them. None: neither was asked for.
-        listening: a socket that listens on the link's port already. None: one is opened if it is needed.
-        is_independent: if the job goes on when it loses a node, the processes on the others run on.
-        workers: what the processes need that ours start on each node; None: ours are the workers.
+        observers: the live table and the trace; their owner closes them. None: without both.
+        listening: a socket that already listens on the link's port. None: the head opens one if it needs it.
+        is_independent: if the job continues after the loss of a node, the processes on the others keep running.
+        workers: what the processes need that infini-run's start on each node; None: infini-run's are the workers.
     """
 
     def __init__(
@@ -135,10 +135,10 @@ class Head:
         if options.is_elastic:
             self._state.changes = self._make_changes(is_independent)
         self._stop_signal_s = 0.0
-        self._signalled: set[int] = set()  # the nodes whose agents, or own launchers, were told to stop; -1: we were
+        self._signalled: set[int] = set()  # the nodes whose agents, or own launchers, received a stop; -1: the head
         self._early_signals: list[int] | None = []  # that came before the first ranks; None: these have started
         self._is_forgotten = False
-        self._late_stop: tuple[int, RemoteAgent] | None = None  # a signal that a node got when its ranks had ended
+        self._late_stop: tuple[int, RemoteAgent] | None = None  # a signal that a node got after its ranks exited
 
     @property
     def agents(self) -> Sequence[RemoteAgent]:
@@ -156,7 +156,7 @@ class Head:
         return self._state.launch_id
 
     def _make_changes(self, is_independent: bool) -> NodeChanges:
-        """Return what decides when a node is lost, and the job goes on."""
+        """Return what decides when a node is lost, and the job continues."""
         given: dict[str, Any] = {
             "start_ranks": self._start_ranks,
             "reach": self._join.reach_again,
@@ -174,7 +174,8 @@ class Head:
 
     @property
     def worlds(self) -> WorldChanges | None:
-        """The worlds of a job that goes on when it loses a node; None: it does not, or its nodes are independent."""
+        """The worlds of a job that continues after the loss of a node; None: it does not, or its nodes are
+        independent."""
         return self._worlds
 
     @property
@@ -189,7 +190,7 @@ class Head:
 
     @property
     def is_node_failure(self) -> bool:
-        """Whether the job ended because a node was lost, or would not start."""
+        """Whether the job ended because of a node that was lost, or would not start."""
         return is_node_failure(self._state)
 
     @property
@@ -204,7 +205,7 @@ class Head:
     # ---- the loop
 
     def start(self) -> None:
-        """Begin to reach the nodes. Raises UsageError, ProgramMissing or StartError: then nothing was started."""
+        """Begin to reach the nodes. Raises UsageError, ProgramMissing, or StartError: then nothing was started."""
         try:
             self._join.start()
             if self._state.changes is not None:
@@ -217,8 +218,8 @@ class Head:
         """Wait for something to do, and do it.
 
         Args:
-            timeout_s: return after so long at most; None: no limit.
-            also: return as soon as one of these descriptors can be read.
+            timeout_s: return after this many seconds at most; None: no limit.
+            also: return as soon as one of these descriptors is readable.
         """
         for fd in also:
             self._poller.watch(fd, READ, _return_to_caller)
@@ -297,7 +298,7 @@ class Head:
         self._send_early_signals()
 
     def _is_over(self) -> bool:
-        """Whether nothing of the job is left on any node, and nothing will be started again."""
+        """Return whether nothing of the job is left on any node, and no restart follows."""
         counts = self._agents.counts
         if self._state.changes is not None:
             return self._state.changes.is_over()
@@ -306,7 +307,8 @@ class Head:
         return self._state.is_stopping and counts.count("running") == 0
 
     def _postpone(self, away_s: float) -> None:
-        """We were suspended for so long: that was no silence of the nodes, and nothing could be done in time."""
+        """Move all deadlines by a suspension of this process: it was no silence of the nodes, and nothing could
+        happen in time."""
         if self._liveness.was_away(away_s):
             self._join.postpone(away_s)
             self._end.postpone(away_s)
@@ -397,7 +399,7 @@ class Head:
         self._agents.send_all(pack(protocol.KILL))
 
     def limit_reader(self) -> None:
-        """Give a reader of our output that does not read one more second."""
+        """Give a reader of the head's output that does not read one more second."""
         self._end.limit_reader()
 
     def on_signal(self, number: int) -> None:
@@ -412,7 +414,8 @@ class Head:
             self.forward_signal(number)
 
     def on_stop_signal(self, number: int, host: str = "", place_index: int = -1) -> None:
-        """We, or the agent of that place on `host`, got a signal that asks for the end (stop_signal.py)."""
+        """Act on a signal that asks for the end, of this process or of the agent of that place on `host`
+        (stop_signal.py)."""
         state = self._state
         since_s = time.monotonic() - self._stop_signal_s
         what = stop_signal.meaning(
@@ -435,7 +438,7 @@ class Head:
                 self._stop_by_signal(number, where)
 
     def _who_got_signal(self, host: str) -> str:
-        """host: of the agent; "": we got it ourselves."""
+        """Return who got the signal. host: of the agent; "": this process."""
         if not host:
             return stop_signal.HEAD
         is_losable = self._state.changes is not None
@@ -474,14 +477,14 @@ class Head:
         self._agents.send_all(pack_json(protocol.SIGNAL, {"signal": number}), "running")
 
     def _suspend(self) -> None:
-        """Ctrl-Z: suspend the ranks, and then ourselves until we are continued."""
+        """Suspend the ranks on Ctrl-Z, and then this process until SIGCONT."""
         self._send_signal(SIGTSTP)
         self._postpone(self._liveness.suspend())
         self._stdin.resume()
         self._send_signal(SIGCONT)
 
     def reap_orphans(self) -> None:
-        """For process 1: reap the processes that lost their parents, and so became our children."""
+        """Reap the processes that lost their parents, and so became children of process 1."""
         self._processes.reap_others()
 
     def ask_alive(self) -> None:
@@ -506,11 +509,11 @@ class Head:
         self._poller.close()
 
     def close_at_exit(self) -> None:
-        """The interpreter exits: end what still runs while there is one."""
+        """End what still runs while there is an interpreter: it exits."""
         self.close()
 
     def after_fork_in_child(self) -> None:
-        """In a forked child: close our copies of descriptors, and touch nothing that is the parent's."""
+        """Close the copies of descriptors in a forked child, and touch nothing that is the parent's."""
         self._poller.close()
         self._agents.close()
         if self._join.listener is not None:
@@ -522,4 +525,4 @@ class Head:
 
 
 def _return_to_caller() -> None:
-    """The caller of `poll` reads the descriptor."""
+    """Return to the caller of `poll`, who reads the descriptor."""

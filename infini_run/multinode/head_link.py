@@ -29,11 +29,11 @@ _LATE_S = 1.0  # a wait that ends so long after its end: this process was stoppe
 
 
 class HeadGone(LinkError):
-    """The Link has ended, and nothing says why: the head was killed, has given this node up, or is out of reach."""
+    """The end of the Link without a reason: the head was killed, has given this node up, or is out of reach."""
 
 
 class TurnedAway(LinkError):
-    """The head has no place for this node, or not yet. launch_id: of its job; "": it is not known. timeout_s: its
+    """A head without a place for this node (yet). launch_id: of its job; "" if unknown. timeout_s: its
     --node_timeout."""
 
     def __init__(self, message: str, launch_id: str = "", timeout_s: float = 0.0) -> None:
@@ -49,7 +49,7 @@ class HeadLink:
         on_frame: called with kind and payload of each frame, but for those of the handshake and heartbeats.
         on_lost: called once, when the head has gone or is given up.
 
-    `watchers` are called before each wait, to tell the poller what to wait for; the link's own is the first.
+    `watchers` run before each wait, to give the poller what to wait for; the link's own is the first.
     """
 
     def __init__(
@@ -67,10 +67,10 @@ class HeadLink:
         self._handshake: Handshake | None = None
         self._frames: list[tuple[bytes, bytes]] = []
         self._last_received_s = time.monotonic()
-        self._last_wait_s = _boot_s()  # when the last wait has ended
+        self._last_wait_s = _boot_s()  # the time when the last wait returned
         self._absence_s = 0.0, -float("inf")  # how long this process was stopped or its machine slept, and its end
         self.silence_limit_s = float("inf")
-        self.lease: Lease | None = None  # of a node without which the job goes on
+        self.lease: Lease | None = None  # of a node without which the job continues
         self.due_s = float("inf")  # when a watcher has something to do (monotonic)
         self.is_lost = False
         self.loss = _HEAD_GONE
@@ -81,16 +81,16 @@ class HeadLink:
     def authenticate(
         self, token: bytes, identity: dict[str, object], *, limit_s: float, print_line: Callable[[str], None]
     ) -> None:
-        """Prove that we know the token, and say which node we are.
+        """Prove that this process knows the token, and name this node.
 
         Args:
             identity: fields of the IDENTITY frame.
-            limit_s: how long to wait. The head of a job started by hand may be suspended by Ctrl-Z; but another
-                program may have taken its port, so after 10 s a line says that nothing has come.
+            limit_s: how long to wait. Ctrl-Z may have suspended the head of a manual launch. But another program may
+                have taken its port, so after 10 s a line reports that nothing came.
 
         Raises:
-            Unheard: the head dropped the connection before it had sent anything, or it went in the middle of its
-                answer, and one has taken our token before.
+            Unheard: the head dropped the connection before it had sent anything, or in the middle of its answer after
+                a head has accepted this token.
             TurnedAway: the head has no place for this node, or not yet.
             LinkError: the other side has another token, or is the head of another job.
         """
@@ -103,7 +103,7 @@ class HeadLink:
             end_s = start_s + silence_s
             self.poll(max(0.0, end_s - time.monotonic()))
             if self.is_lost:
-                is_known = identity.get("last_job")  # a head has taken our token before
+                is_known = identity.get("last_job")  # a head has accepted the token before
                 error_class = LinkError if handshake.has_received and not is_known else Unheard
                 raise error_class("the head did not take our token, or is no infini-run")
             if time.monotonic() >= end_s and not handshake.is_done:
@@ -123,19 +123,19 @@ class HeadLink:
             if not answer["may_return"]:
                 raise LinkError(text)
             raise TurnedAway(text, answer["launch_id"], answer["timeout_s"])
-        self._frames.insert(0, (kind, payload))  # a GOODBYE may have come with it
+        self._frames.insert(0, (kind, payload))  # a GOODBYE may be among it
 
     # ---- waiting
 
     def silence_left_s(self) -> float | None:
-        """For how long the head may still be silent; None: for ever."""
+        """Return for how long the head may still be silent; None: for ever."""
         if self.silence_limit_s == float("inf"):
             return None
         return max(0.0, self._last_received_s + self.silence_limit_s - time.monotonic())
 
     def wait_s(self) -> float | None:
-        """For how long to wait at most: the head is silent for too long, the lease is to be asked for, or a watcher
-        has something to do; None: for ever."""
+        """Return for how long to wait at most; None: for ever. Limits are the head's silence, the next request for
+        the lease, and the watchers."""
         silence_s = self.silence_left_s()
         if self.lease is None:
             return silence_s
@@ -143,7 +143,7 @@ class HeadLink:
         return wait_s if silence_s is None else min(silence_s, wait_s)
 
     def forgive_silence(self) -> None:
-        """We have not listened until now: what the head has sent is still to be read."""
+        """Excuse the head's silence until now: nobody listened, and its frames may be waiting."""
         self._last_received_s, self._last_wait_s = time.monotonic(), _boot_s()
 
     def next_frame(self, *kinds: bytes) -> tuple[bytes, bytes]:
@@ -173,15 +173,15 @@ class HeadLink:
             watch()
 
     def _note_absence(self) -> None:
-        """No wait is as long as --node_timeout, for the head's silence ends it; nor 0.68 of it, if there is a
-        lease."""
+        """Note an absence of this process. No wait is as long as --node_timeout, for the head's silence ends it; nor
+        0.68 of it, if there is a lease."""
         before_s, self._last_wait_s = self._last_wait_s, _boot_s()
         least_s = self.silence_limit_s + _LATE_S if self.lease is None else LEAST_LEASE * self.silence_limit_s
         if self._last_wait_s - before_s >= least_s:
             self._absence_s = self._last_wait_s - before_s, self._last_wait_s
 
     def own_absence(self, least_s: float, what: str) -> str:
-        """Why the link was lost, if this process was stopped just before, for at least so long; else "".
+        """Return why the link was lost, if this process was just stopped for at least `least_s` seconds; else "".
 
         Args:
             what: what follows from such a stop.
@@ -196,7 +196,7 @@ class HeadLink:
         return self.own_absence(self.silence_limit_s + _LATE_S, what)
 
     def drain(self) -> None:
-        """Wait until the head has taken all that was sent, or has gone."""
+        """Wait until the head has taken everything, or has gone."""
         while self.connection.wants_write and not self.is_lost:
             self.poll(None)
 
@@ -214,7 +214,7 @@ class HeadLink:
     # ---- frames
 
     def send_error(self, error: InfiniRunError) -> None:
-        """Tell the head why this node cannot go on."""
+        """Tell the head why this node cannot continue."""
         kind = "program" if isinstance(error, ProgramError) else "usage" if isinstance(error, UsageError) else "start"
         content = {"error": str(error), "exit_code": error.exit_code, "kind": kind, "host": os.uname().nodename}
         self.connection.send(pack_json(protocol.HELLO, content))
@@ -250,7 +250,7 @@ class HeadLink:
         return (HeadGone if self.loss == _HEAD_GONE else LinkError)(self.loss)
 
     def give_up(self, reason: str = "") -> None:
-        """Give the head up: nothing is sent to it or read from it any more."""
+        """Give the head up: no more reads or writes."""
         self.is_lost, self.loss = True, reason or self.loss
         for fd in (self.connection.fileno(), self.connection.write_fd):
             self._poller.unwatch(fd)
@@ -260,7 +260,7 @@ class HeadLink:
     # ---- Ctrl-Z
 
     def suspend(self, suspend: Callable[[], None], print_line: Callable[[str], None]) -> None:
-        """Call `suspend`, which returns when this process is continued; a fork sends the heartbeats meanwhile."""
+        """Call `suspend`, which returns after SIGCONT; a fork sends the heartbeats meanwhile."""
         from infini_run.multinode.heartbeat_process import HeartbeatProcess, no_frame
 
         if self.lease is not None:

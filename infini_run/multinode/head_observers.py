@@ -1,7 +1,7 @@
 """The head's side of --live and --trace: the observations of all nodes (display/relay.py) as one table and one trace.
 
-This module does for many nodes what display/observers.py does for one, and is imported only if one of the two was
-asked for. Times of a node are converted to our clock as they come in (clock_offset.py).
+This module does for many nodes what display/observers.py does for one, and its import happens only for one of the
+two. Times of a node become the head's times as they arrive (clock_offset.py).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class HeadObservers:
         self._gone: dict[int, ObservedNode] = {}  # that ran some before, and are still in the trace
         self._events: list[dict[str, Any]] = []
         self._instant_count = 0  # instants
-        self._numbers = 0  # processes of the trace, beside us
+        self._numbers = 0  # processes of the trace, beside the head
         self._epoch_ns = time.time_ns() - time.monotonic_ns()
         self._begin_ns = self._began_ns = time.monotonic_ns()  # the first attempt, this one
         self._stop_ns = 0
@@ -60,7 +60,7 @@ class HeadObservers:
     # ---- what the head does
 
     def begin(self, agents: Sequence[RemoteAgent], launch_id: str, restarts: int) -> None:
-        """All ranks are about to be started, or to be started again."""
+        """Begin an attempt: all ranks start or restart."""
         now_ns = time.monotonic_ns()
         self._launch_id, self._restarts = launch_id, restarts
         self._slice("rest" if restarts else "reach nodes", self._began_ns, now_ns)
@@ -71,14 +71,14 @@ class HeadObservers:
         self._nodes = {}
         for agent in agents:
             node = before.pop(agent.index) if agent.index in before else ObservedNode(agent)
-            node.agent, node.awaited = agent, False  # another agent may have come to the node
+            node.agent, node.awaited = agent, False  # another agent may have joined from the node
             self._nodes[agent.index] = node
         self._gone = before
         if self._display is not None:
             self._display.drop(self._gone)
 
     def rest(self) -> None:
-        """All have ended, and will be started again: the last frame stays."""
+        """Rest between two attempts: the last frame stays."""
         self._end_attempt(time.monotonic_ns())
 
     def _end_attempt(self, now_ns: int) -> None:
@@ -91,13 +91,13 @@ class HeadObservers:
             self._display.end()
 
     def stop(self) -> None:
-        """All ranks are being stopped."""
+        """Note that the head stops all ranks."""
         self._stop_ns = self._stop_ns or time.monotonic_ns()
         if self._display is not None:
             self._display.stop()
 
     def on_node_lost(self, agent: RemoteAgent, text: str) -> None:
-        """A node was lost, and its ranks with it."""
+        """Note the loss of a node, and of its ranks."""
         self.note(text)
         node = self._nodes.get(agent.index)
         if node is None:
@@ -108,7 +108,7 @@ class HeadObservers:
             self._display.on_disconnect(agent.index)
 
     def on_signal(self, number: int) -> None:
-        """A signal is passed on to all ranks."""
+        """Note a signal to all ranks."""
         self.note(f"passed {signal_name(number)} on")
         is_echo = number == SIGCONT and self._echoes == 1
         self._echoes = 2 if number == SIGTSTP else max(0, self._echoes - (number == SIGCONT))
@@ -116,7 +116,7 @@ class HeadObservers:
             self._display.note_signal(number)
 
     def note(self, text: str) -> None:
-        """Something that belongs into the trace, at this moment."""
+        """Note something in the trace, at this moment."""
         self._instant_count += 1
         if self._path and self._instant_count <= _INSTANTS:
             at = {"ph": "i", "s": "g", "ts": self._us(time.monotonic_ns()), "pid": os.getpid(), "tid": os.getpid()}
@@ -129,7 +129,7 @@ class HeadObservers:
     # ---- when
 
     def timeout_s(self) -> float:
-        """How long to wait at most. Only a table needs a clock."""
+        """Return how long to wait at most. Only a table needs a clock."""
         wait_s = None if self._display is None else self._display.timeout_s(None)
         return float("inf") if wait_s is None else wait_s
 
@@ -139,8 +139,8 @@ class HeadObservers:
             self._display.run_due()
 
     def usage_requests(self) -> list[tuple[RemoteAgent, list[int]]]:
-        """Return the agents to ask what their ranks use, each with the ranks whose last line the table shows: once a
-        second while the table can be seen, and not before an agent has answered the last request."""
+        """Return the agents to ask what their ranks use, each with the ranks whose last line the table shows. That
+        happens once a second while the table is visible, and not before an agent has answered the last request."""
         if self._display is None or not self._display.is_usage_due():
             return []
         shown = sorted(self._display.shown)
@@ -223,7 +223,7 @@ class HeadObservers:
         return ChromeTrace(self._path, max_samples=max(1000, MAX_SAMPLES // count), node=remote)
 
     def _number(self) -> int:
-        """A process of the trace: two nodes may give one pid to two of theirs. None is ours."""
+        """Return a process number of the trace: two nodes may give one pid to two of theirs. None is the head."""
         self._numbers += 1 + (self._numbers + 1 == os.getpid())
         return self._numbers
 
@@ -238,7 +238,7 @@ class HeadObservers:
     # ---- clocks
 
     def clocks(self) -> str:
-        """What the table says of the nodes' clocks: how sure times are that came from there, and who is far off."""
+        """Return what the table says of the nodes' clocks: how sure times from there are, and who is far off."""
         known = [node.agent for node in self._nodes.values() if node.agent.clock.is_known]
         if not known:
             return ""
@@ -254,7 +254,8 @@ class HeadObservers:
         return printable(text)
 
     def _clocks_json(self) -> list[dict[str, Any]]:
-        """Of every node: how far its clock is ahead of ours, which was taken off its times, and to within what."""
+        """Return for every node how far its clock is ahead of the head's, which its times take into account, and to
+        within what."""
         return [
             {
                 "node": node.agent.node_rank,
@@ -277,7 +278,7 @@ class HeadObservers:
         self._events.append({**event, "cat": "launcher", "args": {}})
 
     def content(self) -> dict[str, Any]:
-        """The whole trace so far: ourselves, and every node's launcher and ranks."""
+        """Return the whole trace so far: the head, and every node's launcher and ranks."""
         from infini_run.display.trace_format import process_names, trace_content
 
         nodes = [*self._nodes.values(), *self._gone.values()]
@@ -295,8 +296,8 @@ class HeadObservers:
         return trace_content(names, events, other)
 
     def close(self) -> str:
-        """The launch is over: the last frame stays, and the trace is written. Safe twice. Why that was not possible,
-        or ""."""
+        """Close at the end of the launch: the last frame stays, and the trace goes to its file. Safe twice. Return
+        why the file is incomplete, or ""."""
         if self._is_over:
             return ""
         self._is_over = True
@@ -314,16 +315,16 @@ class HeadObservers:
 def open_observers(
     options: Options, environ: Mapping[str, str], *, print_line: Callable[[str], None] | None
 ) -> tuple[HeadObservers | None, Options]:
-    """Open the live table and the trace, if they were asked for.
+    """Open the live table and the trace, if the options ask for them.
 
     Args:
         print_line: called with a line if there is no terminal for the table.
 
     Returns:
-        None if neither was asked for; and the options, in which live is "on" or "off" now.
+        None without both; and the options, in which live is "on" or "off" now.
 
     Raises:
-        UsageError: rich is missing, or the trace cannot be written.
+        UsageError: rich is missing, or the trace is not writable.
     """
     from infini_run.display.observers import check_names, open_display
     from infini_run.plan.program import absolute_flag_path

@@ -1,4 +1,5 @@
-"""The report of a launch on many nodes, made from those of its nodes. Pure but for the clocks and our host's name."""
+"""The report of a launch on many nodes, made from those of its nodes. Pure but for the clocks and this host's
+name."""
 
 from __future__ import annotations
 
@@ -15,10 +16,11 @@ if TYPE_CHECKING:
 
 
 def is_node_failure(state: HeadState) -> bool:
-    """Whether the job ended because a node was lost or would not start; not because of a rank or a signal.
+    """Return whether the job ended because a node was lost or would not start; not because of a rank or a signal.
 
     A node counts as lost from the last moment at which it was certainly alive: a rank elsewhere may fail because of
-    the loss long before that is noticed. The first failure of a rank asks all nodes for a sign of life (liveness.py).
+    the loss long before anybody notices it. The first failure of a rank asks all nodes for a sign of life
+    (liveness.py).
     """
     agents = state.world
     lost_s = min((agent.alive_s for agent in agents if agent.state == "lost"), default=float("inf"))
@@ -61,7 +63,7 @@ def attempt_report(state: HeadState) -> Report:
 
 
 def _planned_size(state: HeadState) -> int:
-    """The number of ranks that would have been started; 0 if only a node that is missing knows its share."""
+    """Return the number of ranks that were to start; 0 if only a missing node knows its share."""
     asked = state.options.nproc_per_node
     agents = state.world[: state.options.nnodes]
     counts = state.node_list.counts or [agent.hello.get("nproc", asked) for agent in agents]

@@ -56,8 +56,8 @@ if TYPE_CHECKING:
 
 
 HEARTBEATS = 3  # within --node_timeout, after which a silent node is lost
-_ABSENCE = 0.95  # of --node_timeout, since the last heartbeat; a node gives us up after all of it
-_LEASE_ABSENCE = 0.65  # of --node_timeout; a lease goes on for LEAST_LEASE of it at least
+_ABSENCE = 0.95  # of --node_timeout, since the last heartbeat; a node gives the head up after all of it
+_LEASE_ABSENCE = 0.65  # of --node_timeout; a lease lasts for LEAST_LEASE of it at least
 _SLACK_S = 15.0  # beyond the graces: what a node may take to end
 
 
@@ -66,8 +66,8 @@ class HeadState:
 
     Args:
         agents: all of them, in the order of their nodes.
-        observers: the live table and the trace; None: neither was asked for.
-        print_line: called with each line for the user; None: it goes to our stderr, as the nodes' lines do.
+        observers: the live table and the trace; None: without both.
+        print_line: called with each line for the user; None: it goes to the head's stderr, as the nodes' lines do.
         workers: as for a Head.
     """
 
@@ -97,22 +97,22 @@ class HeadState:
         self.world: list[RemoteAgent] = agents.all  # that run the ranks, or ran them last, by node rank
         self.world_size = 0  # known as soon as all nodes are ready
         self.restarts = RestartState(options)
-        self.changes: NodeChanges | None = None  # of a job that goes on when it loses a node
+        self.changes: NodeChanges | None = None  # of a job that continues after the loss of a node
         self.absence = OwnAbsence(options.node_timeout_s * (_LEASE_ABSENCE if options.is_elastic else _ABSENCE))
         self.notices: list[str] = []
         self.error: InfiniRunError | None = None  # why the job ended, unless a rank or a signal is the reason
         self.stop_signal = 0  # the signal from outside that asked for the end
         self.forwarded_signals: set[int] = set()  # that were passed on to the ranks of this attempt
-        self.is_handing_out = False  # a node has joined that leaves its rank to us
+        self.is_handing_out = False  # a node has joined that leaves its rank to the head
         self.goodbye = b""  # the frame that lets agents go; b"": it was not sent yet
         self.is_stopping = False
-        self.is_new_stop = False  # nobody has looked yet whether anything is left to be stopped
+        self.is_new_stop = False  # nobody has looked yet whether anything is left to stop
         self.is_unwanted = False  # by the program that owns this launch: no other attempt follows
         self.stop_end_s = float("inf")  # a node that has not stopped by then is lost
 
     @property
     def has_check(self) -> bool:
-        """Whether nodes are checked before they run anything, if the job goes on when it loses one."""
+        """Whether nodes get a check before they run anything, if the job continues after the loss of one."""
         needs = self.workers or self.options
         return bool(self.options.node_check or needs.log_dir or needs.gpus_per_proc)
 
@@ -125,7 +125,7 @@ class HeadState:
 
     @property
     def is_over(self) -> bool:
-        """Whether the agents are let go: whoever goes is not missed."""
+        """Whether the agents may go: the head misses none that goes."""
         return bool(self.goodbye)
 
     def show(self, kind: bytes, lines: bytes) -> None:
@@ -135,7 +135,7 @@ class HeadState:
         self.console.write(kind, lines)
 
     def print(self, text: str) -> None:
-        """Print one line of our own for the user."""
+        """Print one line of the head for the user."""
         if self.observers is None or not self.observers.print_above(f"infini-run: {printable(text)}"):
             self._print_line(text)
 
@@ -164,7 +164,7 @@ class HeadState:
             return
         self.is_stopping = self.is_new_stop = True
         grace_s = self.options.signal_grace_s if by_signal else self.options.grace_s
-        graces = 1 if by_signal else 2  # after a signal, ranks and strays share one
+        graces = 1 if by_signal else 2  # after a signal, ranks and leftover processes share one
         self.stop_end_s = time.monotonic() + graces * grace_s + _SLACK_S
         self.agents.send_all(pack_json(protocol.STOP, {"signal": number, "by_signal": by_signal}), "running")
         if self.observers is not None:

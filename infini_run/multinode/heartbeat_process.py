@@ -1,7 +1,7 @@
 """A fork of the head, or of an agent, that sends heartbeats while Ctrl-Z has suspended its parent.
 
-The other side sees no difference, so if the network fails meanwhile, the silence is noticed as usual. The fork ends
-when its parent, continued, closes a pipe, and gives back how far it has written; or when its parent dies.
+The other side sees no difference, so if the network fails meanwhile, it notices the silence as usual. The fork ends
+when its parent, continued, closes a pipe, and reports how far it has written; or when its parent dies.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class HeartbeatProcess:
         every_s: time between two heartbeats.
 
     Raises:
-        OSError: no process or no descriptor is left.
+        OSError: too few processes or descriptors.
     """
 
     def __init__(self, targets: Mapping[Connection, Callable[[], bytes]], every_s: float) -> None:
@@ -64,8 +64,8 @@ class HeartbeatProcess:
             os.close(result_fd)
 
     def end(self) -> None:
-        """End the fork, and go on writing where it has stopped. If it was killed, that place is unknown, and what is
-        written next may end a connection."""
+        """End the fork, and continue the stream where it stopped. After SIGKILL of the fork that place is unknown,
+        and the next write may end a connection."""
         os.close(self._end_fd)
         result = b""
         while piece := os.read(self._result_fd, READ_CHUNK):
@@ -82,15 +82,15 @@ class HeartbeatProcess:
 
 
 def no_frame() -> bytes:
-    """Beside a heartbeat nothing is sent."""
+    """Return no frame: beside a heartbeat nothing goes out."""
     return b""
 
 
 def _send_heartbeats(
     targets: Mapping[Connection, Callable[[], bytes]], every_s: float, end_fd: int, result_fd: int
 ) -> None:
-    """In the fork, which ends here. A connection that takes nothing gets no more: what is kept must not grow for
-    days."""
+    """Send heartbeats in the fork, which ends here. A connection that takes nothing gets no more: its backlog must
+    not grow for days."""
     try:
         poller = select.poll()
         poller.register(end_fd, select.POLLIN)

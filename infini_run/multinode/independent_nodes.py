@@ -1,8 +1,8 @@
 """Nodes that are each for themselves: the loss of one ends nothing on the others.
 
-What world_changes.py is for a job, this is for a crew, which starts and moves workers by itself: each node that is
-ready, and has passed its check, runs one process with a byte stream to the head. What a lost node has run may be
-started somewhere else once `RemoteAgent.fence_s` is over: nothing of it can live any more (docs/decisions/0052).
+world_changes.py is for a job, this for a crew, which starts and moves workers itself. Each node that is ready, and
+has passed its check, runs one process with a byte stream to the head. The processes of a lost node may start
+somewhere else after `RemoteAgent.fence_s`: by then none of them lives (docs/decisions/0052).
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _NEVER = float("inf")
 
 
 class IndependentNodes:
-    """Starts the process of each node, and starts an agent again on one that was lost.
+    """The starter of each node's process, and of a new agent on a lost node.
 
     Args:
         start_ranks: starts the process of these agents' nodes.
         reach: starts an agent on the node of that index once more, not before that time (monotonic).
-        free_place: frees the place of an agent that has gone, or was let go.
+        free_place: frees the place of an agent that has gone, or was dismissed.
         let_others_start: called when something starts: commands for lost nodes may start although others wait.
     """
 
@@ -69,10 +69,10 @@ class IndependentNodes:
         return min([*self._start_due_s.values(), *self._check_due_s.values()], default=_NEVER)
 
     def begin(self) -> None:
-        """The first nodes are being reached."""
+        """Note that the head begins to reach the first nodes."""
 
     def run_due(self, now_s: float) -> None:
-        """Start the processes and the checks whose time has come."""
+        """Start the processes and the checks that are due."""
         for agent in self._state.agents.all:
             if agent.state == "done" and agent not in self._start_due_s and agent not in self._something_old_lives:
                 self._on_done(agent)
@@ -92,12 +92,12 @@ class IndependentNodes:
         self._let_others_start()
         self._started_s[agent.index] = time.monotonic()
         self._refusals.pop(agent.index, None)
-        # each start has a number, and so an id, of its own: a guard may still look for what has the last one
+        # each start has a new number, and so a new id: a guard may still look for processes of the last one
         self._state.restarts.go_on(attempt_report(self._state).first_failure, f"{agent.name} runs workers")
         self._start_ranks([agent])
 
     def _on_done(self, agent: RemoteAgent) -> None:
-        """Its process has ended; with all that it had started, unless SIGKILL did not end something."""
+        """Note the end of its process, with all that it had started, unless SIGKILL did not end something."""
         stuck = () if agent.report is None else agent.report.stuck
         if stuck:
             self._something_old_lives.add(agent)
@@ -114,7 +114,7 @@ class IndependentNodes:
             self._let_go(agent)
 
     def _let_go(self, agent: RemoteAgent) -> None:
-        """Dismiss an agent that was told to stop."""
+        """Dismiss an agent that was asked to stop."""
         agents = self._state.agents
         agents.send(agent, pack_json(protocol.GOODBYE, {"exit_code": 1}))
         agents.disconnect(agent)
@@ -124,8 +124,8 @@ class IndependentNodes:
         self._free_place(agent)
 
     def _back_off(self, index: int) -> float:
-        """How long to wait before the next try there, in seconds: twice as long each time, unless all went well for
-        twice as long as the last wait."""
+        """Return how long to wait before the next try there, in seconds. Each wait is twice as long as the last one,
+        unless all went well for twice as long as that."""
         now_s = time.monotonic()
         if now_s - self._started_s.pop(index, now_s) > 2 * self._redial_s[index]:
             self._redial_s[index] = REDIAL_S[0]
@@ -141,7 +141,7 @@ class IndependentNodes:
     # ---- what happens to agents
 
     def on_ready(self, agent: RemoteAgent) -> None:
-        """Its HELLO has come."""
+        """Act on the HELLO of an agent."""
         now_s, lost = time.monotonic(), self._lost.pop(agent.index, None)
         if lost is not None and lost.fence_s > now_s and proves_nothing_old_lives(agent, lost, is_by_hand=False):
             lost.fence_s = now_s
@@ -153,7 +153,7 @@ class IndependentNodes:
             self._start_due_s[agent] = now_s
 
     def on_checked(self, agent: RemoteAgent, reason: str) -> None:
-        """The check of its node has ended; reason: why it failed, or ""."""
+        """Act on the end of its node's check. reason: why it failed, or ""."""
         if reason:
             self.refuse(agent, f"{agent.name} is left out: {reason}")
             self._check_due_s[agent] = time.monotonic() + CHECK_OUT_S
@@ -161,11 +161,11 @@ class IndependentNodes:
             self._start_due_s[agent] = time.monotonic()
 
     def on_failed(self, agent: RemoteAgent) -> None:
-        """Its process has failed; its end follows."""
+        """Note that its process failed; its end follows."""
 
     def on_stop_signal(self, agent: RemoteAgent, number: int) -> bool:
-        """The launcher of a node got a signal that asks for the end. Whether only that node is meant: if most get one
-        at once, everything is."""
+        """Act on a signal at the launcher of a node that asks for the end. If most nodes get one at once, all of them
+        are meant; else only that node."""
         state, now_s = self._state, time.monotonic()
         self._stop_signals_s[agent.index] = now_s
         recent_s = [at_s for at_s in self._stop_signals_s.values() if now_s - at_s <= AT_ONCE_S]
@@ -180,11 +180,11 @@ class IndependentNodes:
         return True
 
     def on_allocation_over(self, text: str, *, was_cancelled: bool) -> None:
-        """No node can be reached any more."""
+        """Note that no node is reachable any more."""
         self._state.fail(NodeLost(f"the allocation has ended: {text}", "", -1))
 
     def on_lost(self, agent: RemoteAgent, text: str) -> None:
-        """An agent that was ready has gone. What it ran may live until its lease is over."""
+        """Act on the loss of an agent that was ready. Its processes may live until the end of its lease."""
         self._drop_plans(agent)
         self._lost[agent.index] = agent
         agent.loss = agent.loss or text
@@ -193,34 +193,34 @@ class IndependentNodes:
         self._state.notice(text)
 
     def on_ended(self, agent: RemoteAgent) -> None:
-        """It is known now that the process of an agent that was lost has ended."""
+        """Note the proof that the process of a lost agent is gone."""
         if agent is self._lost.get(agent.index):
             agent.fence_s = min(agent.fence_s, time.monotonic() + GUARD_WAIT_S)
 
     def on_earlier_job(self, node_timeout_s: float) -> None:
-        """No launcher that was started by hand joins such a job."""
+        """Ignore an earlier job: no manual launch joins such a job."""
 
     def on_nothing_old_lives(self, agent: RemoteAgent) -> None:
-        """What SIGKILL did not end there has ended."""
+        """Note that what SIGKILL did not end there is gone."""
         if agent in self._something_old_lives:
             self._something_old_lives.discard(agent)
             self._on_nothing_old_lives(agent)
 
     def on_refused(self, agent: RemoteAgent, text: str) -> None:
-        """An agent cannot start its process: that is told, and it is asked again later."""
+        """Report that an agent cannot start its process, and retry later."""
 
     def refuse(self, agent: RemoteAgent, text: str) -> None:
-        """A node cannot be reached, or refuses: say so, once for each reason."""
+        """Report that a node is unreachable, or refuses, once for each reason."""
         if self._refusals.get(agent.index) != text:
             self._refusals[agent.index] = text
             self._state.notice(text)
 
     def reach_again(self, agent: RemoteAgent) -> None:
-        """The place of an agent that has gone is free: it is reached again after a while."""
+        """Reach a node again after a while: the place of its last agent is free."""
         if not self._state.is_stopping:
             self._state.agents.renew(agent.index)
             self._reach(agent.index, time.monotonic() + self._back_off(agent.index))
 
     def is_over(self) -> bool:
-        """Whether nothing is left on any node, and nothing will be started again."""
+        """Return whether nothing is left on any node, and no restart follows."""
         return self._state.is_stopping and not self._state.agents.counts.count("running")

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from infini_run.multinode.listener import AgentListener, Identity
     from infini_run.multinode.node_losses import NodeLosses
 
-_LEASE = 0.9  # of --node_timeout: for so long the ranks of a node live that hears nothing of the head
+_LEASE = 0.9  # of --node_timeout: the ranks of a node that hears nothing of the head live for this long
 _TOKEN_SIZE = 32  # random bytes
 _NOTICE_S = 5.0  # between two lines about missing nodes
 
@@ -43,10 +43,10 @@ class JoinPhase:
     """Starts the engine's commands, accepts agents, and waits for their HELLO.
 
     Args:
-        environ: our environment, of which nodes get the variables that --export names.
+        environ: the head's environment; nodes get the variables of it that --export names.
         cwd: absolute path of the directory in which ranks start, on every node.
         has_stream: each node runs one process with a byte stream to the head (byte_stream.py).
-        listening: a socket that listens on the link's port already. None: one is opened if it is needed.
+        listening: a socket that already listens on the link's port. None: the head opens one if it needs it.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class JoinPhase:
         return min(deadlines, default=float("inf"))
 
     def postpone(self, by_s: float) -> None:
-        """Nobody could join for so long, because we were suspended."""
+        """Move the limits by a suspension of this process, in which nobody could join."""
         self._join_end_s += by_s
 
     # ---- reaching nodes
@@ -140,8 +140,8 @@ class JoinPhase:
                 self._attach(self._state.agents.all[command.nodes[0]], connection)
 
     def _on_authenticated(self, connection: Connection, identity: Identity, address: str) -> None:
-        """An agent has connected from `address`, and says which node it is. Its host's name counts more than the
-        number: an engine may number nodes in an order of its own, and rank 0 must be where the others look for it."""
+        """Accept an agent that connected from `address`, and names its node. Its host's name counts more than the
+        number. An engine may number nodes in another order, and rank 0 must be where the others look for it."""
         agents, run_id = self._state.agents.all, self._state.options.run_id
         host, is_other_job = identity.host, identity.run_id not in (None, run_id)
         is_of_another_head = identity.last_job not in ("", self._state.launch_id) and not is_other_job
@@ -152,7 +152,7 @@ class JoinPhase:
             agents[node].address = address
             self._attach(agents[node], connection)
             return
-        if self._state.is_over and self._state.options.is_elastic and not is_other_job:  # it would ask again
+        if self._state.is_over and self._state.options.is_elastic and not is_other_job:  # it would retry
             connection.send(self._spec(self._state.options.nproc_per_node))
             connection.send(self._state.goodbye)
             connection.close()
@@ -170,7 +170,7 @@ class JoinPhase:
             why = f"{first or 'another'} is that one already: give every node a --node_rank of its own"
         name = host or "a node" if node == HANDED_OUT else f"node {node}"
         line = f"{address} says that it is {name}, and was turned away: {why}"
-        if line not in self._turned_away:  # whoever waits for a place asks again and again
+        if line not in self._turned_away:  # whoever waits for a place retries again and again
             self._turned_away.add(line)
             self._state.notice(line)
         answer: dict[str, object] = {"error": why, "may_return": not is_other_job}
@@ -179,8 +179,8 @@ class JoinPhase:
         connection.close()
 
     def _place_of(self, node: int, host: str) -> int:
-        """The index of a node that says it is `node`, or that leaves it to us (HANDED_OUT). Who was here before gets
-        its place again."""
+        """Return the index of a node that names `node`, or that leaves it to the head (HANDED_OUT). An earlier agent
+        gets its place again."""
         agents = self._state.agents.all
         if self._state.node_list.engine == MANUAL and node != HANDED_OUT:
             return node
@@ -202,12 +202,12 @@ class JoinPhase:
         return free[0].index if free else HANDED_OUT
 
     def _attach(self, agent: RemoteAgent, connection: Connection) -> None:
-        """The connection is that agent's: send it everything that does not depend on the other nodes."""
+        """Give the agent its connection, and send it everything that does not depend on the other nodes."""
         self._state.agents.attach(agent, connection)
         counts = self._state.node_list.counts
         nproc = counts[agent.index] if counts else self._state.options.nproc_per_node
         self._state.agents.send(agent, self._spec(nproc))
-        if self._state.is_over:  # it has come too late for the GOODBYE to all
+        if self._state.is_over:  # too late for the GOODBYE to all
             self._state.agents.send(agent, self._state.goodbye)
 
     def _spec(self, nproc: int | str) -> bytes:
@@ -238,7 +238,7 @@ class JoinPhase:
         return pack_json(protocol.SPEC, content)
 
     def on_hello(self, agent: RemoteAgent, payload: bytes) -> None:
-        """An agent is ready, or refuses, or cannot go on. Raises LinkError."""
+        """Act on an agent that is ready, refuses, or cannot continue. Raises LinkError."""
         hello = message_schema.read(payload, message_schema.HELLO, message_schema.REFUSAL)
         agents = self._state.agents
         if "error" in hello:
@@ -275,7 +275,7 @@ class JoinPhase:
             self.listener.run_due(now_s)
 
     def wait(self, now_s: float) -> None:
-        """Some nodes are not ready: say so every few seconds, and end the job at --join_timeout."""
+        """Report every few seconds which nodes are not ready, and end the job at --join_timeout."""
         state, counts = self._state, self._state.agents.counts
         agents, missing = state.agents.all, counts.count(*NOT_READY)
         if now_s >= self._join_end_s:
@@ -290,8 +290,8 @@ class JoinPhase:
             state.print(f"waiting for {missing} of {counts.total} nodes: {missing_names(agents)}{why}")
 
     def end(self) -> None:
-        """The nodes that run the job have joined. If no other can come the token file goes; if all places are taken,
-        whoever connects from now on has time."""
+        """End the phase: the nodes that run the job have joined. If no other can come the token file goes; after the
+        last place, other connections can take their time."""
         if self.listener is not None:
             self.listener.expect(bool(self._state.agents.counts.count("connecting")))
             if not self._state.options.is_elastic:

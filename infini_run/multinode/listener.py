@@ -1,9 +1,9 @@
 """The TCP port for agents, and the connections to it that have not proved yet that they know the token.
 
-The one rule: an unauthenticated connection has no effect on the job. One that sends something else, or nothing for
-10 s, is dropped, and the first few are reported. One turn of the loop accepts a few connections at most, so those of
-the job are served in between; after all nodes have joined, new ones get a small share of the head's time. If there
-are too many, the address with the most of them loses its oldest; one that has greeted us as an agent does goes last.
+The one rule: an unauthenticated connection has no effect on the job. The head drops one that sends something else, or
+nothing for 10 s, and reports the first few. One turn of the loop accepts a few connections at most, so it serves
+those of the job in between. After all nodes have joined, new ones get a small share of the head's time. If there are
+too many, the address with the most of them loses its oldest; one that has sent an agent's greeting goes last.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from infini_run.multinode.connection import Connection
     from infini_run.system.poller import Poller
 
-_SPARE = 256  # unauthenticated connections beyond one for each node
+_SPARE = 256  # unauthenticated connections beyond one per node
 _AT_ONCE = 32  # connections that are accepted in one turn
 _PAUSE_S = 0.1  # between two such turns, after all nodes have joined
-_REPORTED = 8  # connections that were turned away, of strangers and of launchers with another token
+_REPORTED = 8  # rejected connections, of strangers and of launchers with another token
 
 
 @record
@@ -45,7 +45,7 @@ class Identity:
     Args:
         node: index of its node; HANDED_OUT: the head chooses.
         host: its name; "": it does not say.
-        run_id: the user's name for the run, if the user started it by hand; else None.
+        run_id: the user's name for the run in a manual launch; else None.
         last_job: launch id of the job of which it was a node before, or asked to be; "": of none.
         last_timeout_s: --node_timeout there.
     """
@@ -77,7 +77,7 @@ class _ByAddress:
         self._from.setdefault(address, {})[connection] = None
 
     def remove(self, connection: Connection, address: str) -> None:
-        """Safe for one that is not there."""
+        """Remove a connection. Safe for one that is unknown."""
         connections = self._from.get(address, {})
         connections.pop(connection, None)
         if not connections:
@@ -94,7 +94,7 @@ class AgentListener:
 
     Args:
         token: the secret.
-        nodes: how many agents are expected.
+        nodes: how many agents to expect.
         on_authenticated: called with a connection that has proved itself, what the agent says that it is, and the
             address that it comes from.
         notice: called with lines for the user.
@@ -114,7 +114,7 @@ class AgentListener:
         self._poller = poller
         self._on_authenticated = on_authenticated
         self._notice = notice
-        self._turned_away = {False: 0, True: 0}  # whether it spoke our language
+        self._turned_away = {False: 0, True: 0}  # whether it spoke the protocol
         self.dropped = 0  # connections that had proved nothing
         self._waiting: dict[Connection, _Unauthenticated] = {}  # oldest first
         self._strangers, self._likely_agents = _ByAddress(), _ByAddress()
@@ -128,13 +128,13 @@ class AgentListener:
         Args:
             port: 0: one that is free.
             asked: an address or an interface of this machine; empty: all.
-            listening: a socket that listens there already. None: it is opened.
+            listening: a socket that already listens there. None: open one.
 
         Returns:
             `HOST,HOST:PORT`, to which agents connect.
 
         Raises:
-            UsageError: the port is taken, or there is no such address.
+            UsageError: the port is in use, or there is no such address.
         """
         address = find_address(asked) if asked else ""
         self._listener = listener = listening or listen(port, address)
@@ -207,7 +207,7 @@ class AgentListener:
         self._drop(group.oldest_of_most())
 
     def _accept_next(self, is_first: bool) -> tuple[Connection, str] | None:
-        """Accept a connection; None: there is none. If no descriptor is left, the oldest unauthenticated connection
+        """Accept a connection; None: there is none. Without a free descriptor, the oldest unauthenticated connection
         gives its own. The kernel may report that want even if no connection waits, except for the first one of a
         turn."""
         assert self._listener is not None
@@ -216,7 +216,7 @@ class AgentListener:
                 return accept(self._listener)
             except OSError as error:
                 if not is_first:
-                    return None  # if one waits, the poller says so again
+                    return None  # if one waits, the poller reports it again
                 if not self._waiting:  # it would be ready again and again
                     self._poller.unwatch(self._listener.fileno())
                     limit = LIMITS.get(error.errno or 0, error.strerror)
@@ -282,12 +282,12 @@ class AgentListener:
         connection.close()
 
     def after_fork_in_child(self) -> None:
-        """In a forked child: close our copies; the file with the token stays."""
+        """Close the copies in a forked child; the file with the token stays."""
         self._token_file = ""
         self.close()
 
     def close(self) -> None:
-        """Safe twice."""
+        """Close everything. Safe twice."""
         self.remove_token()
         for connection in list(self._waiting):
             self._drop(connection)

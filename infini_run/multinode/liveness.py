@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from infini_run.multinode.head_state import HeadState
     from infini_run.multinode.node_losses import NodeLosses
 
-_AWAY = 10  # a gap of at least this part of --node_timeout was our own absence; any machine has shorter ones
+_AWAY = 10  # a gap of at least this part of --node_timeout was the head's own absence; any machine has shorter ones
 
 
 class Liveness:
-    """Sends heartbeats, each with a question about the agent's clocks, keeps the leases of nodes whose requests are
-    not read in time, and gives up nodes that do not answer."""
+    """Heartbeats, each with a question about the agent's clocks. It also keeps the leases of nodes whose requests the
+    head does not read in time, and gives up nodes that do not answer."""
 
     def __init__(self, state: HeadState, losses: NodeLosses) -> None:
         self._state = state
@@ -38,20 +38,20 @@ class Liveness:
                 self._check_joining(agent, now_s)
             if agent.state not in ("ready", "running", "done"):  # one that is done waits for GOODBYE, and listens
                 continue
-            if is_paused:  # we read from nobody: what it has sent is on its way
+            if is_paused:  # the head reads from nobody: what it has sent is on its way
                 agent.last_received_s = now_s
                 if state.options.is_elastic:
                     self._grant(agent)
             elif now_s - agent.last_received_s > timeout_s:
                 agent.is_silent = True
-                is_over = state.engine.ENDS_STOPPED or state.options.is_elastic  # then its lease has ended its ranks
+                is_over = state.engine.ENDS_STOPPED or state.options.is_elastic  # its lease killed its ranks by then
                 hint = "" if is_over else "; its agent may only be suspended: its ranks then stay"
                 self._losses.on_lost(agent, f"nothing was heard of it for {timeout_s:g} s (--node_timeout){hint}")
                 continue
             state.agents.send(agent, clock_question())
 
     def keep_lease(self, agent: RemoteAgent) -> None:
-        """A frame of it was read just now: it keeps its lease, however much output stands before its requests."""
+        """Keep the lease of an agent with a fresh frame, however much output precedes its requests."""
         options = self._state.options
         if options.is_elastic and agent.time.is_request_overdue(options.node_timeout_s):
             self._grant(agent)
@@ -62,7 +62,7 @@ class Liveness:
         self._state.agents.send(agent, grant)
 
     def _check_joining(self, agent: RemoteAgent, now_s: float) -> None:
-        """Nobody else can have the place of a node that has connected and says nothing."""
+        """Give up a node that has connected and says nothing: nobody else can have its place."""
         limit_s = self._state.options.join_timeout_s
         if now_s - agent.last_received_s > limit_s:
             agent.is_silent = True
@@ -76,7 +76,7 @@ class Liveness:
                 self._state.agents.send(agent, clock_question())
 
     def was_away(self, away_s: float) -> bool:
-        """We were suspended for so long, if that is long enough to matter: the nodes were not silent meanwhile."""
+        """Note a suspension of this process, if it is long enough to matter: the nodes were not silent meanwhile."""
         if away_s < self._state.options.node_timeout_s / _AWAY:
             return False
         now_s = time.monotonic()
@@ -86,7 +86,7 @@ class Liveness:
         return True
 
     def suspend(self) -> float:
-        """Suspend this process until it is continued, while a fork of it sends the heartbeats.
+        """Suspend this process until SIGCONT, while a fork of it sends the heartbeats.
 
         Returns:
             How long that was, in seconds; 0 if there could be no fork, so the nodes were without heartbeats.

@@ -1,15 +1,15 @@
-"""Membership: which nodes run ranks, each with which node rank; what can happen to them, and what can be done about
-it. Data only: membership_transitions.py says what follows from what.
+"""Membership: the nodes that run ranks, each with its node rank; its events, and its actions. Data only:
+membership_transitions.py has the rules.
 
-A world is all ranks of one attempt. A place is a node of the job: a host of the list, or a number that a launcher
-started by hand gets. Its state is one of
+A world is all ranks of one attempt. A place is a node of the job: a host of the list, or a number that a manual
+launcher gets. Its state is one of
 
-    absent    nobody has joined from there, or who had is lost
+    absent    nobody has joined from there, or its agent is lost
     joined    its agent is here; no check has passed since the last world, so it is in none
     checking  its check runs
-    spare     its check has passed, and it runs no rank
+    spare     its check passed, and it runs no rank
     active    it runs ranks of the world
-    out       its check has failed, or its ranks were the first to fail too often
+    out       its check failed, or its ranks were the first to fail too often
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class Rules:
         least, most: nodes of a world.
         window_s: how long `least` nodes wait for more, and the first world for the spares.
         join_s: how long fewer than `least` nodes wait.
-        max_failures: a node whose ranks were the first to fail in so many worlds is left out; 0: none is.
-        grows: a world that has fewer than `most` nodes is stopped for one that joins.
-        has_check: nodes are checked.
+        max_failures: exclude a node whose ranks were the first to fail in this many worlds; 0: exclude none.
+        grows: stop a world with fewer than `most` nodes for one that joins.
+        has_check: nodes get a check.
         check_s: the longest time that a check takes; the agents see to that, unless they do nothing any more.
     """
 
@@ -58,13 +58,14 @@ class NodePlace:
         order: Places with less get lower node ranks, where nobody has one yet.
         state: See above.
         node_rank: In the world that runs, or ran last; -1: none.
-        fence_s: Until then ranks of an old world may live there, by our monotonic clock.
+        fence_s: Until then ranks of an old world may live there, by the head's monotonic clock.
         failures: Worlds in which its ranks were the first to fail.
         checked_s: When its last check ended.
         check_end_s: A check that runs has failed if it has not ended by then.
         is_banned: Out for its failures, whatever its check says.
-        is_leaving: It was told to stop, and is not to be in the next world.
-        is_needed: There is no world without it: by hand rank 0 is where the head is, for that address is known.
+        is_leaving: It was asked to stop, and is not for the next world.
+        is_needed: There is no world without it: in a manual launch rank 0 is where the head is, whose address is
+            known.
     """
 
     name: str
@@ -82,7 +83,7 @@ class NodePlace:
 
 @record
 class Membership:
-    """Everything that is known.
+    """The known state of all places and worlds.
 
     Attributes:
         places: All of them, whether anybody is there or not.
@@ -96,8 +97,8 @@ class Membership:
         lost: Places that the world has lost.
         failed: The place whose rank was the first of the world to fail; -1: none has.
         reason: Which node came or went, so that the next world costs nothing; empty: it follows from a failure.
-        banned: The place that was left out last, and the node rank that it had: if the same rank fails first in
-            the next world, it was not the place.
+        banned: The place that was excluded last, and the node rank that it had. If the same rank fails first in the
+            next world, it was not the place.
     """
 
     places: tuple[NodePlace, ...]
@@ -133,7 +134,7 @@ class Membership:
 
 @record
 class Began:
-    """The first nodes are being reached."""
+    """The head begins to reach the first nodes."""
 
 
 @record
@@ -145,7 +146,7 @@ class Joined:
 
 @record
 class Checked:
-    """The check at a place has ended. reason: why it failed; empty: it has passed."""
+    """The check at a place is complete. reason: why it failed; empty: it passed."""
 
     place_index: int
     reason: str = ""
@@ -153,7 +154,7 @@ class Checked:
 
 @record
 class Lost:
-    """The agent of a place has gone, or is given up.
+    """The agent of a place has gone, or the head gave it up.
 
     Args:
         place_index: which.
@@ -168,7 +169,7 @@ class Lost:
 
 @record
 class Gone:
-    """It is known now until when ranks may live at a place that was lost: earlier than was feared."""
+    """Ranks may live at a lost place until this time: earlier than before."""
 
     place_index: int
     fence_s: float
@@ -184,7 +185,7 @@ class Refused:
 
 @record
 class Leaving:
-    """The launcher of a place was told to stop by a signal there."""
+    """The launcher of a place got a stop signal there."""
 
     place_index: int
     reason: str
@@ -192,14 +193,14 @@ class Leaving:
 
 @record
 class Failed:
-    """A rank at this place was the first of the world to fail, and the others are being stopped."""
+    """A rank at this place was the first of the world to fail, and the others stop."""
 
     place_index: int
 
 
 @record
 class Over:
-    """No rank of the world lives at any place that is not lost, and there will be a next world.
+    """No rank of the world lives at any place that is not lost, and another world follows.
 
     Args:
         due_s: not before; a failure of a rank has a delay.
@@ -260,7 +261,7 @@ class Notice:
 
 @record
 class End:
-    """The job cannot go on."""
+    """The job cannot continue."""
 
     reason: str
 
@@ -292,7 +293,7 @@ def delay(m: Membership, due_s: float) -> Membership:
 
 
 def natural_key(name: str) -> tuple[tuple[int, int, str], ...]:
-    """Return what sorts names as people count: node2 before node10. A number may have any length: it is compared by
-    that, and then digit by digit."""
+    """Return a key that sorts names as people count: node2 before node10. A number may have any length: the length
+    comes first, and then digit by digit."""
     parts = [part.lstrip("0") if at % 2 else part for at, part in enumerate(re.split(r"([0-9]+)", name))]
     return tuple((1, len(part), part) if at % 2 else (0, 0, part) for at, part in enumerate(parts))

@@ -1,9 +1,9 @@
 """What follows from an event of membership.py: the next Membership, and actions. Pure; docs/decisions/0052 has the
 table of states and the reasons.
 
-The one rule: no rank of an old world lives when a rank of the new one starts. A node that is lost has a fence, the
-time until which ranks may still live there, and no world starts before all fences are over. So every event ends in a
-world that runs, in a wait with a bound, or in the end of the job.
+The one rule: no rank of an old world lives when a rank of the new one starts. A lost node has a fence, the time until
+which ranks may still live there, and no world starts before the end of all fences. So every event ends in a world
+that runs, in a wait with a bound, or in the end of the job.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from typing import Any
 
-CHECK_AGAIN_S = 300.0  # a spare that waits is checked so often
+CHECK_AGAIN_S = 300.0  # the interval between checks of a waiting spare
 CHECK_OUT_S = 60.0  # a node that has failed its check
 GROW_S = 600.0  # between two stops of a world that only let it grow
 _NEVER = float("inf")
@@ -66,13 +66,13 @@ def advance(before: Membership, event: object, now_s: float, rules: Rules) -> tu
     """Return what follows from an event.
 
     Args:
-        before: what was known.
+        before: the state before the event.
         event: one of the classes above.
-        now_s: by our monotonic clock.
+        now_s: by the head's monotonic clock.
         rules: what the user asked for.
 
     Returns:
-        What is known now, and the actions, in their order.
+        The state after it, and the actions, in their order.
     """
     if before.phase == "ended":
         return before, ()
@@ -191,7 +191,7 @@ def _on_failed(turn: _Turn, event: Failed) -> None:
 
 
 def _count_failure(turn: _Turn) -> None:
-    """The first rank of the world that failed was at this place, and no node was lost, which would be the reason."""
+    """Count a failure: the first rank of the world that failed was at this place, and no lost node is the reason."""
     place = turn.m.places[turn.m.failed]
     before, rank = turn.m.banned
     if before >= 0 and rank == place.node_rank:  # it was not the node
@@ -204,7 +204,7 @@ def _count_failure(turn: _Turn) -> None:
 
 
 def _on_over(turn: _Turn, event: Over) -> None:
-    """The world has ended: whoever was in it is checked again before the next one."""
+    """Check the members of a finished world again before the next one."""
     if turn.m.failed >= 0 and not turn.m.reason:
         _count_failure(turn)
     for at in turn.m.having("active"):
@@ -249,7 +249,7 @@ def _on_time_passed(turn: _Turn, event: TimePassed) -> None:
 
 
 def _plan_growth(turn: _Turn) -> None:
-    """From the first node on that could make the world larger, others have the window to come, too."""
+    """Give others time to join from the first node on that could make the world larger."""
     m = turn.m
     if m.size >= turn.rules.most or not m.having("spare"):
         turn.set(window_end_s=_NEVER)
@@ -314,7 +314,7 @@ def _wait_for_least(turn: _Turn) -> None:
 
 
 def awaits_checks(m: Membership, rules: Rules) -> bool:
-    """Whether a world starts if the checks that run pass; each of them has a bound of its own."""
+    """Return whether a world starts if the running checks pass; each of them has its own limit."""
     are_unchecked = bool(m.having("joined", "checking"))
     coming = m.having("spare", "joined", "checking")
     return are_unchecked and len(coming) >= rules.least and set(m.missed) <= set(coming)
@@ -360,8 +360,8 @@ def _start(turn: _Turn, ready: Sequence[int]) -> None:
 def choose(m: Membership, ready: Iterable[int], most: int) -> list[int]:
     """Return the places of the next world, by node rank.
 
-    Who was in the last world stays, and keeps its node rank if the world has as many nodes as before: another place
-    takes the rank of one that was lost. A world of another size is in the order of the places.
+    The members of the last world stay. They keep their node ranks if the world has as many nodes as before: another
+    place takes the rank of a lost one. A world of another size is in the order of the places.
     """
     by_order = sorted(ready, key=lambda at: (m.places[at].node_rank < 0, m.places[at].order))
     chosen = by_order[:most]

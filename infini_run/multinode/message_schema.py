@@ -29,7 +29,7 @@ def whole_number(low: int, high: int) -> Callable[[Any], bool]:
 
 
 def is_text(value: Any) -> bool:
-    """A text that can be a variable, an argument or a path: it has no zero byte."""
+    """Return whether it is a text for a variable, an argument, or a path: it has no zero byte."""
     return type(value) is str and "\0" not in value and (value.isascii() or _is_a_path(value))
 
 
@@ -42,7 +42,7 @@ def _is_a_path(value: str) -> bool:
 
 
 def _ticks(value: Any) -> bool:
-    """A number of the kernel's, as text."""
+    """Return whether it is a number of the kernel's, as text."""
     return type(value) is str and value.isascii() and value.isdigit() and len(value) <= 20
 
 
@@ -57,24 +57,24 @@ def is_flag(value: Any) -> bool:
 
 
 def is_seconds(value: Any) -> bool:
-    """Whether it is a duration, in seconds."""
+    """Return whether it is a duration, in seconds."""
     return type(value) in (int, float) and 0 <= value <= _FOREVER_S
 
 
 def are_variables(value: Any) -> bool:
-    """An environment."""
+    """Return whether it is an environment."""
     if type(value) is not dict or not are_texts(list(value.values())):
         return False
     return all(is_text(name) and name and "=" not in name for name in value)
 
 
 def is_record(value: Any) -> bool:
-    """A record; record_codec.py checks its fields."""
+    """Return whether it may be a record; record_codec.py checks its fields."""
     return type(value) is dict
 
 
 def _workers(value: Any) -> bool:
-    """What workers need; empty: ranks are the workers."""
+    """Return whether it is what workers need; empty: ranks are the workers."""
     fits = {"gpus_per_proc": is_count, "nproc": is_nproc, "log_dir": is_text, "environ": are_variables}
     if type(value) is not dict or value.keys() not in (set(), fits.keys()):
         return False

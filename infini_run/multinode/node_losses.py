@@ -1,4 +1,4 @@
-"""Nodes that cannot be reached, refuse, or are lost: the reason, and what follows for the job."""
+"""Nodes that are unreachable, refuse, or are lost: the reason, and what follows for the job."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _OTHERS_S = 2.0  # after the first node that cannot be reached, for others that cannot be reached either
 _NEVER = float("inf")
-_ENDED = "its connection has ended"  # all that is known of a launcher that was started by hand
+_ENDED = "its connection has ended"  # all that the head knows of a manual launcher
 _CANCELLED_S = 60.0  # from the end of its steps to that of an allocation: twice Slurm's KillWait
 
 
@@ -33,7 +33,7 @@ class NodeLosses:
         self._cancelled_s = -_NEVER  # when the engine has last said so (monotonic)
         self._engine_exit: EngineExit | None = None  # of one command for all nodes, before they were over
         self._stops_for_engine = False
-        self._reported_absence_s = 0.0  # when the last one of ours began of which a line has told
+        self._reported_absence_s = 0.0  # the time of the last own absence that a line reported
 
     @property
     def next_deadline_s(self) -> float:
@@ -41,7 +41,7 @@ class NodeLosses:
 
     @property
     def awaits_others(self) -> bool:
-        """Whether some nodes are known to be missing, and others may be found to be missing soon."""
+        """Whether some nodes are known to be missing, and others may follow soon."""
         return bool(self._missed) and not self._state.is_stopping
 
     @property
@@ -53,8 +53,8 @@ class NodeLosses:
     # ---- before the ranks start
 
     def on_refusal(self, agent: RemoteAgent, error: InfiniRunError) -> None:
-        """A node refuses. Before the first attempt that ends the job, because the others would refuse, too; later the
-        node is left out, and asked again."""
+        """Act on a node's refusal. Before the first attempt that ends the job, because the others would refuse, too;
+        later the head excludes the node, and retries."""
         changes = self._state.changes
         if changes is None:
             self.on_missed(agent, error)
@@ -68,8 +68,8 @@ class NodeLosses:
         self.free_place(agent)
 
     def on_missed(self, agent: RemoteAgent, error: InfiniRunError) -> None:
-        """A node cannot be reached, or refuses. If each node has a command of its own, others may be missing too: all
-        of them are reported together."""
+        """Act on a node that is unreachable, or refuses. If each node has a separate command, others may be missing
+        too, and one report names all."""
         if self._state.engine.MAX_CONCURRENT == 1 or self._state.is_stopping:
             self._state.fail(error)
             return
@@ -77,7 +77,7 @@ class NodeLosses:
         self._missed_end_s = min(self._missed_end_s, time.monotonic() + _OTHERS_S)
 
     def fail_if_due(self, now_s: float) -> bool:
-        """End the job for the nodes that are missing, as soon as no others are waited for; whether that is so."""
+        """End the job for the missing nodes, as soon as no others are waited for. Return whether it ended."""
         is_due = self.awaits_others and (not self._state.is_joining or now_s >= self._missed_end_s)
         if is_due:
             self._state.fail(explain_missed(self._missed, self._state.agents.all))
@@ -86,7 +86,8 @@ class NodeLosses:
     # ---- at any time
 
     def on_lost(self, agent: RemoteAgent, reason: str) -> None:
-        """An agent has gone, or is given up: its ranks are lost, and so is the job. reason: "" if it is not known."""
+        """Act on an agent that has gone, or that the head gave up: its ranks are lost, and so is the job. reason: ""
+        if unknown."""
         state = self._state
         state.agents.disconnect(agent)
         if not reason and not agent.has_command:
@@ -120,7 +121,7 @@ class NodeLosses:
         state.fail(error)
 
     def _lose_place(self, changes: NodeChanges, agent: RemoteAgent, reason: str) -> None:
-        """The job goes on without this node."""
+        """Lose the place: the job continues without this node."""
         state = self._state
         if agent.state == "lost":
             return
@@ -146,8 +147,8 @@ class NodeLosses:
         self.free_place(agent)
 
     def free_place(self, agent: RemoteAgent) -> None:
-        """An agent has gone, or was let go: somebody else may join there. If the node has a command of its own, that
-        ends first: it tells how. If its agent is silent, that is ended, too."""
+        """Free the place of an agent that has gone, or was dismissed: another may join there. If the node has a
+        separate command, its end comes first, with the reason. If its agent is silent, that has to end, too."""
         state, changes = self._state, self._state.changes
         if changes is None:
             return
@@ -161,7 +162,7 @@ class NodeLosses:
         changes.reach_again(agent)
 
     def _own_absence(self) -> InfiniRunError | None:
-        """The error if we were suspended for so long that the nodes gave us up; else None."""
+        """Return the error of a suspension of this process that was so long that the nodes gave it up; else None."""
         limit_s = self._state.options.node_timeout_s
         # a longer ago one has done its harm; silence since then is noticed with the heartbeat after --node_timeout
         if not self._state.absence.is_recent(limit_s * (1 + 2 / HEARTBEATS)):
@@ -175,8 +176,8 @@ class NodeLosses:
         )
 
     def on_engine_exit(self, ended: EngineExit) -> None:
-        """A command of the engine has ended: its nodes are lost, unless they are over or the command is repeated. One
-        command for all nodes ends when any node is lost; the connections tell which one that is."""
+        """Act on the end of a command of the engine. Its nodes are lost, unless they finished or the head repeats the
+        command. One command for all nodes ends when any node is lost; the connections show which one that is."""
         state = self._state
         agents = [state.agents.all[node] for node in ended.command.nodes or range(state.agents.counts.total)]
         if state.engine.USES_STDIO:
@@ -197,7 +198,7 @@ class NodeLosses:
                 state.agents.disconnect(agent)
                 state.agents.set_state(agent, "connecting")
                 continue
-            if agent.is_not_ready and state.is_stopping:  # we killed its command, or do not need it any more
+            if agent.is_not_ready and state.is_stopping:  # the head killed its command, or does not need it any more
                 state.agents.set_state(agent, "lost")
                 continue
             preamble = "" if agent.connection is None else agent.connection.preamble
@@ -210,19 +211,19 @@ class NodeLosses:
         self.add_engine_reason()
 
     def _on_command_end(self, changes: NodeChanges, ended: EngineExit, agents: Sequence[RemoteAgent]) -> None:
-        """As on_engine_exit, for a job that goes on."""
+        """Act on the end of a command as on_engine_exit does, for a job that continues."""
         state = self._state
         now_s = time.monotonic()
         if state.engine.was_cancelled(ended.stderr):
             self._cancelled_s = now_s
         if state.engine.is_allocation_over(ended.stderr):
             text = state.engine.explain_exit("", ended.code, ended.stderr)
-            # the command that was told of a cancelling may not have ended yet
+            # the command that saw the cancellation may still run
             is_cancelled = state.engine.was_cancelled(self._processes.stderr())
             changes.on_allocation_over(text, was_cancelled=is_cancelled or now_s - self._cancelled_s < _CANCELLED_S)
         for agent in agents:
             if not ended.command.nodes and self._processes.has_own_command(agent.index):
-                continue  # whoever was there before was the one that it had started
+                continue  # the agent before was the one that it had started
             preamble = "" if agent.connection is None else agent.connection.preamble
             reason = state.engine.explain_exit(agent.name, ended.code, f"{preamble}\n{ended.stderr}")
             has_ended = not ended.is_signalled and state.engine.has_agent_ended(ended.code)
@@ -243,8 +244,8 @@ class NodeLosses:
                     changes.reach_again(agent)
 
     def add_engine_reason(self) -> None:
-        """Add the last output of the engine's one command to what the connections tell. Nodes that went at once are
-        reported together: the engine ends all of them, and may be faster than the message about the first."""
+        """Add the last output of the engine's one command to the reasons of the connections. One report has the nodes
+        that went at once: the engine ends all of them, and may be faster than the message about the first."""
         state = self._state
         if self._engine_exit is None or state.stop_signal:
             return

@@ -22,7 +22,7 @@ _EVENT_KINDS = frozenset((*KINDS.values(), "hung", "late")) - {"suspend"}  # sus
 
 
 class RemoteGroup:
-    """Stands in for the group of a node: the live table and the trace read it."""
+    """The group of a node, for the live table and the trace."""
 
     def __init__(self) -> None:
         self.volumes: dict[int, tuple[int, int]] = {}
@@ -56,7 +56,7 @@ class ObservedNode:
         self.bound_s = 0.0  # the worst that any of its times may be off by
 
     def ours_ns(self, time_ns: Any) -> int:
-        """A time of the node's, by our clock."""
+        """Convert a time of the node's to the head's clock."""
         clock = self.agent.clock
         if clock.is_known:
             self.bound_s = max(self.bound_s, clock.bound_s)

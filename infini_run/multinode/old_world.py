@@ -1,5 +1,5 @@
-"""Whether ranks of a job's earlier attempts still live on this machine, as an agent can tell that has come again, or
-that could not end all of them."""
+"""Whether ranks of a job's earlier attempts still live on this machine, for an agent that rejoined, or that could not
+end all of them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LIMIT = 1 << 20  # bytes of an environment that are read
 
 def machine_id() -> str:
     """Return what two processes have in common that see the same processes: the boot of the machine, and the PID
-    namespace (proc(5), boot_id; pid_namespaces(7)); "" if it is not known."""
+    namespace (proc(5), boot_id; pid_namespaces(7)). It is "" if unknown."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             boot = file.read().strip()
@@ -50,15 +50,16 @@ def wait_until_gone(launch_id: str, limit_s: float) -> bool:
 
 
 class StuckProcesses:
-    """Processes of a launch that SIGKILL did not end at once: those in uninterruptible sleep. Our children among them
-    are reaped.
+    """Processes of a launch that SIGKILL did not end at once: those in uninterruptible sleep. It reaps the children
+    of this process among them.
 
     Args:
         launch_id: of the launch; those within it begin with it.
-        pids: the processes that are known, all of them our children or unknown to others: no number is used again.
+        pids: the known processes, all of them children of this process or unknown to others: the kernel reuses no
+            number.
         poller: it waits for their ends.
         on_end: called once, when nothing of the launch lives any more.
-        on_unknown: called once instead, if that cannot be known: without /proc, or pidfds (Linux before 5.3).
+        on_unknown: called once instead, if that is unknown: without /proc, or pidfds (Linux before 5.3).
     """
 
     def __init__(
@@ -77,8 +78,8 @@ class StuckProcesses:
         self._watch_living(pids)
 
     def _watch_living(self, known: Sequence[int] = ()) -> None:
-        """Others are looked for once those that are known have ended: a process that hangs in the kernel may hold the
-        lock of its memory, and who reads its environment then hangs, too."""
+        """Look for further ones after the end of the known ones. A process that hangs in the kernel may hold the lock
+        of its memory, and a reader of its environment then hangs, too."""
         pids = known or _living(self._launch_id)
         if pids is None or not hasattr(os, "pidfd_open"):
             self._on_unknown()
@@ -101,7 +102,7 @@ class StuckProcesses:
                 self._on_end()
 
     def _on_one_end(self, fd: int) -> None:
-        with suppress(OSError):  # it is no child of ours; or there is no P_PIDFD (Linux before 5.4)
+        with suppress(OSError):  # not a child of this process; or there is no P_PIDFD (Linux before 5.4)
             os.waitid(os.P_PIDFD, fd, os.WEXITED | os.WNOHANG)
         self._close_one(fd)
         if not self._fds:
@@ -119,7 +120,7 @@ class StuckProcesses:
 
 
 def _living(launch_id: str) -> list[int] | None:
-    """The processes that are left; None: it cannot be known."""
+    """Return the living processes; None if that is unknown."""
     from infini_run.system.procfs import shows_own_namespace
 
     if not hasattr(os, "pidfd_open") or not shows_own_namespace():
@@ -137,7 +138,7 @@ def _living(launch_id: str) -> list[int] | None:
                 with open(f"/proc/{name}/stat", "rb") as file:
                     if file.read().rpartition(b")")[2].split()[0] not in b"ZX":
                         found.append(int(name))
-        except PermissionError:  # another user's: none of ours
+        except PermissionError:  # another user's, so not this launch's
             continue
         except (FileNotFoundError, ProcessLookupError):  # gone meanwhile
             continue

@@ -23,7 +23,7 @@ _LONGEST_LINE = 1 << 18  # bytes; agents send pieces of 64 KiB and a label as li
 
 
 class ConsoleWriters:
-    """Our stdout and stderr, by the kind of frame (OUT, ERR) that is written there."""
+    """The head's stdout and stderr, by the kind of frame (OUT, ERR) that goes there."""
 
     def __init__(self, poller: Poller) -> None:
         self._poller = poller
@@ -45,14 +45,15 @@ class ConsoleWriters:
             self._poller.watch(writer.fileno(), WRITE if writer.waiting else 0, go_on)
 
     def _watch_end(self, writer: NonblockingWriter) -> bool:
-        """No more is written there. Whether the reader has all of it; if not, the poller tells when to look again."""
+        """Return whether the reader has all of it, at the end of writing; if not, the poller reports when to look
+        again."""
         is_done = writer.finish()
         if not is_done and not writer.waiting:
             self._poller.watch(writer.fileno(), READ, lambda: None)
         return is_done
 
     def take_problem(self) -> str:
-        """Return the system's message if output was lost, the first time; else ""."""
+        """Return the system's message after a loss of output, the first time; else ""."""
         if self._has_reported:
             return ""
         problem = next((writer.problem for writer in self._writers.values() if writer.is_lossy), None)
@@ -60,26 +61,26 @@ class ConsoleWriters:
         return "" if problem is None else os.strerror(problem.errno or 0)
 
     def give_up(self) -> bool:
-        """Wait no more for a reader that does not read. Whether output was lost by that; the caller reports it."""
+        """Stop waiting for a reader that does not read. Return whether that lost output; the caller reports it."""
         self._has_reported = True
         lost = [writer.give_up() for writer in self._writers.values()]
         return any(lost)
 
     @property
     def is_backlogged(self) -> bool:
-        """Whether our own reader is far behind."""
+        """Whether the head's own reader is far behind."""
         return any(writer.waiting > CONSOLE_BACKLOG_LIMIT for writer in self._writers.values())
 
     @property
     def is_done(self) -> bool:
-        """Whether our own reader has all of it. Ask only when no more is written."""
+        """Whether the head's own reader has all of it. Ask only at the end of writing."""
         if any(writer.waiting for writer in self._writers.values()):
             return False
         left = [writer for writer in self._writers.values() if not self._watch_end(writer)]
         return not left
 
     def close(self) -> None:
-        """Safe twice."""
+        """Close the writers. Safe twice."""
         for writer in self._writers.values():
             if writer.fileno() >= 0:
                 self._poller.unwatch(writer.fileno())
@@ -87,8 +88,8 @@ class ConsoleWriters:
 
 
 def _are_one(first: int, second: int) -> bool:
-    """Whether two descriptors are one pipe, file or terminal. Then they share a writer, so that no line is split by
-    another."""
+    """Return whether two descriptors are one pipe, file, or terminal. Then they share a writer, so that neither
+    splits a line of the other."""
     try:
         return os.path.sameopenfile(first, second)
     except OSError:
@@ -114,14 +115,14 @@ class LineBuffer:
         return whole
 
     def end(self) -> bytes:
-        """Return what is left without an end of line."""
+        """Return the rest, without an end of line."""
         rest, self._rest = self._rest, b""
         return rest
 
 
 class StdinReader:
-    """Our stdin, read without ever waiting for it. A terminal is read while we are in its foreground. In the
-    background, typed lines are for others, and reading does not suspend us (SIGTTIN).
+    """The head's stdin, read without ever waiting for it. It reads a terminal only in the foreground. In the
+    background, typed lines are for others, and reading does not suspend this process (SIGTTIN).
 
     Args:
         fd: the descriptor.
@@ -147,8 +148,8 @@ class StdinReader:
 
     @property
     def events(self) -> int:
-        """What to wait for. A terminal stays readable until the job in its foreground has read the line, and nothing
-        tells us when we come to the foreground. So the poller tells of each new line once."""
+        """What to wait for. A terminal stays readable until the job in its foreground has read the line, and no event
+        reports the return to the foreground. So the poller reports each new line once."""
         return READ | (EDGE if self.is_terminal else 0)
 
     def read(self) -> bytes | None:
@@ -159,7 +160,7 @@ class StdinReader:
             data = self._read()
         except BlockingIOError:
             return None
-        except OSError:  # EIO: we are in the background; after a hang-up it is no terminal any more
+        except OSError:  # EIO: in the background; after a hang-up it is no terminal any more
             if os.isatty(self._fd):
                 return None
             data = b""
@@ -173,7 +174,7 @@ class StdinReader:
             return os.read(self.fileno(), READ_CHUNK)
 
     def close(self) -> None:
-        """Close what was opened here; the descriptor itself stays. Safe twice."""
+        """Close the own descriptor; the given one stays open. Safe twice."""
         self.has_ended = True
         if self._own >= 0:
             os.close(self._own)
@@ -181,9 +182,8 @@ class StdinReader:
 
 
 class unstopped:
-    """A block in which a terminal does not suspend this process: in the background reading fails with EIO, and
-    writing succeeds in spite of `stty tostop` (termios(3), job control: a thread that blocks SIGTTIN and
-    SIGTTOU)."""
+    """A block in which a terminal does not suspend this process. In the background reading fails with EIO, and
+    writing succeeds in spite of `stty tostop` (termios(3), job control: a thread that blocks SIGTTIN and SIGTTOU)."""
 
     def __enter__(self) -> None:
         self._before = pthread_sigmask(SIG_BLOCK, (SIGTTIN, SIGTTOU))
@@ -193,7 +193,8 @@ class unstopped:
 
 
 def _reopened(fd: int) -> int:
-    """Open the same file again, non-blocking; -1 if that is not permitted: a terminal of another user, after su."""
+    """Open the same file again, non-blocking. Return -1 without the permission: a terminal of another user, after
+    su."""
     try:
         return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except OSError:
@@ -201,7 +202,7 @@ def _reopened(fd: int) -> int:
 
 
 def is_readable(fd: int) -> bool:
-    """Whether a read would not wait."""
+    """Return whether a read would not wait."""
     import select
 
     poll = select.poll()

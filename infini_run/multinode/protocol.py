@@ -4,8 +4,8 @@ A frame is one byte of kind, four of length (big endian), the payload: JSON for 
 carries any text that an environment or a file name can hold (surrogateescape), and no code, as a pickle would.
 
 After a handshake each frame is authenticated (frame_authentication.py): a tag follows the head of a frame, and
-another tag follows its payload. The head has a tag of its own, so that no memory is taken for a length that the
-sender has not proved to be its own.
+another tag follows its payload. The head has a separate tag, so that a length costs no memory before its sender has
+proved it.
 """
 
 from __future__ import annotations
@@ -71,21 +71,21 @@ class Decoder:
     """Turns bytes into frames.
 
     Args:
-        limit: bytes of the longest payload that is accepted. It may be changed between two frames.
+        limit: bytes of the longest payload to accept. It may change between two frames.
 
-    `authenticator` checks every frame that comes after it was set.
+    `authenticator` checks every frame after its assignment.
     """
 
     def __init__(self, limit: int = LIMIT) -> None:
         self.limit = limit
         self.authenticator: FrameAuthenticator | None = None
         self._buffer = bytearray()
-        self._kind = b""  # of the frame whose head has come, and whose payload has not
+        self._kind = b""  # of the frame whose head is here, and whose payload is not
         self._size = 0
 
     @property
     def is_empty(self) -> bool:
-        """Whether no part of a frame is kept."""
+        """Whether there is no part of a frame."""
         return not self._buffer and not self._kind
 
     def feed(self, data: bytes) -> Iterator[tuple[bytes, bytes]]:

@@ -30,7 +30,7 @@ class RankStdio:
         with_input: whether ranks read stdin; else it is /dev/null.
 
     Raises:
-        OSError: the limit on descriptors was hit; then nothing has changed.
+        OSError: too few descriptors; then nothing has changed.
     """
 
     def __init__(self, connection: Connection, poller: Poller, *, with_input: bool) -> None:
@@ -59,7 +59,7 @@ class RankStdio:
         self._is_in_line = False  # the last piece of the ranks' stderr that was sent did not end a line
 
     def close(self) -> None:
-        """Give this process its own stderr back, and close the pipes that stood in its place."""
+        """Give this process its own stderr back, and close the pipes that replaced it."""
         os.dup2(self.own_stderr, 2)
         for fd in (self.own_stderr, self.out_fd, self.err_fd, self.in_fd):
             if fd >= 0:
@@ -101,13 +101,13 @@ class RankStdio:
             self._connection.send(pack(protocol.ERR, self._with_own_lines(b"")))
 
     def drain(self) -> None:
-        """All ranks have ended: send what is left in the pipes."""
+        """Send the rest of the pipes: all ranks exited."""
         for fd, kind in ((self.out_fd, protocol.OUT), (self.err_fd, protocol.ERR)):
             while self._forward(fd, kind):
                 pass
         if self._own_lines:
             self._connection.send(pack(protocol.ERR, b"\n" + self._with_own_lines(b"")))
-        self._is_in_line = False  # the head ends every line that a launch has not ended
+        self._is_in_line = False  # the head ends every line that a launch leaves open
 
     def _forward(self, fd: int, kind: bytes) -> bool:
         """Send one piece of what ranks have written; whether there was any."""
@@ -120,7 +120,7 @@ class RankStdio:
         return bool(data)
 
     def _with_own_lines(self, data: bytes) -> bytes:
-        """A piece of the ranks' stderr, and the agent's lines behind its first line."""
+        """Return a piece of the ranks' stderr, with the agent's lines behind its first line."""
         self._is_in_line = not data.endswith(b"\n") if data else self._is_in_line
         at = data.find(b"\n") + 1
         if self._own_lines and (at or not data):

@@ -25,8 +25,8 @@ def missing_names(agents: Sequence[RemoteAgent]) -> str:
 def explain_missed(
     missed: Sequence[tuple[RemoteAgent, InfiniRunError]], agents: Sequence[RemoteAgent]
 ) -> InfiniRunError:
-    """Return the error of a job that cannot start: each missing node with its reason, and the nodes whose fate is not
-    known yet. The exit code is that of the first.
+    """Return the error of a job that cannot start: each missing node with its reason, and the nodes whose fate is
+    unknown. The exit code is that of the first.
 
     Args:
         missed: the missing nodes and their errors.
@@ -80,11 +80,11 @@ def uneven_notice(agents: Sequence[RemoteAgent], counts: Sequence[int]) -> str:
 
 
 def rendezvous_address(options: Options, agents: Sequence[RemoteAgent], *, is_fresh: bool = False) -> tuple[str, int]:
-    """Return the address and port of rank 0: as asked for; else node 0's address as the head reached it, and a port
-    that is free there.
+    """Return the address and port of rank 0: the requested ones. By default, the address is node 0's as the head
+    reached it, and the port is free there.
 
     Args:
-        is_fresh: the port that was asked for served another attempt, with other nodes: take one that is free.
+        is_fresh: the requested port served another attempt, with other nodes: take a free one.
     """
     first = agents[0]
     if options.rdzv_explicit:

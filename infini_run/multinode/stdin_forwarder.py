@@ -24,7 +24,7 @@ class StdinForwarder:
         reader: "all", "none", or the number of the rank that reads.
         agents: of all nodes.
 
-    Set `nodes` and `first_ranks` to the agents that run ranks, and the first rank of each, as soon as they are known.
+    Set `nodes` and `first_ranks` to the agents that run ranks, and the first rank of each, once known.
     """
 
     def __init__(self, reader: int | str, agents: AgentSet, poller: Poller) -> None:
@@ -37,7 +37,7 @@ class StdinForwarder:
 
     @property
     def is_due(self) -> bool:
-        """Whether there is something to read, and no descriptor that can be waited for."""
+        """Whether there is something to read, and no descriptor to wait for."""
         return self._stdin.never_waits and bool(self._readers())
 
     def forward(self) -> None:
@@ -49,21 +49,21 @@ class StdinForwarder:
             self._poller.watch(self._stdin.fileno(), self._stdin.events if readers else 0, self._on_readable)
 
     def _on_readable(self) -> None:
-        """Send one piece; of a terminal everything, because the poller tells of it once."""
+        """Send one piece; of a terminal everything, because the poller reports it once."""
         while self._forward_to(self._readers()) and self._stdin.is_terminal:
             pass
 
     def resume(self) -> None:
-        """We were suspended: have the poller look again, for lines that were typed meanwhile."""
+        """Have the poller look again after a suspension, for lines typed meanwhile."""
         self._poller.unwatch(self._stdin.fileno())
 
     def close(self) -> None:
-        """Safe twice."""
+        """Close stdin. Safe twice."""
         self._poller.unwatch(self._stdin.fileno())
         self._stdin.close()
 
     def _readers(self) -> list[RemoteAgent]:
-        """The agents whose ranks read; none while one of them is behind."""
+        """Return the agents whose ranks read; none while one of them is behind."""
         if self._stdin.has_ended or not self.first_ranks:
             return []
         readers = list(self.nodes)

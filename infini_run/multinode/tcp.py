@@ -1,7 +1,7 @@
-"""TCP for the Link: the head listens, agents connect. No byte is sent here.
+"""TCP for the Link: the head listens, agents connect. Nothing here sends a byte.
 
-`listen` and `_connect` do by hand what socket.create_server and socket.create_connection do, because an import of
-`socket` takes longer than all the rest of an agent's connection.
+`listen` and `_connect` do what socket.create_server and socket.create_connection do. An import of `socket` takes
+longer than all the rest of an agent's connection.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_CONNECT_S = 10.0  # for one address: a host that drops packets must not keep us from the next address
+_CONNECT_S = 10.0  # for one address: a host that drops packets must not block the next address
 _BACKLOG = 1024  # a longer queue lets a flood go faster: joining took three times as long under load with 4096
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 _OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-_UNHEARD_S = 30.0  # how long a head may go on dropping our connections, or its kernel our packets
-_NOTICE_S = 5.0  # between two lines that say that we wait
+_UNHEARD_S = 30.0  # how long a head may drop connections, or its kernel packets
+_NOTICE_S = 5.0  # between two lines that report the wait
 
 
 def find_address(asked: str) -> str:
-    """Return the address that --link_address means: as it was given, or the first one of the interface of that name.
-    Raises UsageError."""
+    """Return the address that --link_address means: itself, or the first one of the interface of that name. Raises
+    UsageError."""
     interfaces = [name for _, name in socket.if_nameindex()]
     if asked in interfaces:
         found = _ipv4_of(asked) or _ipv6_of(asked)
@@ -50,7 +50,7 @@ def listen(port: int = 0, address: str = "") -> socket.socket:
         address: empty: all addresses, IPv6 and IPv4.
 
     Raises:
-        UsageError: the port is taken, or the address is not one of this machine.
+        UsageError: the port is in use, or the address is not one of this machine.
     """
     try:
         if address:
@@ -69,8 +69,8 @@ def listen(port: int = 0, address: str = "") -> socket.socket:
 
 
 def listen_if_free(port: int, asked: str = "") -> socket.socket | None:
-    """Return a listening socket, as `listen` does; None: somebody listens on the port already, or is about to: of two
-    that begin at once, listen(2) may refuse both. asked: the value of --link_address. Raises UsageError."""
+    """Return a listening socket, as `listen` does. None: somebody already listens on the port, or is about to. Of two
+    that begin at once, listen(2) may refuse both. `asked` is the value of --link_address. Raises UsageError."""
     address = find_address(asked) if asked else ""
     try:
         return listen(port, address)
@@ -81,7 +81,7 @@ def listen_if_free(port: int, asked: str = "") -> socket.socket | None:
 
 
 def is_own_host(name: str) -> bool:
-    """Whether a name or an address means this machine: one of its addresses can be bound here."""
+    """Return whether a name or an address means this machine: a socket can bind one of its addresses here."""
     try:
         found = socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
@@ -90,7 +90,7 @@ def is_own_host(name: str) -> bool:
 
 
 def can_bind(address: str) -> bool:
-    """Whether the address is one of this machine."""
+    """Return whether the address is one of this machine."""
     try:
         probe = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM)
     except OSError:  # no IPv6 here
@@ -120,7 +120,7 @@ def _listen(family: int, address: str, port: int, *, is_both: bool = False) -> s
 
 
 def _has_both() -> bool:
-    """Whether one socket can listen for IPv6 and IPv4."""
+    """Return whether one socket can listen for IPv6 and IPv4."""
     try:
         probe = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)
     except OSError:
@@ -153,7 +153,8 @@ def _to_connection(connected: socket.socket) -> Connection:
 
 
 def own_addresses() -> list[str]:
-    """Return the addresses at which other nodes may reach us: those of our interfaces, our name, loopback last."""
+    """Return the addresses at which other nodes may reach this one: those of its interfaces, its name, loopback
+    last."""
     name = socket.gethostname()
     found = [address for _, interface in socket.if_nameindex() if (address := _ipv4_of(interface))]
     far = [address for address in found if not address.startswith("127.")]
@@ -161,7 +162,7 @@ def own_addresses() -> list[str]:
 
 
 def _ipv4_of(interface: str) -> str:
-    """Its first address; "" where it has none."""
+    """Return the first address of an interface; "" without one."""
     import fcntl
     from struct import pack
 
@@ -176,7 +177,8 @@ def _ipv4_of(interface: str) -> str:
 
 
 def _ipv6_of(interface: str) -> str:
-    """The same, of those that are no link's own (proc(5): address, index, prefix, scope, flags, name)."""
+    """Return the same for IPv6, without those of a link alone (proc(5): address, index, prefix, scope, flags,
+    name)."""
     try:
         with open("/proc/net/if_inet6", encoding="ascii") as file:
             lines = [line.split() for line in file]
@@ -229,15 +231,15 @@ def _connect(host: str, port: int) -> socket.socket:
 
 
 def retry_unheard(attempt: Callable[[], int], *, is_head_there: bool) -> int:
-    """Call `attempt`, which connects and serves; again, if a head that had too many unauthenticated connections
-    dropped ours, or its kernel did not answer.
+    """Call `attempt`, which connects and serves. Retry if a head with too many unauthenticated connections dropped
+    this one, or its kernel did not answer.
 
     Args:
-        is_head_there: no other program listens in the head's place, so silence is a reason too: where the kernel's
-            queue was full, a connection may have come about for us only.
+        is_head_there: no other program listens in the head's place, so silence is a reason too. Where the kernel's
+            queue was full, a connection may exist on this side only.
 
     Raises:
-        LinkError: that went on for 30 s, or the reason is another one.
+        LinkError: that lasted 30 s, or the reason is another one.
     """
     import time
 
@@ -260,7 +262,7 @@ def retry_unheard(attempt: Callable[[], int], *, is_head_there: bool) -> int:
 def connect_with_retry(
     target: str, limit_s: float, print_line: Callable[[str], None], must_give_up: Callable[[], bool] = lambda: False
 ) -> Connection:
-    """Connect as `connect` does, again and again: nothing tells us when a port of another machine opens.
+    """Connect as `connect` does, again and again: no event reports that a port of another machine opens.
 
     Args:
         limit_s: for how long.

@@ -1,7 +1,7 @@
 """The head's part of membership: what happens to agents becomes events of membership.py, and its actions happen.
 
-Only a job that goes on without a node has one (Options.is_elastic). A place of membership.py is the index of an agent
-in AgentSet; a place that was lost gets a fresh RemoteAgent, and the lost one stays in HeadState.world for the report.
+Only a job that continues without a node has one (Options.is_elastic). A place of membership.py is the index of an
+agent in AgentSet. A lost place gets a fresh RemoteAgent, and the lost one stays in HeadState.world for the report.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ if TYPE_CHECKING:
 
 FENCE_S = 1.0  # beyond --node_timeout: for clocks that differ in rate, and for the guard to end the ranks
 _CHECK_SLACK_S = 75.0  # beyond --node_check_timeout: for GPU memory that ranks give back, and to end the check
-GUARD_WAIT_S = 1.0  # in which the guard of an agent that is known to have ended has ended its ranks
+GUARD_WAIT_S = 1.0  # time for the guard of a dead agent to end its ranks
 REDIAL_S = (0.2, 60.0)  # between two commands for a node that was lost; doubled each time
 _KEPT_S = 3.0  # for a node that is well and was lost, as all are when the head was stopped: it asks every second
-AT_ONCE_S = 2.0  # launchers that are told to stop within this time are told for one reason
+AT_ONCE_S = 2.0  # stop signals at launchers within this time have one reason
 _NOTICE_S = 5.0  # between two lines about missing nodes
 _NEVER = float("inf")
 
 
 class WorldChanges:
-    """Decides when which nodes run ranks, for a job that goes on when it loses one.
+    """The decision when which nodes run ranks, for a job that continues after the loss of one.
 
     Args:
         start_ranks: starts the ranks of these agents, in the order of their node ranks.
         reach: starts an agent on the node of that index once more, not before that time (monotonic).
-        free_place: frees the place of an agent that has gone, or was let go.
+        free_place: frees the place of an agent that has gone, or was dismissed.
         let_others_start: called when a world starts: commands for lost nodes may start although others wait.
     """
 
@@ -103,7 +103,7 @@ class WorldChanges:
 
     @property
     def is_running(self) -> bool:
-        """Whether an attempt runs, or is being stopped."""
+        """Whether an attempt runs, or is about to stop."""
         return self._membership.phase in ("running", "stopping")
 
     @property
@@ -113,7 +113,7 @@ class WorldChanges:
 
     @property
     def world_end(self) -> tuple[int, str]:
-        """The world that has ended last, or is being ended, though nobody asked for it by `restart`; and why."""
+        """The latest world that ended or is about to end without a `restart`; and why."""
         m = self._membership
         return (m.world, m.reason) if m.reason else self._last_end
 
@@ -121,7 +121,7 @@ class WorldChanges:
         """End a world, because a worker of the program that owns this launch has failed; the next one follows.
 
         Args:
-            world: its number; nothing happens if it is over.
+            world: its number; nothing happens after its end.
             place_index: of the node whose worker was the first to fail.
             due_s: the next one starts not before (monotonic).
         """
@@ -131,11 +131,11 @@ class WorldChanges:
             self._state.stop()
 
     def begin(self) -> None:
-        """The first nodes are being reached."""
+        """Note that the head begins to reach the first nodes."""
         self._handle(membership.Began())
 
     def run_due(self, now_s: float) -> None:
-        """End what has waited long enough, and say who is waited for."""
+        """End what has waited long enough, and report who is waited for."""
         if now_s >= self._due_s and not self._state.is_stopping:
             self._handle(membership.TimePassed())
         if now_s >= self._notice_s:
@@ -180,7 +180,7 @@ class WorldChanges:
     # ---- what happens to agents
 
     def on_ready(self, agent: RemoteAgent) -> None:
-        """Its HELLO has come."""
+        """Act on the HELLO of an agent."""
         at = agent.index
         place = self._membership.places[at]
         order = (at > 0, *membership.natural_key(agent.name)) if self._is_by_hand else (at,)
@@ -193,8 +193,8 @@ class WorldChanges:
         self._handle(membership.Joined(place_index=at))
 
     def on_earlier_job(self, node_timeout_s: float) -> None:
-        """A launcher has met another head's job. That head had gone when we began, for we have its port; nodes
-        that cannot come to us may run its ranks until their leases are over."""
+        """Act on a launcher that met another head's job. That head had gone at this start, for its port was free.
+        Nodes that cannot come here may run its ranks until the end of their leases."""
         now_s, end_s = time.monotonic(), self._begin_s + node_timeout_s + FENCE_S
         if self._is_waiting and not self.has_started and end_s > max(now_s, self._membership.due_s):
             self._state.print(
@@ -205,16 +205,16 @@ class WorldChanges:
             self._handle(membership.TimePassed())
 
     def on_checked(self, agent: RemoteAgent, reason: str) -> None:
-        """The check of its node has ended; reason: why it failed, or ""."""
+        """Act on the end of its node's check. reason: why it failed, or ""."""
         self._handle(membership.Checked(place_index=agent.index, reason=reason))
 
     def on_failed(self, agent: RemoteAgent) -> None:
-        """A rank there was the first to fail."""
+        """Note that a rank there was the first to fail."""
         self._handle(membership.Failed(place_index=agent.index))
 
     def on_stop_signal(self, agent: RemoteAgent, number: int) -> bool:
-        """The launcher of a node got a signal that asks for the end. Whether only that node is meant: if most get one
-        at once, the job is."""
+        """Act on a signal at the launcher of a node that asks for the end. If most nodes get one at once, the job is
+        meant; else only that node."""
         now_s = time.monotonic()
         self._stop_signals_s[agent.index] = now_s
         signalled = {place for place, at_s in self._stop_signals_s.items() if now_s - at_s <= AT_ONCE_S}
@@ -226,41 +226,42 @@ class WorldChanges:
         self._exit_codes[agent.index] = 128 + number
         agent.is_leaving = True
         if agent.state == "done" and self._membership.places[agent.index].state == "active":
-            # its ranks have ended, and its launcher has; others may run on
+            # its ranks exited, and its launcher with them; others may keep running
             self._state.notice(text)
         else:
             self._handle(membership.Leaving(place_index=agent.index, reason=text))
         return True
 
     def on_lost(self, agent: RemoteAgent, text: str) -> None:
-        """An agent that was ready has gone; `text` is a line about it. Its ranks may live until its lease is over."""
+        """Act on the loss of an agent that was ready; `text` is a line about it. Its ranks may live until the end of
+        its lease."""
         fence_s = agent.last_received_s + self._state.options.node_timeout_s + FENCE_S
         if self._membership.places[agent.index].state == "active":
             self._fenced[agent.index] = agent
         self._handle(membership.Lost(place_index=agent.index, fence_s=fence_s, reason=text))
 
     def on_ended(self, agent: RemoteAgent) -> None:
-        """It is known now that the process of an agent that was lost has ended. A newcomer's end tells nothing about
-        the ranks of who was there before."""
+        """Note the proof that the process of a lost agent is gone. A newcomer's end proves nothing about the ranks of
+        the agent before."""
         if self._fenced.get(agent.index) is agent:
             del self._fenced[agent.index]
             self._handle(membership.Gone(place_index=agent.index, fence_s=time.monotonic() + GUARD_WAIT_S))
 
     def on_nothing_old_lives(self, agent: RemoteAgent) -> None:
-        """What SIGKILL did not end there has ended; the job has ended for that reason."""
+        """Note that what SIGKILL did not end there is gone; the job ended for that reason."""
 
     def on_refused(self, agent: RemoteAgent, text: str) -> None:
-        """An agent cannot start the ranks of the world that is starting."""
+        """Note that an agent cannot start the ranks of the world that is starting."""
         self._handle(membership.Refused(place_index=agent.index, reason=text))
 
     def refuse(self, agent: RemoteAgent, text: str) -> None:
-        """A node could not be reached, or refuses: say so, once for each reason."""
+        """Report that a node is unreachable, or refuses, once for each reason."""
         if self._refusals.get(agent.index) != text:
             self._refusals[agent.index] = text
             self._state.notice(text)
 
     def reach_again(self, agent: RemoteAgent) -> None:
-        """The place of an agent that has gone is free: somebody may join there, or is reached again after a while."""
+        """Free a place: somebody may join there, or the head reaches it again after a while."""
         at = agent.index
         if self._state.is_stopping and (self._membership.phase == "ended" or self._state.is_unwanted):
             return
@@ -270,8 +271,8 @@ class WorldChanges:
         self._redial_s[at] = min(2 * self._redial_s[at], REDIAL_S[1])
 
     def on_allocation_over(self, text: str, *, was_cancelled: bool) -> None:
-        """No node can be reached any more. If somebody has asked for that, the job was stopped by a signal, although
-        perhaps no launcher had the time to tell it before it was killed."""
+        """Note that no node is reachable any more. If somebody asked for that, a signal stopped the job, although
+        perhaps no launcher had the time to report it before its SIGKILL."""
         state = self._state
         if state.stop_signal:
             return
@@ -285,7 +286,7 @@ class WorldChanges:
     # ---- the end of a world
 
     def is_over(self) -> bool:
-        """Whether nothing of the job is left on any node, and nothing will be started again."""
+        """Return whether nothing of the job is left on any node, and no restart follows."""
         state = self._state
         if state.agents.counts.count("running"):
             return False
@@ -294,7 +295,7 @@ class WorldChanges:
         return not self._goes_on()
 
     def _goes_on(self) -> bool:
-        """The world has ended: whether there will be another one."""
+        """Return whether another world follows the finished one."""
         state, m = self._state, self._membership
         if state.stop_signal or state.error is not None or state.is_unwanted:
             return False
@@ -323,7 +324,7 @@ class WorldChanges:
         if state.observers is not None:
             state.observers.rest()
         for agent in [agent for agent in state.agents.all if agent.state == "done"]:
-            if agent.connection is None or agent.connection.has_ended:  # it went after its ranks had ended
+            if agent.connection is None or agent.connection.has_ended:  # it went after its ranks exited
                 reason = "" if agent.is_leaving else f"{agent.title} has gone"
                 self._handle(membership.Lost(place_index=agent.index, fence_s=-_NEVER, reason=reason))
                 state.agents.set_state(agent, "lost")
@@ -355,7 +356,7 @@ class WorldChanges:
         self._start_ranks(agents)
 
     def _describe(self, agents: list[RemoteAgent]) -> str:
-        """What is new in the next world."""
+        """Return what is new in the next world."""
         before, count = self._state.world, len(agents)
         if count != len(before):
             how = "smaller" if count < len(before) else "larger"
@@ -393,8 +394,8 @@ class WorldChanges:
 
 
 def proves_nothing_old_lives(agent: RemoteAgent, lost: RemoteAgent, *, is_by_hand: bool) -> bool:
-    """Return whether the new agent of a place proves that no rank of the lost one lives: it sees the same processes
-    and finds none, or the engine reaches that host by its name, and it has booted since."""
+    """Return whether the new agent of a place proves that no rank of the lost one lives. It sees the same processes
+    and finds none; or the engine reaches that host by its name, and it has booted since."""
     boot, _, namespace = str(lost.hello["machine"]).partition(" ")
     new_boot, _, new_namespace = str(agent.hello["machine"]).partition(" ")
     if not boot:

@@ -50,14 +50,14 @@ class EngineCommand:
 
 
 class Engine:
-    """One way to reach nodes. A subclass states `commands` and `explain_exit`; the defaults below are those of an
+    """One way to reach nodes. A subclass states `commands` and `explain_exit`. The defaults below are those of an
     engine with one command, whose agents connect and have the token in their environment."""
 
     MAX_CONCURRENT = 1  # commands whose agents have not been heard of yet
     USES_STDIO = False  # the Link is the command's stdin and stdout; else agents connect over TCP
     TOKEN_BY_FILE = False  # agents read the token from a file
-    OUTLIVES_HEAD_S = 0.0  # how long a command may end by itself after the head was killed
-    ENDS_STOPPED = False  # an agent that is suspended can be ended, and its ranks with it
+    OUTLIVES_HEAD_S = 0.0  # how long a command may take to end alone after SIGKILL of the head
+    ENDS_STOPPED = False  # it can end a suspended agent, and its ranks with it
 
     def commands(
         self, hosts: Sequence[Host], options: Options, contact: Contact, environ: Mapping[str, str]
@@ -69,7 +69,7 @@ class Engine:
         """Say why a command ended before its agent had said anything, and what the user can do.
 
         Args:
-            host: the node's name, as far as it is known.
+            host: the node's name, if known.
             code: exit code; None if another part of the host program has reaped the command.
             stderr: the last output of the command.
         """
@@ -83,31 +83,31 @@ class Engine:
         return [replace(command, nodes=(index,)) for command in self.commands([host], options, contact, environ)]
 
     def cleanup_commands(self, agents: Sequence[KnownAgent], options: Options) -> list[EngineCommand]:
-        """Return commands that end what these agents have left, if the agents do not end themselves: they may be
-        suspended, or out of reach. A command that names a node exits with 0 if it has killed that agent. By default
-        there are none: the end of the engine's own commands is all that can be done."""
+        """Return commands that end what these agents have left, for agents that do not end themselves: they may be
+        suspended, or out of reach. A command that names a node exits with 0 after it killed that agent. By default
+        there are none: the engine can only end its own commands."""
         return []
 
     def has_agent_ended(self, code: int | None) -> bool:
-        """Whether this exit code of a command that was the Link proves that the agent's process has ended, and not
-        only the connection to it."""
+        """Return whether this exit code of a command that was the Link proves that the agent's process is gone. Else
+        only the connection to it is."""
         return False
 
     def first_failure_line(self, stderr: str) -> str:
-        """Return the line of a command that still runs which names the process whose end makes the command end all
-        others now; "" by default, if the Link itself tells of such an end."""
+        """Return the line of a running command that names a process whose end makes the command end all others. It is
+        "" by default, because the Link itself reports such an end."""
         return ""
 
     def is_allocation_over(self, stderr: str) -> bool:
-        """Whether the last output of a command says that no node can be reached any more."""
+        """Return whether the last output of a command says that no node is reachable any more."""
         return False
 
     def was_cancelled(self, stderr: str) -> bool:
-        """Whether the last output of a command says that somebody has asked for the end of all of it."""
+        """Return whether the last output of a command says that somebody cancelled all of it."""
         return False
 
     def is_transient(self, code: int | None, stderr: str) -> bool:
-        """Whether the same command may well succeed a moment later."""
+        """Return whether the same command may well succeed a moment later."""
         return False
 
 
@@ -141,7 +141,7 @@ def lines_of(stderr: str, *, by_engine: tuple[str, ...] = ()) -> list[str]:
 
 
 def exit_text(program: str, code: int | None, reason: str = "") -> str:
-    """Say that a command has ended, with its exit code and the reason, as far as they are known."""
+    """Return a sentence on the end of a command, with its exit code and the reason, as far as they are known."""
     how = (
         "and left no exit code (this program ignores SIGCHLD, or waits for every child)"
         if code is None
@@ -151,20 +151,20 @@ def exit_text(program: str, code: int | None, reason: str = "") -> str:
 
 
 def lacks_infini_run(line: str) -> bool:
-    """Whether a Python says that infini-run is not installed there."""
+    """Return whether a Python reports that it lacks infini-run."""
     return "No module named" in line and any(name in line.rpartition("No module named")[2] for name in _OUR_MODULES)
 
 
 def agent_argv(
     options: Options, contact: Contact, node: str = "", facts: Sequence[str] = (), host: str | None = None
 ) -> list[str]:
-    """Return the command line of the agent: the same Python as ours, or --remote_python.
+    """Return the command line of the agent: with the head's Python, or --remote_python.
 
     Args:
         node: index of the node, or the name of the variable that has it there.
         facts: names of variables whose values the agent adds to its HELLO.
-        host: name of the variable that has the node's name in the list of hosts, for engines that may number nodes
-            in an order of their own; empty: the agent sends the name that its system has; None: it sends none.
+        host: name of the variable that has the node's name in the list of hosts, for engines that may number nodes in
+            another order. Empty: the agent sends the name that its system has; None: it sends none.
     """
     from infini_run.system.interpreter import bare_python, own_python
 

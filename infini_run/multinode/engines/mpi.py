@@ -1,8 +1,8 @@
 """MPI: one mpirun, of Open MPI or of Hydra (MPICH, Intel MPI), which starts one agent on each node. The agents
 connect.
 
-Exit codes of Hydra mean nothing, and Open MPI takes a second to end what is left (both measured). So the exit codes
-and the end go over the Link.
+Exit codes of Hydra mean nothing, and Open MPI takes a second to end what is left (measured). So the exit codes and
+the end go over the Link.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _IS_OPEN_MPI = {"orterun": True, "prterun": True, "mpiexec.hydra": False}  # by 
 
 
 class MpiEngine(Engine):
-    """mpirun, for users who have nothing else that reaches their nodes. It repeats by itself what may be repeated,
-    and its end ends all that it has started."""
+    """mpirun, for users who have nothing else that reaches their nodes. It repeats what may be repeated, and its end
+    ends all that it has started."""
 
     def commands(
         self, hosts: Sequence[Host], options: Options, contact: Contact, environ: Mapping[str, str]
@@ -67,8 +67,8 @@ class MpiEngine(Engine):
 
 
 def _is_open_mpi(environ: Mapping[str, str]) -> bool:
-    """Whether mpirun is Open MPI's: by the program behind the symbolic link, or by its own --version, which takes 40
-    ms."""
+    """Return whether mpirun is Open MPI's: by the program behind the symbolic link, or by its own --version, which
+    takes 40 ms."""
     path = shutil.which("mpirun", path=environ.get("PATH"))
     program = os.path.basename(os.path.realpath(path)) if path else ""
     if program in _IS_OPEN_MPI:

@@ -1,11 +1,11 @@
 """PBS: one pbs_tmrsh for each host of the job that the head runs in. The agents connect.
 
-pbs_tmrsh(8B) passes on no environment, no stdin and no stdout, and the task that it started lives on after it is
-killed. So variables, input, output and the end go over the Link. Everybody can read a command line, so the token is
-in a file of mode 0600 in the working directory, which the nodes share. Tasks have PATH=/bin:/usr/bin; --export names
-the variables that ranks get.
+pbs_tmrsh(8B) passes on no environment, no stdin, and no stdout, and its task survives its SIGKILL. So variables,
+input, output, and the end go over the Link. Everybody can read a command line, so the token is in a file of mode 0600
+in the working directory, which the nodes share. Tasks have PATH=/bin:/usr/bin; --export names the variables that
+ranks get.
 
-The one rule: pbs_tmrsh ignores signals. PBS sends TERM (qdel, the limit) to every process of the job's session; if
+The one rule: pbs_tmrsh ignores signals. PBS sends TERM (qdel, the limit) to every process of the job's session. If
 pbs_tmrsh ended, its node would be lost, and the grace of all ranks with it.
 """
 
@@ -27,8 +27,8 @@ _IGNORING_SIGNALS = 'trap \'\' HUP INT QUIT ALRM TERM USR1 USR2; exec "$0" "$@"'
 
 
 class PbsEngine(Engine):
-    """One pbs_tmrsh for each host. A task that lives on ends with its job (qdel). A failure of pbs_tmrsh may be
-    transient, but its exit code does not say so."""
+    """One pbs_tmrsh per host. A task that survives ends with its job (qdel). A failure of pbs_tmrsh may be transient,
+    but its exit code does not show it."""
 
     MAX_CONCURRENT = 32
     TOKEN_BY_FILE = True

@@ -1,18 +1,17 @@
-"""Slurm: one srun in the allocation that we are in, which starts one agent on each of its nodes. The agents
-connect.
+"""Slurm: one srun in the allocation of this process, which starts one agent on each of its nodes. The agents connect.
 
 The head sends no signal to srun: srun answers SIGTERM with SIGKILL to its step, at once (srun(1), SIGNALS). The Link
-stops the ranks, and srun ends when its agents have ended. If an agent cannot end (it is suspended), scancel ends the
-step. The command line of srun states the shape of the step anew, and so overrides what srun would inherit from the
-batch script (SLURM_NTASKS and the like). Slurm numbers the nodes of a step in its own order (SLURM_NODEID), so each
-agent sends its node's name as well.
+stops the ranks, and srun ends after its agents. If an agent cannot end (it is suspended), scancel ends the step. The
+command line of srun states the shape of the step anew. So it overrides what srun would inherit from the batch script
+(SLURM_NTASKS and the like). Slurm numbers the nodes of a step in another order (SLURM_NODEID), so each agent sends
+its node's name as well.
 
-After the head was killed, the agents end themselves, and srun with them. It has 10 s for that: a process of srun
+After SIGKILL of the head, the agents end themselves, and srun with them. It has 10 s for that: a process of srun
 answers the death of srun with SIGKILL to the step, and that may leave something. With proctrack/linuxproc Slurm kills
-what is in a list, children first. A shell whose program was killed may start the next one, which is not in the list,
-before it is killed itself; the agent and its guard, which would have ended that program, are killed next. For the
-same reason an agent whose head has gone ends with 0, and without a word: another code, or a line to a pipe that
-nobody reads, makes srun kill the step.
+what is in a list, children first. A shell whose program dies may start the next one, which is not in the list, before
+Slurm kills the shell. The agent and its guard, which were to end that program, die next. For the same reason an agent
+whose head has gone ends with 0, and without a word. Another code, or a line to a pipe that nobody reads, makes srun
+kill the step.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ _STEP_VARIABLES = ("SLURM_JOB_ID", "SLURM_STEP_ID")
 
 
 class SlurmEngine(Engine):
-    """srun, in the allocation that the head runs in. srun itself repeats what may be repeated."""
+    """srun, in the allocation of the head. srun itself repeats what may be repeated."""
 
     ENDS_STOPPED = True
     OUTLIVES_HEAD_S = 10.0
@@ -81,7 +80,7 @@ class SlurmEngine(Engine):
     def again_commands(
         self, host: Host, index: int, options: Options, contact: Contact, environ: Mapping[str, str]
     ) -> list[EngineCommand]:
-        """Return a step of its own for the node. It shares the node with the first step, which may still live there
+        """Return a separate step for the node. It shares the node with the first step, which may still live there
         (srun(1), --overlap)."""
         (command,) = self.commands([host], options, contact, environ)
         return [replace(command, argv=(command.argv[0], "--overlap", *command.argv[1:]), nodes=(index,))]
@@ -99,11 +98,13 @@ class SlurmEngine(Engine):
         return exit_text("srun", code, reason) + hint
 
     def is_allocation_over(self, stderr: str) -> bool:
-        """srun says so where it looks for its job, and where it asks for a step."""
+        """Return whether the allocation is over: srun reports it where it looks for its job, and where it asks for a
+        step."""
         return any(_JOB_ENDS.match(line) for line in lines_of(stderr))
 
     def was_cancelled(self, stderr: str) -> bool:
-        """A user, a time limit or a more important job; the end of a node is told in the same words."""
+        """Return whether a user, a time limit, or a more important job ended it. The line for the end of a node has
+        the same words, and NODE FAILURE."""
         lines = [line for line in lines_of(stderr) if line.startswith(_SLURM_LINE) and _CANCELLED in line]
         return bool(lines) and not any("NODE FAILURE" in line for line in lines)
 

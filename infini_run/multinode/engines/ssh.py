@@ -78,11 +78,12 @@ class SshEngine(Engine):
         ]
 
     def has_agent_ended(self, code: int | None) -> bool:
-        """Any code but ssh's own is the exit status that the remote side has sent (ssh(1), EXIT STATUS)."""
+        """Return whether the remote side sent the exit status: any code but ssh's own is that (ssh(1), EXIT
+        STATUS)."""
         return code is not None and 0 <= code < _NO_CONNECTION
 
     def is_transient(self, code: int | None, stderr: str) -> bool:
-        """Whether sshd dropped the connection before it knew the user (MaxStartups)."""
+        """Return whether sshd dropped the connection before it knew the user (MaxStartups)."""
         return code in (_NO_CONNECTION, None) and any(text in stderr for text in _TRANSIENT)
 
 
@@ -106,6 +107,7 @@ def _hint(host: str, code: int | None, stderr: str, reason: str) -> str:
 
 
 def _kill(hello: Mapping[str, Any]) -> str:
-    """A command for any login shell: SIGKILL to the agent, if the process of that number is still the agent."""
+    """Return a command for any login shell: SIGKILL to the agent, if the process of that number is still the
+    agent."""
     pid, ticks = hello["pid"], hello["start_ticks"]
     return f"""exec sh -c 'case "$(cat /proc/{pid}/stat)" in *" {ticks} "*) kill -KILL {pid};; *) exit 1;; esac'"""

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 
 class ManualEngine(Engine):
-    """The user starts the same command on every node, with a token: node 0 is the head and starts its own agent; the
-    launchers of the other nodes are agents themselves, and connect to it."""
+    """The same command on every node, which the user starts with a token. Node 0 is the head and starts its own
+    agent; the launchers of the other nodes are agents themselves, and connect to it."""
 
     def commands(
         self, hosts: Sequence[Host], options: Options, contact: Contact, environ: Mapping[str, str]
@@ -24,7 +24,7 @@ class ManualEngine(Engine):
     def again_commands(
         self, host: Host, index: int, options: Options, contact: Contact, environ: Mapping[str, str]
     ) -> list[EngineCommand]:
-        """Only this node's agent is started from here; the others connect."""
+        """Return a command for this node's agent alone; the others connect."""
         return [] if index else self.commands([host], options, contact, environ)
 
     def explain_exit(self, host: str, code: int | None, stderr: str) -> str:
@@ -32,7 +32,7 @@ class ManualEngine(Engine):
 
 
 class LocalEngine(Engine):
-    """One agent whose stdin and stdout are the Link: a job of one machine gets the output, the stops and the report
+    """One agent whose stdin and stdout are the Link. A job of one machine gets the output, the stops, and the report
     of a job of many (`infini-job --scheduler=local`)."""
 
     USES_STDIO = True
