@@ -1,1 +1,1 @@
-"""What was asked for: the flags, their grammar, their table, and what is made of them."""
+"""The options of a launch: the flags, their grammar, their table, and what the package makes of them."""

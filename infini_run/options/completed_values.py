@@ -1,5 +1,5 @@
 """What a shell can complete of a command: its verbs, the names of their flags, and what follows. The scripts of all
-shells are made from it."""
+shells use it."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _KINDS |= {"IMAGE": "file", "PATH": "file"}
 
 @record
 class CompletedCommand:
-    """What is completed.
+    """A command to complete.
 
     Attributes:
         name: of the command.
         flags: of each verb.
         verbs: each verb and its text; none: nobody types the one verb that there is.
-        words: the verbs whose flags are followed by a program, and by names of jobs.
+        words: the verbs whose flags precede a program, and names of jobs.
     """
 
     name: str
@@ -32,10 +32,10 @@ class CompletedCommand:
     words: Mapping[str, tuple[str, ...]]
 
     def fill(self, text: str, *, verb: str, verbs: str, jobs: str, **filled: str) -> str:
-        """A template with each text in the place of its @NAME@.
+        """Return a template with each text in the place of its @NAME@.
 
         Args:
-            verb: where a shell has the verb that was typed.
+            verb: where a shell has the typed verb.
             verbs: what completes the verb.
             jobs: what finds the names of jobs.
         """
@@ -50,7 +50,7 @@ class CompletedCommand:
         return text
 
     def all_flags(self) -> list[Flag]:
-        """Those that do something, each once."""
+        """Return the flags that have an effect, each once."""
         return list({flag.name: flag for verb in self.flags for flag in completed_flags(self, verb)}.values())
 
 
@@ -58,7 +58,7 @@ RUN = CompletedCommand(name="infini-run", flags={"run": FLAGS}, verbs={}, words=
 
 
 def values(flag: Flag) -> tuple[str, ...]:
-    """The words that a flag's value can be, as far as its metavar names them: `N|auto|gpu|cpu` has three."""
+    """Return the words that a flag's value can be, as far as its metavar names them: `N|auto|gpu|cpu` has three."""
     if flag.choices:
         return flag.choices
     words = [word for word in metavar(flag).split("|") if word.isascii() and word.isalnum() and word.islower()]
@@ -66,22 +66,22 @@ def values(flag: Flag) -> tuple[str, ...]:
 
 
 def kind(flag: Flag) -> str:
-    """What else its value can be: file, folder, variables, signal, or "" where no shell knows."""
+    """Return what else its value can be: file, folder, variables, signal, or "" where no shell knows."""
     return _KINDS.get(metavar(flag), "")
 
 
 def completed_flags(command: CompletedCommand, verb: str) -> list[Flag]:
-    """Those that do something."""
+    """Return the flags that have an effect."""
     flags = (*command.flags[verb], *GRAMMAR)
     return [flag for flag in flags if not flag.help.startswith(("ignored:", "refused:"))]
 
 
 def spellings(flag: Flag) -> list[str]:
-    """The names of a flag that have more than one letter."""
+    """Return the names of a flag that have more than one letter."""
     return [name for name in (flag.name, *flag.aliases) if len(name) > 1]
 
 
 def names_with_value(command: CompletedCommand) -> list[str]:
-    """Every name of a flag after which the next word is its value."""
+    """Return every name of a flag after which the next word is its value."""
     flags = [flag for table in (*command.flags.values(), GRAMMAR) for flag in table if flag.bare is None]
     return list(dict.fromkeys(name for flag in flags for name in (flag.name, *flag.aliases)))

@@ -1,7 +1,7 @@
-"""What makes bash, zsh and fish complete our commands, out of the tables of flags; the scripts stand alone.
+"""Completion of this package's commands in bash, zsh, and fish, out of the tables of flags; the scripts stand alone.
 
-Names in both spellings, values where only some are allowed, files, folders, variables and signals where those are
-asked for; from the program on, whatever the shell would complete without us.
+It completes names in both spellings, and values from a fixed set. It also completes files, folders, variables, and
+signals where a flag takes those. From the program on, the shell completes as without this package.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ SHELLS = ("bash", "zsh", "fish")
 
 
 def script(shell: str, command: CompletedCommand = RUN) -> str:
-    """The text of `--completion=SHELL`."""
+    """Return the text of `--completion=SHELL`."""
     return {"bash": _bash, "zsh": _zsh, "fish": fish_script}[shell](command)
 
 
@@ -227,7 +227,7 @@ def _zsh_case(command: CompletedCommand, verb: str) -> str:
 
 
 def _zsh_specs(flag: Flag) -> list[str]:
-    """One for each spelling: `'--name=[help]:METAVAR:action'`."""
+    """Return one spec per spelling: `'--name=[help]:METAVAR:action'`."""
     text = _zsh_text(flag.help.partition(";")[0])
     value = f":{_zsh_text(metavar(flag))}:{_zsh_action(flag)}"
     specs = []
@@ -252,7 +252,7 @@ def _zsh_action(flag: Flag) -> str:
 
 
 def _zsh_text(text: str) -> str:
-    """Inside a spec, and inside quotes."""
+    """Escape a text inside a spec, and inside quotes."""
     for letter in "\\:[]":
         text = text.replace(letter, "\\" + letter)
     return text.replace("'", "'\\''")

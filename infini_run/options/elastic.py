@@ -1,4 +1,4 @@
-"""Flags of jobs that go on when they lose a node: what contradicts them is refused."""
+"""Flags of jobs that continue after the loss of a node, and their conflicts."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _ENDED_WITH = "mpi"  # its end of one node is the end of all
 
 
 def check_membership(given: Given, values: Values, node_list: NodeList | None, *, has_token: bool) -> None:
-    """Check the flags of a job that goes on when it loses a node. A launcher that was started by hand gets its node
-    rank from the head.
+    """Check the flags of a job that continues after the loss of a node. A manual launcher gets its node rank from the
+    head.
 
     Args:
         given: the flags that somebody gave.
-        values: of all flags; `node_rank` is changed.
-        node_list: the nodes that are reached from here. None: this launcher is one of several.
+        values: of all flags; this changes `node_rank`.
+        node_list: the nodes that this launcher reaches. None: this launcher is one of several.
         has_token: a token joins them.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What makes fish complete our flags, out of the table of flags; the script stands alone.
+"""Completion of this package's flags in fish, out of the table of flags; the script stands alone.
 
 One function finds every completion, because flags end where the program begins: what fish has for options knows no
 such place.
@@ -138,7 +138,7 @@ _WORDS = {"program": "_@OWN@_program $argv[2..-1]", "jobs": "_@OWN@_jobs"}
 
 
 def fish_script(command: CompletedCommand) -> str:
-    """What fish reads for a command."""
+    """Return what fish reads for a command."""
     verbs = " \\\n".join(f"            {verb} {_quoted(text)}" for verb, text in command.verbs.items())
     return command.fill(
         _FISH,
@@ -155,7 +155,7 @@ def fish_script(command: CompletedCommand) -> str:
 
 
 def _cases(flags: Iterable[Flag]) -> str:
-    """The cases of a switch over names of flags: what their values can be."""
+    """Return the cases of a switch over names of flags: what their values can be."""
     cases = []
     for flag in flags:
         commands = [f"_@OWN@_say $prefix {' '.join(map(_quoted, values(flag)))}"] if values(flag) else []
@@ -167,7 +167,7 @@ def _cases(flags: Iterable[Flag]) -> str:
 
 
 def _names_by_verb(command: CompletedCommand, names: Callable[[Flag], list[tuple[str, str]]]) -> str:
-    """The cases of a switch over verbs: pairs of words for printf, of a name and its text."""
+    """Return the cases of a switch over verbs: pairs of words for printf, of a name and its text."""
     cases = []
     for verb in command.flags:
         pairs = [pair for flag in completed_flags(command, verb) for pair in names(flag)]
@@ -177,12 +177,12 @@ def _names_by_verb(command: CompletedCommand, names: Callable[[Flag], list[tuple
 
 
 def _names(flag: Flag) -> list[tuple[str, str]]:
-    """With `=` where a value follows."""
+    """Return the names, with `=` where a value follows."""
     return [(name + ("" if flag.bare is not None else "="), _short(flag)) for name in spellings(flag)]
 
 
 def _negated(flag: Flag) -> list[tuple[str, str]]:
-    """With `no` before."""
+    """Return the names with `no` before."""
     return [(f"no{name}", f"not: {_short(flag)}") for name in spellings(flag) if flag.negated is not None]
 
 
@@ -191,5 +191,5 @@ def _short(flag: Flag) -> str:
 
 
 def _quoted(text: str) -> str:
-    """As fish reads it: in single quotes it knows two escapes (fish, Quotes)."""
+    """Quote a text for fish: in single quotes it knows two escapes (fish, Quotes)."""
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"

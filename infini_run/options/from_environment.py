@@ -1,8 +1,8 @@
 """--engine=auto: the facts of the cluster environment become settings, of the lowest precedence above the defaults.
 
-The one rule: nothing is overruled in silence. A fact that a flag and the cluster environment both have (how many
-nodes, which one this is) must be the same in both. What a flag may choose (processes, address, port) is the flag's.
-What neither has, and must be known, is an error.
+The one rule: nothing overrules in silence. A fact that a flag and the cluster environment both have (how many nodes,
+which one this is) must be the same in both. What a flag may choose (processes, address, port) is the flag's. A
+necessary fact that neither has is an error.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _SUPERVISED = (
 
 
 def read_file(path: str) -> str:
-    """What is in a file that the surroundings name. Raises OSError."""
+    """Return the content of a file that the surroundings name. Raises OSError."""
     with open(path, encoding="utf-8", errors="surrogateescape") as file:
         return file.read()
 
@@ -87,7 +87,8 @@ def merge_environment(
 
 
 def _is_allocation_owner(cluster: ClusterEnvironment, asked: str) -> bool:
-    """A whole allocation is ours. On its only node we launch as on any machine; several are reached from here."""
+    """Return whether this launcher has a whole allocation. On its only node it launches as on any machine; it reaches
+    several from here."""
     where = f"{cluster.engine} job {quoted(cluster.job_id)}"
     if not cluster.hosts:
         raise UsageError(f"{asked}: {where} has no host in its allocation")
@@ -103,8 +104,8 @@ def _is_allocation_owner(cluster: ClusterEnvironment, asked: str) -> bool:
 
 
 def _without_guesses(given: Given, cluster: ClusterEnvironment) -> ClusterEnvironment:
-    """A pod's variables are many a framework's, and count nodes or ranks: they are not asked for what PET_* says.
-    Where WORLD_SIZE is as many as the ranks that were asked for, it counts those."""
+    """Drop what a pod's variables say of values that PET_* gives: many frameworks set them, and they count nodes or
+    ranks. Where WORLD_SIZE is the requested number of ranks, it counts those."""
     if cluster.engine not in _PODS:
         return cluster
     names = [name for name in _KNOWN_BOTH if name in given and given[name].precedence == _PET]
@@ -121,7 +122,7 @@ def _without_guesses(given: Given, cluster: ClusterEnvironment) -> ClusterEnviro
 
 
 def _require_same(given: Given, cluster: ClusterEnvironment, name: str) -> None:
-    """What a flag and the cluster environment both know must be the same."""
+    """Check that a flag and the cluster environment agree on what both know."""
     flag, known = given.get(name), getattr(cluster, name)
     if flag is None or known == (0 if name == "nnodes" else -1) or flag.value == known:
         return
@@ -132,7 +133,7 @@ def _require_same(given: Given, cluster: ClusterEnvironment, name: str) -> None:
 
 
 def _apply_task(given: Given, cluster: ClusterEnvironment) -> None:
-    """Each process on this node is one rank: their number is the engine's, and nobody is above them."""
+    """Make each process on this node one rank: their number is the engine's, and they have no launcher above them."""
     tasks = cluster.source("tasks_per_node")
     nproc = given.get("nproc_per_node")
     if nproc is not None and nproc.value != cluster.tasks_per_node:
@@ -184,7 +185,7 @@ def _apply(given: Given, cluster: ClusterEnvironment) -> None:
 
 
 def _offer_nproc(given: Given, cluster: ClusterEnvironment) -> None:
-    """A process for each share of the GPUs, where the cluster environment counts them; else as many as it says."""
+    """Offer a process per share of the GPUs, where the cluster environment counts them; else as many as it says."""
     share = given["gpus_per_proc"].value if "gpus_per_proc" in given else 1
     if cluster.gpus and cluster.gpus >= share:
         _set_default(given, cluster, "nproc_per_node", cluster.gpus // max(1, share), "gpus")
@@ -203,7 +204,7 @@ def _set_default(given: Given, cluster: ClusterEnvironment, flag: str, value: ob
 
 
 def _require_missing(given: Given, cluster: ClusterEnvironment, asked: str) -> None:
-    """What must be known on many nodes, and neither the cluster environment nor a flag has said."""
+    """Check for what many nodes need, and neither the cluster environment nor a flag has said."""
     knows = f"{asked}: {cluster.engine} does not report"
     if "nnodes" not in given:
         raise UsageError(f"{knows} the number of nodes; add --nnodes=N")
@@ -216,7 +217,7 @@ def _require_missing(given: Given, cluster: ClusterEnvironment, asked: str) -> N
 
 
 def describe(cluster: ClusterEnvironment) -> list[str]:
-    """What was found, a value a line, each with the variable that said it."""
+    """Describe what the search found, a value a line, each with its variable."""
     what = _TITLES.get(cluster.engine, f"{cluster.engine} {cluster.form}")
     lines = [what + (f" {cluster.job_id}" if cluster.job_id else "")]
     for name, value, source in facts(cluster):
@@ -227,7 +228,7 @@ def describe(cluster: ClusterEnvironment) -> list[str]:
 
 
 def facts(cluster: ClusterEnvironment) -> list[tuple[str, str | int, str]]:
-    """The values that the cluster environment has: name, value, who said it."""
+    """Yield the values of the cluster environment: name, value, who said it."""
     found: list[tuple[str, str | int, str]] = []
     for name in _VALUES + (_TASK_VALUES if cluster.is_task else ()):
         value = getattr(cluster, name)

@@ -30,10 +30,10 @@ def check_names(
     """Check that each keyword is a flag.
 
     Args:
-        owner: the function or class that was called, for the message.
+        owner: the called function or class, for the message.
         flags: the keywords.
         table: the flags that there are, by name.
-        function: the function that was called, whose own keywords may have been meant, too.
+        function: the called function, as the user may have meant its own keywords, too.
 
     Raises:
         TypeError: one is not, as Python itself says it.
@@ -110,12 +110,12 @@ def read_flags(flags: Mapping[str, object], program: tuple[str, ...], environ: M
     """Read the flags of a Python call as the command line would.
 
     Args:
-        flags: The values by name. Lists and dicts are joined as the flag's text has them.
+        flags: The values by name. Lists and dicts become the flag's text.
         program: The program and its arguments.
-        environ: The environment. The variables of an engine are read, and none that stands for a flag.
+        environ: The environment. It counts for the variables of an engine, and not for those that stand for a flag.
 
     Raises:
-        UsageError: What was given makes no sense, or belongs to the command alone.
+        UsageError: The request is invalid, or belongs to the command alone.
     """
     flags = {"stdin": "none", **flags}
     if "nproc" in flags:
@@ -130,13 +130,13 @@ def read_flags(flags: Mapping[str, object], program: tuple[str, ...], environ: M
     asked = request.question or next((name for name in _COMMAND_ONLY if getattr(options, name)), "")
     if options is None or asked:
         raise UsageError(f"{asked}=: not a keyword of the Python API; use it with the command")
-    if request.without_effect and options.engine != "auto":  # where a program finds itself is no mistake of its own
+    if request.without_effect and options.engine != "auto":  # where a program finds itself is not its mistake
         raise UsageError(request.without_effect)
     return request
 
 
 def _resolve(words: list[str], environ: Mapping[str, str], flags: Mapping[str, object]) -> Request:
-    """As `resolve`; an error begins with the keyword, and not with the flag."""
+    """Resolve as `resolve` does; an error begins with the keyword, and not with the flag."""
     try:
         return resolve(words, environ)
     except UsageError as error:
@@ -150,7 +150,7 @@ def one_of_two(nproc_per_node: object, nproc: object) -> tuple[str, Any]:
     """Return the name under which the caller gave the number of processes, and the number.
 
     Raises:
-        UsageError: Both names were given.
+        UsageError: The call has both names.
     """
     if nproc is None:
         return "nproc_per_node", nproc_per_node
@@ -165,8 +165,8 @@ def check_words(what: str, words: Iterable[str | os.PathLike[str]]) -> tuple[str
     """Return texts and paths as text.
 
     Raises:
-        UsageError: They are one text, and no list. One is no text, has no bytes in the encoding of file names, or has
-            a NUL character, at which execve(2) would end it in silence.
+        UsageError: They are one text, and no list. Or one is no text, or has no bytes in the encoding of file names.
+            Or one has a NUL character, at which execve(2) would end it in silence.
     """
     if isinstance(words, (str, bytes)):  # its characters are no arguments
         raise UsageError(f"{what}={words!r}: expected a list of texts")

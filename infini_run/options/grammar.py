@@ -1,8 +1,8 @@
 """The gflags grammar, driven by a table: words in, settings out. It knows no flag of infini-run.
 
-The one rule: `--` or the first word that is not a flag ends the options, and nothing after that is looked at.
-Grammar: https://gflags.github.io/gflags/ with `-` and `_` the same in a name, one dash or two.
-A kind turns text into a value, or raises ValueError saying what is allowed; who said it is added here.
+The one rule: `--` or the first word that is not a flag ends the options, and nothing looks at what follows. Grammar:
+https://gflags.github.io/gflags/ with `-` and `_` the same in a name, one dash or two. A kind turns text into a value,
+or raises ValueError with what it expects; this module adds who said it.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def boolean(text: str) -> bool:
 
 
 def switch(name: str, group: str, help: str, default: bool = False, aliases: tuple[str, ...] = ()) -> Flag:  # noqa: A002
-    """A boolean row: `--name`, `--noname`, `--name=true|false`."""
+    """Return a boolean row: `--name`, `--noname`, `--name=true|false`."""
     return Flag(
         name=name, kind=boolean, default=default, group=group, help=help, aliases=aliases,
         bare="true", negated="false", shown="on" if default else "off",
@@ -104,7 +104,7 @@ def _own(name: str, metavar: str, help: str) -> Flag:  # noqa: A002
 
 
 def _subject(text: str) -> bool | str:
-    """Return whether help is asked for, or the flag that it is asked for."""
+    """Return whether the user asks for help, or the flag that the question is about."""
     try:
         return boolean(text)
     except ValueError:
@@ -124,7 +124,7 @@ GRAMMAR = (
 
 
 def index(flags: Iterable[Flag]) -> dict[str, Entry]:
-    """Every spelling of every flag, those of the grammar included."""
+    """Return every spelling of every flag, those of the grammar included."""
     table: dict[str, Entry] = {}
     for flag in (*flags, *GRAMMAR):
         for name in (flag.name, *flag.aliases):
@@ -143,9 +143,8 @@ def parse(
 ) -> Parsed:
     """Read the flags at the front of `argv`, the files they name, and the prefixed variables of `environ`.
 
-    Later beats earlier, the command line the environment, an earlier prefix a later one; empty is unset.
-    hint: says for the name of an unknown flag what to use, or "".
-    Raises UsageError, one line: what was given, and where.
+    Later beats earlier, the command line the environment, an earlier prefix a later one; empty is unset. `hint`
+    returns what to use in place of an unknown flag, or "". Raises UsageError, one line: what was given, and where.
     """
     scan = _FlagScan(table, environ)
     try:
@@ -163,7 +162,7 @@ def parse(
 
 
 class _FlagScan:
-    """What has been read so far."""
+    """The state of the reading."""
 
     __slots__ = ("environ", "given", "question", "subject", "table", "undefok", "unknown")
 
@@ -219,17 +218,17 @@ def _missing(scan: _FlagScan, spelling: str) -> str:
 
 
 def metavar(flag: Flag) -> str:
-    """How --help and the errors write a flag's value."""
+    """Return a flag's value as --help and the errors write it."""
     return flag.metavar or "|".join(flag.choices) or "VALUE"
 
 
 def quote(text: str) -> str:
-    """Text as an error shows it: always one printable line."""
+    """Return text as an error shows it: always one printable line."""
     return text if text.isprintable() else ascii(text)
 
 
 def _read_flag(scan: _FlagScan, spelling: str, text: str | None, where: str = "", chain: Chain = ()) -> None:
-    """One flag and its value, whoever gave it. A flag without value must have a meaning of its own."""
+    """Read one flag and its value, whoever gave it. A flag without value must have a meaning without one."""
     name = _name(spelling)
     entry = scan.table.get(name)
     if entry is None:
@@ -298,7 +297,7 @@ def _lines(path: str, origin: str) -> list[str]:
 
 
 def _read_line(scan: _FlagScan, line: str, where: str, chain: Chain) -> None:
-    """`--name`, `--name=value` or `--name value`; the value is the rest of the line, spaces and all."""
+    """Read `--name`, `--name=value`, or `--name value`; the value is the rest of the line, spaces and all."""
     spelling = line.split(None, 1)[0].partition("=")[0]
     rest = line[len(spelling) :].lstrip()
     if not _is_flag(line) or spelling == "--":
@@ -314,7 +313,7 @@ def _read_line(scan: _FlagScan, line: str, where: str, chain: Chain) -> None:
 
 
 def _read_prefixed(scan: _FlagScan, prefixes: Sequence[Prefix], settings: dict[str, Setting]) -> None:
-    """Variables set what the command line left open. A flag's own name beats its aliases."""
+    """Read the variables for what the command line left open. A flag's own name beats its aliases."""
     starts = tuple(prefix.text for prefix in prefixes)
     keys = [key for key in scan.environ if key.startswith(starts)]
     for precedence, prefix in enumerate(prefixes if keys else (), COMMAND_LINE + 1):
@@ -333,7 +332,7 @@ def _read_variable(scan: _FlagScan, flag: Flag, key: str, prefix: Prefix, preced
 
 
 def _prefixed(scan: _FlagScan, key: str, prefix: Prefix) -> Flag | None:
-    """The flag that a variable sets, or None: another prefix, no such flag, one letter, empty."""
+    """Return the flag that a variable sets, or None: another prefix, no such flag, one letter, empty."""
     name = key[len(prefix.text) :].lower()
     if prefix.names and name not in prefix.names:
         return None

@@ -113,7 +113,7 @@ def flag_text(name: str) -> str:
 
 
 def _short_entry(flag: Flag) -> str:
-    """Return one line: how the flag is written, and the first clause of its help."""
+    """Return one line: the form of the flag, and the first clause of its help."""
     return f"  {usage(flag, is_short=True):{_SHORT}} {flag.help.partition(';')[0]}"
 
 
@@ -122,7 +122,7 @@ def _flags(group: str) -> list[Flag]:
 
 
 def entry(flag: Flag) -> str:
-    """Return a flag's lines: how it is written, what it does, and its default."""
+    """Return a flag's lines: its form, its effect, and its default."""
     left = "  " + usage(flag)
     lines = textwrap.wrap(explain(flag), WIDTH - COLUMN, break_on_hyphens=False, break_long_words=False)
     if len(left) > COLUMN - 2:
@@ -132,7 +132,7 @@ def entry(flag: Flag) -> str:
 
 
 def usage(flag: Flag, *, is_short: bool = False) -> str:
-    """Return how the flag is written: its short name, its name, and torchrun's.
+    """Return the form of the flag: its short name, its name, and torchrun's.
 
     Args:
         flag: The flag.

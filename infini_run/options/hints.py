@@ -1,6 +1,6 @@
-"""What a word was probably meant to be that another launcher knows, or that was typed in a hurry. Text only.
+"""Guesses for a word that another launcher knows, or that somebody typed in a hurry. Text only.
 
-Imported once something is wrong, or looks so: nothing here changes what is done.
+Imported once something is wrong, or looks so: nothing here changes any behavior.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _FLAGS = {
     **dict.fromkeys(("dry", "n_dry_run", "print", "show"), "use --dry_run to print the plan"),
 }
 
-# Keywords of torchrunx, concurrent.futures, joblib, Ray and accelerate, flags of mpirun and srun, and ours
+# Keywords of torchrunx, concurrent.futures, joblib, Ray and accelerate, flags of mpirun and srun, and infini-run's
 _KEYWORDS = {
     **dict.fromkeys(
         (
@@ -95,15 +95,14 @@ _NEAR = 400  # files of a folder that are compared
 
 
 def of_flag(name: str) -> str:
-    """What stands here for a flag of another launcher, perhaps with its value joined to it (n4, xHOME); "": nobody
-    knows."""
+    """Return the hint for another launcher's flag, which may include its value (n4, xHOME); "" if none."""
     is_export = name[:1] == "x" and name[1:].isidentifier() and name[1:].isupper()
     front = "x" if is_export else name.rstrip("0123456789")
     return _FLAGS.get(name, "") or _FLAGS.get(front, "") or (_of_dash(name[0]) if name[:1] in _DASHES else "")
 
 
 def of_keyword(name: str, known: Iterable[str]) -> str:
-    """Return the keyword that `name` was probably meant to be; "": none that is known."""
+    """Return the keyword that `name` probably means; "" if none is near."""
     words = list(known)
     meant = _KEYWORDS.get(name, "")
     return meant if meant in words else nearest(name, words)
@@ -114,7 +113,7 @@ def _of_dash(dash: str) -> str:
 
 
 def of_program(name: str, environ: Mapping[str, str], cwd: str) -> str:
-    """What was probably meant where there is no such program, to be put behind "; "; "": nobody knows."""
+    """Return what a missing program was probably for, to be put behind "; "; "" if that is unknown."""
     words = name.split()
     if len(words) > 1 and (_is_there(words[0], environ, cwd) or words[0].endswith(PYTHON_FILES)):
         return f"drop the quotes ({' '.join(words)}), or use sh -c '{name}'"
@@ -163,12 +162,12 @@ def _nearest_file(folder: str, name: str) -> str:
 
 
 def of_late_flag(words: Sequence[str], name: str, command: str = "infini-run") -> str:
-    """words: the program's; name: a flag of `command` that is among them."""
+    """Return a hint for a late flag. words: the program's; name: a flag of `command` that is among them."""
     return f"{name} after {words[0]} goes to that program; use flags of {command} before the program"
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Return the known word that `word` was probably meant to be, or "".
+    """Return the known word that `word` probably means, or "".
 
     Two words are near if two of three letters are in both, in this order (difflib). Then the front of a longer
     name counts, so that `--nproc` finds `--nproc_per_node`.

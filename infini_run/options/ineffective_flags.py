@@ -1,8 +1,8 @@
-"""Flags about other nodes that have no effect where they were given, in words. Pure.
+"""Flags about other nodes that have no effect on this one, in words. Pure.
 
-Nothing is ignored in silence: what contradicts is refused where it is read; of what merely does nothing here one line
-tells, because a script may give the same flags everywhere. Only what stands on the command line is told of: a
-variable or a file of flags may be meant for other launches. A host program, which gives flags one by one, is refused.
+No flag loses its effect in silence. The reader of a flag rejects what conflicts with it. One line reports what merely
+does nothing here, because a script may give the same flags everywhere. That line is about the command line only: a
+variable or a file of flags may be meant for other launches. A host program gives flags one by one, and gets an error.
 """
 
 from __future__ import annotations
@@ -34,8 +34,12 @@ NAMES = frozenset(_AT)
 
 
 def ineffective_flags(given: Mapping[str, Setting], place: str, *, is_one_of_several: bool) -> str:
-    """A sentence about those that have no effect; empty: all have. place: LOCAL, PEER, auto or an engine.
-    is_one_of_several: there are other nodes, and no token."""
+    """Return a sentence about those that have no effect; empty if all have one.
+
+    Args:
+        place: LOCAL, PEER, auto, or an engine.
+        is_one_of_several: there are other nodes, and no token.
+    """
     idle = [
         given[name].origin
         for name, places in _AT.items()
@@ -45,7 +49,7 @@ def ineffective_flags(given: Mapping[str, Setting], place: str, *, is_one_of_sev
 
 
 def _is_asked(name: str, given: Mapping[str, Setting]) -> bool:
-    """Of --console only what lets ranks write past us."""
+    """Return whether a flag counts; of --console only what lets ranks write past infini-run."""
     value = given[name].value
     return bool(value == "inherit") if name == "console" else bool(value != DEFAULTS[name])
 

@@ -1,7 +1,7 @@
 """`--completion=install`: the scripts of the user's shells, written to where each shell looks for them.
 
-bash-completion and fish search folders of the user (XDG base directories); zsh searches its `fpath` alone, so its
-user is told what to add. No file but the scripts is ever written.
+bash-completion and fish search folders of the user (XDG base directories). zsh searches its `fpath` alone, so the
+output says what its user has to add. The scripts are the only files that this writes.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ def install_completion(
         command: infini-run or infini-job.
         script: returns the script for a shell.
         environ: HOME, PATH, SHELL and the variables of the XDG base directories.
-        root: is put before the folders of the system.
+        root: a prefix for the folders of the system.
 
     Returns:
-        A line for each file, and the exit code: 1 if one could not be written.
+        A line per file, and the exit code: 1 if one is not writable.
 
     Raises:
         UsageError: there is no shell that has a script, or no home directory.
@@ -90,7 +90,7 @@ def _home(environ: Mapping[str, str]) -> str:
 
 
 def _missing_home(path: str, environ: Mapping[str, str]) -> str:
-    """Return why nothing is made at `path`: it is in a home directory that is not there; empty: it is not."""
+    """Return why this makes nothing at `path`: it is in a home directory that does not exist; else empty."""
     home = (environ.get("HOME") or os.path.expanduser("~")).rstrip("/")
     is_missing = path.startswith(f"{home}/") and not os.path.isdir(home or "/")
     return f"missing home directory {printable(home)}; set HOME" if is_missing else ""
@@ -102,7 +102,7 @@ def _is_used(shell: str, environ: Mapping[str, str]) -> bool:
 
 
 def _write(path: str, text: str) -> str:
-    """Return why the file could not be written; empty: it was. A link to a file elsewhere stays one."""
+    """Return why the file is not writable, or empty after a success. A link to a file elsewhere stays one."""
     path = os.path.realpath(path)
     try:
         os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -113,7 +113,7 @@ def _write(path: str, text: str) -> str:
 
 
 def _further_step(shell: str, path: str, environ: Mapping[str, str], root: str) -> str:
-    """What else the user has to do before the shell reads it; empty: nothing."""
+    """Return what else the user has to do before the shell reads it; empty: nothing."""
     if shell == "zsh":
         text = _read(f"{environ.get('ZDOTDIR') or _home(environ)}/.zshrc")
         folder = os.path.dirname(path)

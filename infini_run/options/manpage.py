@@ -39,7 +39,7 @@ with it.
 
 
 def man_page(version: str) -> str:
-    """The whole page as roff. version: of infini-run."""
+    """Return the whole page as roff. version: of infini-run."""
     sections = [
         ("NAME", "infini\\-run \\- launches, watches and takes down a distributed training job\n"),
         ("SYNOPSIS", f".B infini\\-run\n{escape(USAGE.partition(' ')[2])}\n"),
@@ -55,22 +55,22 @@ def man_page(version: str) -> str:
 
 
 def page(command: str, version: str, sections: Sequence[tuple[str, str]]) -> str:
-    """The roff of a page. sections: pairs of a title and what is below it."""
+    """Return the roff of a page. sections: pairs of a title and what is below it."""
     head = '.\\" Made from the table of flags by share/generate.py.\n'
     head += f'.TH {escape(command.upper())} 1 "" "infini\\-run {escape(version)}"\n'
     return head + "".join(f".SH {title}\n{text}" for title, text in sections)
 
 
 def escape(text: str) -> str:
-    """Text as roff shows it: its backslash and its four ASCII letters that would become others (groff_char(7)), and
-    no line that begins with a control character."""
+    """Escape a text for roff. It would change a backslash and four ASCII letters (groff_char(7)), and take a line
+    that begins with a control character for a command."""
     for letter, name in (("\\", "\\e"), ("-", "\\-"), ("'", "\\(aq"), ("`", "\\(ga"), ("^", "\\(ha"), ("~", "\\(ti")):
         text = text.replace(letter, name)
     return "\n".join("\\&" + line if line.startswith(".") else line for line in text.split("\n"))
 
 
 def paragraph(text: str) -> str:
-    """Filled by roff, so the lines of the source may break anywhere."""
+    """Return a paragraph; roff fills it, so the lines of the source may break anywhere."""
     return escape(textwrap.fill(text, _WIDTH, break_on_hyphens=False, break_long_words=False)) + "\n"
 
 
@@ -80,7 +80,7 @@ def _group(name: str) -> str:
 
 
 def entry(flag: Flag) -> str:
-    """A flag: how it is written, and what it does."""
+    """Return a flag's entry: its form, and its effect."""
     text = explain(flag)
     return f".TP\n.B {escape(usage(flag))}\n{paragraph(text[0].upper() + text[1:] + '.')}"
 

@@ -1,7 +1,7 @@
-"""Which engine reaches which hosts: the flags' word, else the allocation's that we are in.
+"""The choice of the engine and its hosts: by the flags, else by the allocation of this process.
 
-The one rule: nothing is left out in silence. A host that is listed runs ranks unless --nnodes takes the first few;
-what a host has room for is a limit, and the number of ranks where nobody gave another.
+The one rule: no host is dropped in silence. A listed host runs ranks unless --nnodes takes the first few. The room of
+a host is a limit, and the default number of ranks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     Given = dict[str, Setting]
 
 MANUAL = "manual"  # no engine reaches other nodes: the same command on every node, with a token
-HEADS_OWN = ("report", "trace", "live")  # of the same command on every node: what is written and shown at node 0
+HEADS_OWN = ("report", "trace", "live")  # of the same command on every node: node 0 writes and shows the output
 _ONE_NODE = {
     "node_rank": "node ranks follow the order of the hosts",
     "standalone": "it is for one node",
@@ -33,8 +33,13 @@ _ONE_NODE = {
 
 @record
 class NodeList:
-    """engine: a name of ENGINES. hosts: one for each node, in the order of their ranks. counts: how many ranks each
-    runs, where they differ; empty: as the options say."""
+    """The nodes of a launch.
+
+    Args:
+        engine: a name of ENGINES.
+        hosts: one per node, in the order of their ranks.
+        counts: how many ranks each runs, where they differ; empty: as the options say.
+    """
 
     engine: str
     hosts: tuple[Host, ...]
@@ -42,8 +47,8 @@ class NodeList:
 
 
 def resolve_nodes(given: Given, environ: Mapping[str, str], read: Reader, least_nodes: int = 0) -> NodeList:
-    """The nodes of the job and its spares; what they say of its shape is added to `given`. least_nodes: with so many
-    the job runs, too; 0: only with all. Raises UsageError."""
+    """Return the nodes of the job and its spares, and add to `given` what they say of its shape. With `least_nodes`
+    the job also runs; 0: only with all. Raises UsageError."""
     engine = given["engine"].value if "engine" in given and given["engine"].value in ENGINES else "ssh"
     hosts, origin = _hosts(given, environ, engine, read)
     for name, why in _ONE_NODE.items():
@@ -57,7 +62,7 @@ def resolve_nodes(given: Given, environ: Mapping[str, str], read: Reader, least_
 
 
 def _hosts(given: Given, environ: Mapping[str, str], engine: str, read: Reader) -> tuple[tuple[Host, ...], str]:
-    """The hosts, and who named them."""
+    """Return the hosts, and who named them."""
     lists = [given[name] for name in ("hosts", "hostfile") if name in given and given[name].value]
     if len(lists) == 2 and lists[0].precedence == lists[1].precedence:
         raise UsageError(
@@ -90,7 +95,7 @@ def _allocated(asked: str, engine: str, environ: Mapping[str, str], read: Reader
 
 
 def _first(given: Given, hosts: tuple[Host, ...], origin: str, least_nodes: int) -> tuple[tuple[Host, ...], int]:
-    """The first --nnodes of them and --spares more; and how many nodes run ranks at a time."""
+    """Return the first --nnodes of them and --spares more; and how many nodes run ranks at a time."""
     asked, spares = given.get("nnodes"), given.get("spares")
     extra = 0 if spares is None else int(spares.value)
     count = "1 host" if len(hosts) == 1 else f"{len(hosts)} hosts"
@@ -105,8 +110,8 @@ def _first(given: Given, hosts: tuple[Host, ...], origin: str, least_nodes: int)
 
 
 def _settle_count(given: Given, hosts: tuple[Host, ...], origin: str, *, is_limit: bool) -> tuple[int, ...]:
-    """Ranks on each node: as asked, where every host has room for them; else what they have room for. What each has,
-    where that differs."""
+    """Return the ranks on each node: as requested, where every host has room for them; else what they have room for.
+    Also return the ranks of each, where that differs."""
     asked = given.get("nproc_per_node")
     if asked is not None:
         small = next((host for host in hosts if host.slots and isinstance(asked.value, int)

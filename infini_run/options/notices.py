@@ -1,7 +1,8 @@
-"""What is done as it was asked, and was probably meant otherwise, in one line each. Pure but for a look at PATH.
+"""One line each for requests that infini-run follows, and that probably mean something else. Pure but for a look at
+PATH.
 
-Imported only where a name in the environment or a word of the command gives a reason. Nothing here changes what is
-done, and every line has a way to say that it was meant.
+Imported only where a name in the environment or a word of the command gives a reason. Nothing here changes any
+behavior, and every line has a way to say that the request was meant.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def _of_allocation(cluster: ClusterEnvironment) -> str:
 
 
 def _job(cluster: ClusterEnvironment) -> str:
-    """Its name in a message; of a pod the variable that counts the nodes."""
+    """Return its name in a message; of a pod the variable that counts the nodes."""
     if not cluster.job_id:
         return cluster.source("nnodes") or cluster.engine
     return f"{cluster.engine} {'step' if cluster.engine == 'slurm' else 'job'} {quoted(cluster.job_id)}"
@@ -92,7 +93,7 @@ def of_colon(words: Sequence[str], environ: Mapping[str, str]) -> str:
 
     Args:
         words: The program and its arguments.
-        environ: The environment, whose PATH is searched.
+        environ: The environment, whose PATH this searches.
     """
     if any(word.rpartition("/")[2] in _OF_COLONS for word in words):
         return ""

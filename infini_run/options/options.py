@@ -1,7 +1,7 @@
 """What the user asked for: words and variables become complete, frozen Options, or an error says why not.
 
-The one rule: no later module looks at the command line or at a variable that stands for a flag. What
-contradicts itself is refused where one authority said both; otherwise the higher authority is right.
+The one rule: no later module looks at the command line or at a variable that stands for a flag. A conflict within one
+authority is an error; otherwise the higher authority is right.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 USAGE = "infini-run [flags] [--] program [args...]"
 _RENDEZVOUS = ("nnodes", "node_rank", "rdzv_endpoint", "master_addr", "master_port")
-_TORCHRUN = ("numa_binding", "virtual_local_rank", "rdzv_conf")  # flags that stand for flags of ours
+_TORCHRUN = ("numa_binding", "virtual_local_rank", "rdzv_conf")  # flags that stand for infini-run's
 TOKEN = "INFINI_RUN_TOKEN"  # the variable with the secret: with it, or --token_file, launchers of several nodes join
 HANDED_OUT = -1  # the node rank of a launcher that the head gives one
 _C10D_PORT = 29400  # torch/distributed/elastic/rendezvous/c10d_rendezvous_backend.py
@@ -65,9 +65,9 @@ class Options:
     """What the user asked for, complete. Times are in seconds; None for ranks means all of them."""
 
     nnodes: int  # at most
-    least_nodes: int  # with which the job goes on when it has lost others; 0: the loss of a node ends it
+    least_nodes: int  # the job continues with this many after the loss of others; 0: the loss of a node ends it
     nproc_per_node: int | str  # auto, gpu, cpu
-    node_rank: int  # -1: it is handed out
+    node_rank: int  # -1: the head assigns it
     master_addr: str
     master_port: int  # 0: a free one
     rdzv_explicit: bool  # somebody gave the address or the port
@@ -131,7 +131,7 @@ class Options:
 
     @property
     def is_elastic(self) -> bool:
-        """Whether the job goes on when it loses a node (multinode/membership.py)."""
+        """Whether the job continues after the loss of a node (multinode/membership.py)."""
         return self.least_nodes > 0
 
 
@@ -141,7 +141,7 @@ class Request:
 
     Attributes:
         question: help, helpfull, version, plot, completion or doctor; empty: none.
-        options: What to run. None: there is a question; but of doctor, how nodes are reached.
+        options: What to run. None: there is a question; but of doctor, how to reach nodes.
         arguments: What the question is about.
         cluster: The cluster environment that --engine=auto found. None: without it.
         node_list: The nodes to reach from here. None: this process is the launcher of one node.
@@ -159,11 +159,11 @@ class Request:
 
 
 def resolve(argv: Sequence[str], environ: Mapping[str, str]) -> Request:
-    """Read the command line (without our own name) and the environment.
+    """Read the command line (without the command's name) and the environment.
 
     Order of authority: command line and flag files in order, INFINI_RUN_<NAME>, PET_<NAME> (and torchrun's
-    TORCH_ELASTIC_SHUTDOWN_TIMEOUT), the ClusterEnvironment with --engine=auto, the default.
-    Raises UsageError: one line saying what was given and what is allowed.
+    TORCH_ELASTIC_SHUTDOWN_TIMEOUT), the ClusterEnvironment with --engine=auto, the default. Raises UsageError: one
+    line with the given value and the allowed ones.
     """
     parsed = parse(argv, environ, TABLE, PREFIXES, _hint_of_flag)
     if parsed.question:
@@ -243,7 +243,7 @@ def resolve(argv: Sequence[str], environ: Mapping[str, str]) -> Request:
 
 
 def _flags_without_effect(given: Given, values: Values, node_list: NodeList | None, *, has_token: bool) -> str:
-    """What there is to say of flags that do nothing here."""
+    """Return the lines about flags that do nothing here."""
     from infini_run.options.ineffective_flags import LOCAL, PEER, ineffective_flags
 
     is_one_of_several = values["nnodes"] + values["spares"] > 1
@@ -252,9 +252,8 @@ def _flags_without_effect(given: Given, values: Values, node_list: NodeList | No
 
 
 def find_late_flag(argv: Sequence[str], program: Sequence[str], own: frozenset[str]) -> str:
-    """Return a flag that only a launcher has among the words of a program, to which it goes; "" if there is none.
-    Nothing is said where `--` came before the program, where that is a launcher itself, or where the flag was given
-    before it, too.
+    """Return a flag that only a launcher has among the words of a program, to which it goes; "" without one. It is
+    also "" where `--` precedes the program, where that is a launcher itself, or where the flag also precedes it.
 
     Args:
         argv: the command line; `program` is its end.
@@ -284,7 +283,7 @@ def _hint_of_flag(name: str) -> str:
 
 
 def _quoted_setting(given: Given, name: str) -> str:
-    """A flag as somebody gave it, or its default."""
+    """Return a flag as somebody gave it, or its default."""
     return given[name].origin if name in given else f"--{name}={DEFAULTS[name]} (the default)"
 
 
@@ -297,7 +296,7 @@ def _find_cluster(given: Given, environ: Mapping[str, str]) -> ClusterEnvironmen
 
 
 def _split_range(given: Given) -> int:
-    """Of --nnodes=MIN:MAX, MAX is the number of nodes, and MIN is returned; 0: one number was given."""
+    """Split --nnodes=MIN:MAX: MAX becomes the number of nodes. Return MIN, or 0 for one number."""
     asked = given.get("nnodes")
     if asked is None or not isinstance(asked.value, tuple):
         return 0
@@ -319,7 +318,7 @@ def _find_nodes(given: Given, environ: Mapping[str, str], least_nodes: int) -> N
 
 
 def _apply_endpoint(given: Given) -> None:
-    """An endpoint without a port: torchrun's c10d has one of its own for that."""
+    """Apply the endpoint. For one without a port, torchrun's c10d has a default port."""
     endpoint, backend = given.get("rdzv_endpoint"), given.get("rdzv_backend")
     if endpoint is None or endpoint.value[1] >= 0:
         return
@@ -329,7 +328,7 @@ def _apply_endpoint(given: Given) -> None:
 
 
 def _apply_standalone(given: Given) -> None:
-    """One node and a free port, over everything that a lower authority says of nodes and ports."""
+    """Apply one node and a free port, over everything that a lower authority says of nodes and ports."""
     ours = given.get("standalone")
     if ours is None or not ours.value:
         return
@@ -349,7 +348,7 @@ def _apply_standalone(given: Given) -> None:
 
 
 def _is_one_node(name: str, value: Any) -> bool:
-    """Whether a value agrees with one node and a free port."""
+    """Return whether a value agrees with one node and a free port."""
     if name == "nnodes":
         return bool(value == 1)
     if name == "rdzv_endpoint":
@@ -358,13 +357,13 @@ def _is_one_node(name: str, value: Any) -> bool:
 
 
 def _wants_free_port(given: Given, values: Values) -> bool:
-    """Whether nobody named a port and it need not be known beforehand."""
+    """Return whether nobody named a port and nobody needs it beforehand."""
     is_alone = values["standalone"] or (values["rdzv_backend"] == "c10d" and values["nnodes"] == 1)
     return is_alone and "rdzv_endpoint" not in given and "master_port" not in given
 
 
 def _rendezvous_part(given: Given, name: str, part: int) -> Any:
-    """The address or the port: its own flag or its part of the endpoint, by authority."""
+    """Return the address or the port: its own flag or its part of the endpoint, by authority."""
     own, whole = given.get(name), given.get("rdzv_endpoint")
     if whole is None:
         return own.value if own else DEFAULTS[name]
@@ -376,9 +375,10 @@ def _rendezvous_part(given: Given, name: str, part: int) -> Any:
 
 
 def _apply_live(given: Given, values: Values) -> None:
-    """A table and lines cannot share a screen: the higher authority has it. `auto` takes one that nobody uses.
+    """Settle the screen. A table and lines cannot share it: the higher authority has it. `auto` takes one that nobody
+    uses.
 
-    Whether there is a screen is not known here: where there is none, the console is what it would be without."""
+    Whether there is a screen is unknown here: without one, the console is what it would be without the table."""
     live, console = given.get("live"), given.get("console")
     if values["live"] == "on" and console is not None and console.value not in ("auto", "none"):
         assert live is not None
@@ -393,13 +393,14 @@ def _apply_live(given: Given, values: Values) -> None:
 
 
 def _is_open(values: Values, node_list: NodeList | None, *, has_token: bool) -> bool:
-    """Whether only all nodes together know how many ranks there are: each has its own, and a token joins them."""
+    """Return whether only all nodes together know how many ranks there are: each has its own, and a token joins
+    them."""
     by_hand = node_list is None and values["nnodes"] > 1 and has_token
     return by_hand or not isinstance(values["nproc_per_node"], int)
 
 
 def _check_job(given: Given, values: Values, counts: Sequence[int], *, is_ours: bool) -> None:
-    """is_ours: all nodes are started from here. counts: their ranks, where they differ."""
+    """Check the numbers of a job. is_ours: this launcher starts all nodes. counts: their ranks, where they differ."""
     nnodes, nproc, nodes = values["nnodes"], values["nproc_per_node"], _quoted_setting(given, "nnodes")
     if values["node_rank"] >= nnodes + values["spares"]:
         raise UsageError(
@@ -464,7 +465,7 @@ def _check_output(given: Given, values: Values) -> None:
 
 
 def _check_world(given: Given, values: Values, cluster: ClusterEnvironment | None, counts: Sequence[int]) -> None:
-    """The ranks that flags name are there. counts: of each node, where they differ."""
+    """Check that the ranks that flags name exist. counts: of each node, where they differ."""
     nproc, stdin = values["nproc_per_node"], values["stdin"]
     world = cluster.world_size if cluster is not None and cluster.is_task else sum(counts) or values["nnodes"] * nproc
     _check_ranks(given, "ranks_on_console", values["ranks_on_console"] or (), world, "ranks")

@@ -1,7 +1,7 @@
 """Every flag of infini-run, in the order of --help: the one place for names, defaults and help texts.
 
-A default is a value, not a text. torchrun's flags come last; the kind of one that is not supported refuses
-what it is given and says what to use.
+A default is a value, not a text. The flags of torchrun come last. The kind of an unsupported one rejects its value
+and names what to use.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PREFIXES = (
     Prefix(text="TORCH_ELASTIC_", names=("shutdown_timeout",)),  # torch/distributed/launcher/api.py
 )
 ENVIRONMENT_PRECEDENCE = COMMAND_LINE + len(PREFIXES) + 1  # the precedence of what the cluster environment says
-GRACES_S = (10.0, 25.0)  # after a failure; when told: Kubernetes and Slurm kill after 30, so a checkpoint has time
+GRACES_S = (10.0, 25.0)  # after a failure; after a stop: Kubernetes and Slurm kill after 30, so a checkpoint has time
 
 OTHER_VARIABLES = frozenset(  # that begin as those of flags do, and are none
     ("INFINI_RUN_ID", "INFINI_RUN_TOKEN", "INFINI_RUN_DEBUG", "INFINI_RUN_ISOLATED", "INFINI_RUN_PROBE")
@@ -132,7 +132,7 @@ def _flag(
 
 
 def _choice(group: str, name: str, choices: tuple[str, ...], help: str, shown: str = "") -> Flag:  # noqa: A002
-    """The first choice is the default."""
+    """Return a kind with these words; the first one is the default."""
     return Flag(group=group, name=name, kind=plain, default=choices[0], choices=choices, help=help, shown=shown)
 
 
@@ -145,7 +145,7 @@ def _ignored(
 
 
 def _foreign(name: str) -> Callable[[str], object]:
-    """A kind that is imported only when somebody gives the flag."""
+    """Return a kind whose import waits for the flag."""
 
     def read(text: str) -> object:
         from infini_run.options.torchrun import KINDS

@@ -1,7 +1,7 @@
-"""What torchrun's own flags mean here. Imported only where one of them is given.
+"""The meaning of torchrun's own flags here. Imported only where one of them is given.
 
-The rule: each becomes a flag of ours in this one place, and the rest of the program never hears of it.
-docs/torchrun.md is the table for people.
+The rule: each becomes a flag of infini-run in this one place, and the rest of the program never hears of it. The
+table for people is docs/torchrun.md.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
     from infini_run.options.grammar import Setting
 
-# torch/numa/binding.py. A core complex is one L3 cache for each rank: a share of its own comes nearest.
+# torch/numa/binding.py. A core complex is one L3 cache per rank: a separate share comes nearest.
 BINDS = {"node": "numa", "socket": "socket", "exclusive": "cores", "core-complex": "cores"}
 
 
 def rdzv_conf(text: str) -> str:
-    """`K=V,...`, of which only join_timeout is heard: there is no rendezvous before the program's own."""
+    """Read `K=V,...`, of which only join_timeout counts: there is no rendezvous before the program's own."""
     if not all(part.partition("=")[0].strip() and "=" in part for part in text.split(",") if part.strip()):
         raise ValueError(
             "expected K=V,...; only join_timeout has an effect; use --rdzv_endpoint=HOST:PORT for the address of "
@@ -33,7 +33,7 @@ def rdzv_conf(text: str) -> str:
 
 
 def _join_timeout(text: str) -> float | None:
-    """How long to wait for all nodes, where that is said. Raises ValueError."""
+    """Return how long to wait for all nodes, if the text has a time. Raises ValueError."""
     found = None
     for part in text.split(","):
         name, _, value = part.partition("=")
@@ -46,7 +46,7 @@ def _join_timeout(text: str) -> float | None:
 
 
 def signals_to_handle(text: str) -> str:
-    """Names of signals, which are checked: all that can be handled are."""
+    """Check names of signals: infini-run handles all that can be handled."""
     for name in text.split(","):
         if name.strip():
             try:
@@ -68,9 +68,9 @@ KINDS: dict[str, Callable[[str], object]] = {
 
 
 def translate(given: dict[str, Setting]) -> None:
-    """Put flags of ours in the place of torchrun's.
+    """Put infini-run's flags in the place of torchrun's.
 
-    Raises UsageError: a flag of ours, by the same authority, says something else.
+    Raises UsageError: a flag of infini-run, by the same authority, says something else.
     """
     conf = given.get("rdzv_conf")
     join_timeout_s = None if conf is None else _join_timeout(conf.value)
@@ -95,10 +95,11 @@ def _put(given: dict[str, Setting], name: str, setting: Setting) -> None:
 
 
 def log_folder(run_id: str, launch_id: str, node: int | None, attempt: int, local_rank: int) -> str:
-    """Where a rank's files are below --log_dir (torch/distributed/elastic/multiprocessing/api.py, DefaultLogsSpecs).
+    """Return the place of a rank's files below --log_dir (torch/distributed/elastic/multiprocessing/api.py,
+    DefaultLogsSpecs).
 
-    torchrun takes a random folder for each node; here that is the launch's own id, which is as unique, and the same
-    for all attempts. node: its rank; several nodes share the launch's id, and may share the folder. None: alone.
+    torchrun takes a random folder per node. Here that is the launch's own id, which is as unique, and the same for
+    all attempts. `node` is its rank: several nodes share the launch's id, and may share the folder. None: alone.
     """
     unique = launch_id.rpartition("-")[2].partition(".")[0]
     level = "" if node is None else f"/node_{node}"
@@ -106,7 +107,7 @@ def log_folder(run_id: str, launch_id: str, node: int | None, attempt: int, loca
 
 
 def in_attempt(path: str, attempt: int) -> str:
-    """The same file of another attempt."""
+    """Return the same file of another attempt."""
     above, found, rest = path.rpartition("/attempt_")
     if not found:
         return path
