@@ -1,1 +1,1 @@
-"""What will run: commands, ranks and their environment. Pure, but for what is looked up on this machine."""
+"""The plan of a launch: commands, ranks, and their environment. Pure, but for what it looks up on this machine."""

@@ -1,7 +1,7 @@
 """A debugger that runs the launcher and is to be in the ranks, too: pydevd, which VS Code (debugpy) and PyCharm use.
 
 It hooks Python's own ways to start a process, and the core's is none of them. So its own function rewrites the
-command, as its hooks would (docs/decisions/0063). Imported only where pydevd is loaded.
+command, as its hooks would (docs/decisions/0063). This import needs a loaded pydevd.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from infini_run.record import replace
 def attach_debugger(command: Command) -> Command:
     """Return the command that starts pydevd in front of a Python program.
 
-    The same command: the program is no Python, or the debugger has hooked no start of a process, because it is not to
-    follow children (`"subProcess": false` in launch.json).
+    It is the same command if the program is no Python, or the debugger has hooked no start of a process. It hooks
+    none if it is not to follow children (`"subProcess": false` in launch.json).
     """
     monkey = sys.modules.get("_pydev_bundle.pydev_monkey")
     starts = sys.modules.get("_posixsubprocess")

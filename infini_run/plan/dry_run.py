@@ -1,4 +1,4 @@
-"""--dry_run: the plan for people and for programs. What a rank inherits unchanged is not repeated."""
+"""--dry_run: the plan for people and for programs. It leaves out what a rank inherits unchanged."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def render_text(
     Args:
         plan: The plan.
         cluster: The cluster environment that --engine=auto found. None: without it.
-        later: Variables that are known only when all nodes have connected, with what they will be. None: none.
-        least_nodes: With so many nodes the job runs as well; 0: it needs all.
-        spares: Hosts that run nothing until a node is lost; "": one that is not known before it joins.
-        preload: Modules that are imported once, before the ranks are forked.
+        later: Variables whose values need all nodes to connect, with what they will be. None: none.
+        least_nodes: The job also runs with this many nodes; 0: it needs all.
+        spares: Hosts that run nothing until the loss of a node; "": one that is unknown before it joins.
+        preload: Modules to import once, before the ranks are forked.
     """
     later = later or {}
     env = tuple((name, f"<{later[name]}>" if name in later else value) for name, value in plan.env)
@@ -90,7 +90,7 @@ def render_json(
     Args:
         plan: The plan.
         cluster: The cluster environment that --engine=auto found. None: without it.
-        later: Variables that are known only when all nodes have connected: null in the object. None: none.
+        later: Variables whose values need all nodes to connect: null in the object. None: none.
         least_nodes: As for render_text.
         spares: As for render_text; null in the object: not known before it joins.
         preload: As for render_text.

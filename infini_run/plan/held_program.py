@@ -45,7 +45,7 @@ def check_held(command: Command, environ: Mapping[str, str], flag: str) -> None:
 
 
 def _shebang_words(command: Command) -> list[str] | None:
-    """The words behind the Python of a script that the kernel starts; None: it is no script of Python's."""
+    """Return the words behind the Python of a script that the kernel starts; None if it is no script of Python's."""
     first = first_line(command.file)
     if not shebang_words(first) or not names_python(first):
         return None
@@ -55,7 +55,7 @@ def _shebang_words(command: Command) -> list[str] | None:
 
 
 def _split(words: Sequence[str]) -> tuple[str, str]:
-    """The letters of python's flags before its program, and the program; "": there is none."""
+    """Return the letters of python's flags before its program, and the program; "" without one."""
     letters, rest = "", list(words)
     while rest:
         word = rest.pop(0)

@@ -27,7 +27,7 @@ _NEVER = ("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE", "WATCHDOG_U
 
 @record
 class Command:
-    """`file` is executed as it stands; `argv` is what it is told."""
+    """A program to execute: `file` is its path, unchanged; `argv` has its arguments."""
 
     file: str
     argv: tuple[str, ...]
@@ -35,7 +35,7 @@ class Command:
 
 @record
 class Node:
-    """One machine of the launch, as it was found.
+    """One machine of the launch, and its devices.
 
     Attributes:
         index: Its node rank.
@@ -43,9 +43,9 @@ class Node:
         nproc: How many workers run on it.
         cpus: The CPUs that they share; 0: not known.
         devices: The GPU names of each local rank. Empty: --gpus_per_proc leaves the variable alone.
-        uuids: The UUIDs of the same GPUs; empty for a rank if one of them is not known.
+        uuids: The UUIDs of the same GPUs; empty for a rank with an unknown one.
         visible_devices_variable: The variable that gets the names.
-        cpu_bindings: What each local rank is bound to. Empty: without --bind.
+        cpu_bindings: The binding of each local rank. Empty: without --bind.
         notices: Sentences for the user.
     """
 
@@ -62,7 +62,7 @@ class Node:
 
 @record
 class SingleRank:
-    """The one worker of a node that is started here, where an engine starts every rank itself and numbers it."""
+    """The one worker of a node to start here, where an engine starts every rank itself and numbers it."""
 
     rank: int
     local_rank: int
@@ -71,8 +71,13 @@ class SingleRank:
 
 @record
 class RankRange:
-    """The ranks of one node among those of all, where its node rank does not say which they are: nodes may differ in
-    how many they have. first: the lowest of them. most: ranks of the node that has most; 0: not known."""
+    """The ranks of one node among those of all, where its node rank does not determine them: nodes may differ in how
+    many they have.
+
+    Args:
+        first: the lowest of them.
+        most: ranks of the node that has most; 0: unknown.
+    """
 
     first: int
     world_size: int
@@ -81,8 +86,8 @@ class RankRange:
 
 @record
 class Output:
-    """Where one stream of a worker goes. Neither: nowhere. `piped`: through the launcher, so that it can be labelled,
-    logged, or its last words kept. `unlabelled`: piped to the console, in whole lines without a label."""
+    """The targets of one stream of a worker. Neither: nowhere. `piped`: through the launcher, which labels it, logs
+    it, or keeps its last words. `unlabelled`: piped to the console, in whole lines without a label."""
 
     console: bool
     log: bool
@@ -99,8 +104,8 @@ class Output:
 
 @record
 class Worker:
-    """One process of the plan. `stdin`: inherit, pipe (copied from ours) or null. `error_log`: of stderr alone;
-    empty: `log` has both."""
+    """One process of the plan. `stdin`: inherit, pipe (a copy of the launcher's) or null. `error_log`: of stderr
+    alone; empty: `log` has both."""
 
     rank: int
     local_rank: int
@@ -136,18 +141,18 @@ class Plan:
     folder: str = ""  # of the launch on this node, for sockets and error files; empty: it has none
 
     def environ(self, worker: Worker, base: Mapping[str, str]) -> dict[str, str]:
-        """The complete environment of a worker, over the launcher's own."""
+        """Return the complete environment of a worker, over the launcher's own."""
         return self.base(base) | dict(self.env) | dict(worker.env)
 
     def base(self, base: Mapping[str, str]) -> dict[str, str]:
-        """What is left of the launcher's environment beside the names that the plan sets."""
+        """Return the launcher's environment without the names that the plan sets."""
         ours = {name for name, _ in self.env} | {name for name, _ in self.workers[0].env} | set(_NEVER)
         return {name: value for name, value in base.items() if name not in ours}
 
 
 @record
 class _Shared:
-    """What all workers of a plan have in common. has_launcher: no engine starts each rank by itself."""
+    """The common values of all workers of a plan. has_launcher: no engine starts each rank itself."""
 
     options: Options
     command: Command
@@ -193,12 +198,12 @@ def make_plan(
         may_use_terminal: A rank that is alone may have the terminal itself.
         unshared: Whether stdout, and stderr, are a terminal or /dev/null: there ranks write without the launcher
             in between, unless the user asked for it.
-        task: The one rank that an engine starts by itself. None: the launcher starts ranks.
+        task: The one rank that an engine starts itself. None: the launcher starts ranks.
         span: The ranks of the one node that there is. None: all nodes have as many as this one.
 
     Raises:
         UsageError: Ranks that cannot be.
-        StartError: There is no memory for so many.
+        StartError: Memory is too small for this number.
     """
     spans = [span] if span else _spans(options, nodes)
     first, world_size = nodes[0], task.world_size if task else spans[0].world_size
@@ -246,7 +251,7 @@ def _workers(shared: _Shared, nodes: Sequence[Node], spans: Sequence[RankRange])
 
 
 def _spans(options: Options, nodes: Sequence[Node]) -> list[RankRange]:
-    """Of each node. Ranks count from node to node: those of all nodes before it come first."""
+    """Return the ranks of each node. Ranks count from node to node: those of all nodes before it come first."""
     if len(nodes) == 1:
         nproc = nodes[0].nproc
         return [RankRange(first=nodes[0].index * nproc, world_size=options.nnodes * nproc, most=nproc)]
@@ -254,7 +259,7 @@ def _spans(options: Options, nodes: Sequence[Node]) -> list[RankRange]:
 
 
 def spans_of(counts: Sequence[int]) -> list[RankRange]:
-    """Of each node, where these are the numbers of their ranks."""
+    """Return the ranks of each node, from their numbers."""
     world_size, most, first = sum(counts), max(counts), 0
     spans = []
     for count in counts:
@@ -264,7 +269,7 @@ def spans_of(counts: Sequence[int]) -> list[RankRange]:
 
 
 def _check_world(options: Options, nproc: int, world_size: int, *, most: int) -> None:
-    """Again for a number of workers that was not known on the command line (auto, gpu, cpu)."""
+    """Check the world again, for a number of workers that the command line did not know (auto, gpu, cpu)."""
     if world_size > _WORLD_LIMIT:
         raise UsageError(f"{options.nnodes} nodes x {nproc} ranks are {world_size} ranks; use at most {_WORLD_LIMIT}")
     asked = {
@@ -308,18 +313,18 @@ def _common_env(shared: _Shared, node: Node, master_port: int) -> tuple[tuple[st
 
 
 def _run_id(options: Options, launch_id: str) -> str:
-    """As torchrun has it."""
+    """Return the run id in torchrun's variables."""
     return options.run_id or (launch_id if options.standalone else "none")
 
 
 def _local_env(node: Node) -> tuple[tuple[str, str], ...]:
-    """How many workers this node has, in each dialect."""
+    """Return how many workers this node has, in each dialect."""
     return ("NPROC_PER_NODE", str(node.nproc)), ("LOCAL_WORLD_SIZE", str(node.nproc))
 
 
 def _omp_threads(options: Options, node: Node, environ: Mapping[str, str]) -> tuple[int, ...]:
-    """Threads for all workers alike, or for each: what was asked for; else, where nobody said, a fair share of the
-    CPUs, or of those that a worker is bound to."""
+    """Return the threads of all workers alike, or of each: as requested. By default each gets a fair share of the
+    CPUs, or the CPUs of its binding."""
     if options.omp_num_threads:
         return (options.omp_num_threads,)
     if node.nproc == 1 or "OMP_NUM_THREADS" in environ:
@@ -327,7 +332,7 @@ def _omp_threads(options: Options, node: Node, environ: Mapping[str, str]) -> tu
     if node.cpu_bindings:
         each = tuple(binding.threads for binding in node.cpu_bindings)
         return each if len(set(each)) > 1 else each[:1]
-    return (max(1, node.cpus // node.nproc),) if node.cpus else ()  # else nobody has looked: another machine
+    return (max(1, node.cpus // node.nproc),) if node.cpus else ()  # else the CPUs are unknown: another machine
 
 
 def _worker(shared: _Shared, node: Node, rank: int, local_rank: int) -> Worker:
@@ -403,7 +408,7 @@ def _error_file(folder: str, rank: int) -> str:
 def notify_address(folder: str, launch_id: str, rank: int) -> str:
     """Return a rank's address for sd_notify(3), where csrc/io/sd_notify.c listens.
 
-    It is a new one in each attempt. In the folder only our own user reaches it; where there is none, or its path is
+    It is a new one in each attempt. In the folder only this user reaches it. Without a folder, or with a path that is
     too long for an address (unix(7)), the address is abstract.
     """
     _, dot, attempt = launch_id.partition(".")
@@ -414,8 +419,8 @@ def notify_address(folder: str, launch_id: str, rank: int) -> str:
 
 
 def _stdin(options: Options, rank: int, nproc: int, copies_terminal: bool) -> str:
-    """A terminal is inherited by a lone worker, which gets the foreground with it; one of several gets a
-    copy of what is typed, because Ctrl-C and Ctrl-Z must go to all."""
+    """Return the stdin of a worker. A lone worker inherits a terminal, and gets the foreground with it. One of
+    several gets a copy of what the user types, because Ctrl-C and Ctrl-Z must go to all."""
     if options.stdin == "all":
         return "pipe" if nproc > 1 or copies_terminal else "inherit"
     if options.stdin != rank:
@@ -424,7 +429,7 @@ def _stdin(options: Options, rank: int, nproc: int, copies_terminal: bool) -> st
 
 
 def _console(options: Options, ranks: int, is_unshared: bool) -> str:
-    """How one stream is shown, where nobody said: lines of several ranks must not mix in a pipe or a file."""
+    """Return how to show one stream by default: lines of several ranks must not mix in a pipe or a file."""
     if options.console != "auto":
         return options.console
     return "inherit" if ranks == 1 or is_unshared else "lines"
@@ -454,7 +459,7 @@ def with_folder(plan: Plan, folder: str, *, abstract_id: str) -> Plan:
 def with_error_folder(plan: Plan, folder: str) -> Plan:
     """Return the same plan with the ranks' error files in another folder.
 
-    A rank that cannot write its error file raises that in place of its own exception, so it gets none then.
+    A rank that cannot write its error file raises that in place of its exception, so it gets none then.
 
     Args:
         plan: The plan.
@@ -471,12 +476,12 @@ def with_error_folder(plan: Plan, folder: str) -> Plan:
 
 
 def _changed(env: tuple[tuple[str, str], ...], values: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """The variables with other values; one whose value is empty now is dropped."""
+    """Return the variables with other values, without one whose value is empty in the end."""
     return tuple((name, text) for name, value in env if (text := values.get(name, value)) or value == "")
 
 
 def inheriting(plan: Plan) -> Plan:
-    """The same plan without pipes that are there for whole lines alone."""
+    """Return the same plan without pipes that only keep lines whole."""
     direct = Output(console=True, log=False, piped=False)
 
     def of(output: Output) -> Output:
@@ -489,7 +494,8 @@ def inheriting(plan: Plan) -> Plan:
 
 
 def _output(options: Options, rank: int, local_rank: int, stream: int, console: str) -> Output:
-    """console says how, the rank filters say whose; --redirects takes a stream off, --tee puts it back."""
+    """Return the targets of a stream. console says how, the rank filters say whose; --redirects takes a stream off,
+    --tee puts it back."""
     has_table = options.live == "on"  # which shows the last line of each rank
     shown = (
         console != "none"

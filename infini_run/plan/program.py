@@ -1,8 +1,8 @@
 """What this machine is for the job, looked at once, before the plan: the program, the GPUs, a port, a folder.
 
-The search for the program is a shell's (exec(3)): a word with a slash is a path, any other is looked for on PATH;
-the kernel's own refusals that can be known beforehand (no run bit, no `#!`, no interpreter) are told here, so that
-a wrong name is one message and not N.
+The search for the program is a shell's (exec(3)): a word with a slash is a path, any other is a name on PATH. Some
+refusals of the kernel are known beforehand: no run bit, no `#!`, no interpreter. This module reports them, so that a
+wrong name is one message and not N.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ def find_command(
     no_python: bool = False,
     cwd: str = "",
 ) -> Command:
-    """The command behind the words after the flags.
+    """Return the command behind the words after the flags.
 
-    module: the first word is a Python module. no_python: a file of Python is executed as it is; without it this
-    interpreter runs it, unless its #! line names something that is no Python. It also runs a folder with __main__.py,
-    as python(1) does. cwd: where relative paths begin; empty:
-    here. Raises ProgramMissing, NotExecutable; UsageError: as find_python.
+    module: the first word is a Python module. no_python: execute a file of Python directly. Without it this
+    interpreter runs the file, unless its #! line names something that is no Python. It also runs a folder with
+    __main__.py, as python(1) does. cwd: where relative paths begin; empty: here. Raises ProgramMissing,
+    NotExecutable; UsageError: as find_python.
     """
     name = words[0]
     _check_may_start()
@@ -60,7 +60,8 @@ def find_command(
 
 
 def _check_may_start() -> None:
-    """As check_may_start, without its import where this process cannot be what it looks for. It raises UsageError."""
+    """Check as check_may_start does, without its import where this process cannot be what it looks for. Raises
+    UsageError."""
     words = sys.orig_argv
     if not words or any(OWN_CODE in word for word in words) or os.was_set(PROBE_VARIABLE):
         from infini_run.system.interpreter import check_may_start
@@ -76,7 +77,7 @@ def _of_python(*words: str) -> Command:
 
 
 def _is_for_python(name: str, path: str) -> bool:
-    """Raises NotExecutable: it is, and cannot be read."""
+    """Return whether Python runs it. Raises NotExecutable if that file is unreadable."""
     if path.endswith(PYTHON_FILES) and os.isfile(path):
         if not os.access(path, os.R_OK):
             raise NotExecutable(f"{name} cannot be read: permission denied", name)
@@ -143,7 +144,7 @@ def _check_executable(name: str, path: str) -> None:
 
 
 def first_line(path: str) -> bytes:
-    """At most what the kernel reads of a file to decide how to run it (BINPRM_BUF_SIZE, Linux 5.1: 256)."""
+    """Return at most what the kernel reads of a file to decide how to run it (BINPRM_BUF_SIZE, Linux 5.1: 256)."""
     try:
         with open(path, "rb", buffering=0) as file:
             return (file.read(256) or b"").partition(b"\n")[0]
@@ -152,7 +153,7 @@ def first_line(path: str) -> bytes:
 
 
 def _way(path: str, first: bytes) -> str:
-    """How it runs with its interpreter in front; without a #! line the name may say which one that is."""
+    """Return the words with its interpreter in front; without a #! line the name may say which one that is."""
     words = shebang_words(first)
     if words:
         return f"infini-run ... {os.fsdecode(b' '.join(words)).rstrip(chr(13))} {path}"
@@ -164,14 +165,14 @@ def _way(path: str, first: bytes) -> str:
 
 
 def shebang_words(first: bytes) -> list[bytes]:
-    """The words after #!, parted as the kernel parts them: by spaces and tabs, and by nothing else."""
+    """Return the words after #!, parted as the kernel parts them: by spaces and tabs, and by nothing else."""
     line = first[2:] if first.startswith(b"#!") else b""
     return [word for word in line.replace(b"\t", b" ").split(b" ") if word]
 
 
 def names_python(first: bytes) -> bool:
-    """Whether a .py file is one of Python's: no #! line says otherwise. Of env(1) the word that it looks for counts:
-    the first one that is no option (-S may have it in the same word) and sets no variable."""
+    """Return whether a .py file is one of Python's: no #! line says otherwise. Of env(1) the word that it looks for
+    counts. That is the first one that is no option (-S may have it in the same word) and sets no variable."""
     words = shebang_words(first)
     if not words:
         return not first.startswith(b"\x7fELF")
@@ -204,7 +205,7 @@ def _check_shebang(name: str, path: str, first: bytes) -> None:
 
 
 def _has_binfmt_rules() -> bool:
-    """Whether the kernel may know a file by its name alone (binfmt_misc); else text without #! is ENOEXEC."""
+    """Return whether the kernel may know a file by its name alone (binfmt_misc); else text without #! is ENOEXEC."""
     try:
         return any(entry not in ("register", "status") for entry in os.listdir("/proc/sys/fs/binfmt_misc"))
     except OSError:
@@ -212,7 +213,7 @@ def _has_binfmt_rules() -> bool:
 
 
 def inspect_node(options: Options, environ: Mapping[str, str]) -> Node:
-    """What this machine is for the job: how many workers, their GPUs, the CPUs they share or are bound to.
+    """Return this machine's part in the job: its workers, their GPUs, the CPUs that they share or are bound to.
 
     Raises DeviceError: the GPUs asked for are not there, or not free. UsageError: fewer cores than workers.
     """
@@ -235,7 +236,7 @@ def inspect_node(options: Options, environ: Mapping[str, str]) -> Node:
 
 
 def _with_devices(node: Node, options: Options, environ: Mapping[str, str]) -> Node:
-    """Which GPUs each worker gets, and what it is bound to beside them."""
+    """Return the node with the GPUs and the binding of each worker."""
     shares: tuple[tuple[Accelerator, ...], ...] = ()
     if options.gpus_per_proc or options.check_gpus != "off":
         from infini_run.devices.visible import find, likely_shares, partition
@@ -264,7 +265,8 @@ def _with_devices(node: Node, options: Options, environ: Mapping[str, str]) -> N
 
 
 def _without_devices(node: Node, options: Options, error: DeviceError) -> Node:
-    """No GPU was found. That is only told where GPUs were only to be checked, and to start all the same."""
+    """Return the node without GPUs. It reports that only where the GPUs were only for a check, and the start goes
+    ahead."""
     if options.virtual_local_rank:
         raise DeviceError(f"--virtual_local_rank: needs one GPU per rank: {error}")
     if options.gpus_per_proc or options.check_gpus != "warn":
@@ -290,7 +292,7 @@ def _notices(found: VisibleGpus, shares: Sequence[Sequence[Accelerator]], mode: 
 
 
 def _shares_if_any(nproc: int, environ: Mapping[str, str]) -> tuple[tuple[Accelerator, ...], ...]:
-    """For a job that has not asked for GPUs: what its ranks will probably use, where that can be known."""
+    """Return the GPUs that ranks will probably use, for a job that requests none, where that is known."""
     from infini_run.devices.visible import find, likely_shares, may_have_gpus
 
     try:
@@ -300,7 +302,7 @@ def _shares_if_any(nproc: int, environ: Mapping[str, str]) -> tuple[tuple[Accele
 
 
 def unshared_streams() -> tuple[bool, bool]:
-    """Whether stdout and stderr are a terminal or /dev/null (or closed): lines there need no care of ours."""
+    """Return whether stdout and stderr are a terminal or /dev/null (or closed): lines there need no care."""
     return _is_unshared(1), _is_unshared(2)
 
 
@@ -313,7 +315,7 @@ def _is_unshared(fd: int) -> bool:
 
 
 def is_port_in_use(port: int) -> bool:
-    """Whether somebody listens on a port now; connections that were closed do not count."""
+    """Return whether somebody listens on a port at present; closed connections do not count."""
     import errno
     from _socket import AF_INET, SO_REUSEADDR, SOCK_STREAM, SOL_SOCKET, socket
 
@@ -329,7 +331,7 @@ def is_port_in_use(port: int) -> bool:
 
 
 def new_launch_id() -> str:
-    """Unique on this machine and all others: strays are told from strangers by it."""
+    """Return an id that is unique on this machine and all others. It separates leftover processes from strangers'."""
     return f"ir-{os.urandom(6).hex()}"
 
 
@@ -341,7 +343,7 @@ def absolute_flag_path(flag: str, path: str) -> str:
         path: as the user gave it.
 
     Raises:
-        UsageError: the working directory was deleted.
+        UsageError: the working directory is gone.
     """
     try:
         return os.abspath(path)
@@ -364,7 +366,7 @@ def launch_folder(options: Options, launch_id: str, environ: Mapping[str, str]) 
 
     Returns:
         An absolute path, on the first file system that has room, else on the first that is writable: sockets need
-        none. Empty: no folder can be made anywhere.
+        none. Empty: no file system takes a folder.
     """
     node = f"-{options.node_rank}" if options.nnodes > 1 else ""  # two nodes may be containers that share it
     full = ""
@@ -385,7 +387,7 @@ def folder_bases(environ: Mapping[str, str]) -> list[str]:
 def has_room(folder: str, files: int = 1, of_bytes: int = _LEAST_ROOM) -> bool:
     """Return whether a file system has inodes and blocks left for some files.
 
-    statvfs(3): one without a limit says 0 of 0. Nothing is known of quotas.
+    statvfs(3): one without a limit reports 0 of 0. Quotas are unknown.
 
     Args:
         folder: Any folder of it.

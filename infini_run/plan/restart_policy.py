@@ -1,7 +1,7 @@
-"""Whether a launch that failed is started again, when, and with what plan.
+"""Whether a failed launch restarts, when, and with what plan.
 
-The functions are pure: a report in, a decision out. They know nothing of how ranks are started or stopped, and are
-the same for one node and for the head of many. RestartState is the memory between two attempts.
+The functions are pure: a report in, a decision out. They do not know how ranks start or stop, and are the same for
+one node and for the head of many. RestartState is the memory between two attempts.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class RestartCount:
 
 @record
 class Decision:
-    """Whether all ranks are started once more.
+    """The decision whether all ranks restart.
 
     Attributes:
         again: They are, `delay_s` seconds from now.
@@ -64,13 +64,13 @@ class Decision:
 
 
 class RestartState:
-    """The restarts of one launch, which is told of each failure: how many there were, when the next one begins, and
+    """The restarts of one launch, which learns of each failure: how many there were, when the next one begins, and
     what failed before.
 
     Attributes:
-        begun: Restarts so far; one that was decided may never begin.
+        begun: Restarts that have begun; a decided one may never begin.
         not_restarted: Why no attempt followed the last one. Empty: that is plain, or one did.
-        due_s: When the next attempt begins, by the monotonic clock; infinite: none is waited for.
+        due_s: When the next attempt begins, by the monotonic clock; infinite: none is due.
         heading: The line that the logs of the next attempt begin with.
     """
 
@@ -89,12 +89,12 @@ class RestartState:
 
     @property
     def total(self) -> int:
-        """Restarts so far, with one that was decided and has not begun."""
+        """Restarts that have begun, and one that is decided and has not begun."""
         return self._count.total
 
     @property
     def is_possible(self) -> bool:
-        """Whether a failure may be followed by another attempt."""
+        """Whether another attempt may follow a failure."""
         return self._options.max_restarts > 0
 
     @property
@@ -154,7 +154,7 @@ class RestartState:
         return True
 
     def start_failed(self, reason: str) -> str:
-        """Count an attempt whose ranks could not be created as one that failed.
+        """Count an attempt without ranks, because of a StartError, as one that failed.
 
         Args:
             reason: Why they could not, in a sentence.
@@ -168,7 +168,7 @@ class RestartState:
         return line
 
     def _count_attempt(self) -> RestartCount:
-        """The count when the attempt has failed, which its progress may have renewed."""
+        """Return the count after the attempt has failed, which its progress may have renewed."""
         count, self._progress = count_attempt(self._count, self._progress), -1
         return count
 
@@ -189,12 +189,12 @@ class RestartState:
             self._earlier = (*self._earlier, first)[-_MOST_EARLIER:]
 
     def begin(self) -> None:
-        """The attempt that was decided begins."""
+        """Begin the decided attempt."""
         self.begun = self._count.total
         self.end_wait()
 
     def end_wait(self) -> None:
-        """The delay is over, or somebody else waits for the next attempt, or the launch was stopped."""
+        """End the delay: it has passed, or somebody else waits for the next attempt, or the launch stops."""
         self.due_s = _NEVER
 
     def cancel(self, received_signal: int = 0) -> None:
@@ -212,8 +212,7 @@ class RestartState:
         self.give_up(reason)
 
     def give_up(self, reason: str) -> None:
-        """There is no attempt after the one that runs, though a restart may be decided: it makes no sense any more,
-        for this reason."""
+        """Give up all attempts after the running one, even a decided one, for this reason."""
         self.not_restarted, self._is_given_up = reason, True
         self.end_wait()
 
@@ -236,7 +235,7 @@ def _random_fraction() -> float:
 
 
 def decide(report: Report, options: Options, count: RestartCount, random_fraction: float = 0.0) -> Decision:
-    """Decide whether a job is started again.
+    """Decide whether a job restarts.
 
     Args:
         report: How its last attempt ended.
@@ -247,7 +246,7 @@ def decide(report: Report, options: Options, count: RestartCount, random_fractio
     first = report.first_failure
     if first is None or report.received_signal or report.user_interrupted:
         return Decision(again=False, count=count)
-    if first.shell_code - 128 in report.forwarded_signals:  # killed by it, or says so
+    if first.shell_code - 128 in report.forwarded_signals:  # killed by it, or with its code
         return Decision(again=False, count=count, why=f"{signal_name(first.shell_code - 128)} was sent to the job")
     if first.shell_code in _CANNOT_RUN:
         return Decision(again=False, count=count, why=_CANNOT_RUN[first.shell_code])
@@ -311,8 +310,8 @@ def delay_of(first_s: float, number: int, most_s: float | None = None) -> float:
 def healthy_s(report: Report, options: Options) -> float:
     """Return how many seconds all ranks were up and well before the first failure.
 
-    They count from the last start, or with `--ready_timeout` from the last READY=1; without the time for which a rank
-    hung before the watchdog saw it.
+    They count from the last start, or with `--ready_timeout` from the last READY=1. They exclude the time for which a
+    rank hung before the watchdog saw it.
     """
     first = report.first_failure
     if first is None:
