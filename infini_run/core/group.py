@@ -1,8 +1,8 @@
 """The live workers of one node: with nonblocking_writer.py the only door to the C core (csrc/include/irun.h says what
 calls do).
 
-Rules: every byte string that goes down is kept by us until the call returns, the core copies what it
-keeps; calls are serialised by one lock, except the one that blocks, which touches a descriptor only.
+Rules: Python keeps every byte string that goes down until the call returns, and the core copies what it keeps. One
+lock serializes calls, except the one that blocks, which touches a descriptor only.
 """
 
 from __future__ import annotations
@@ -90,11 +90,11 @@ class ProcessState:
     """The state of the process at its start.
 
     Attributes:
-        blocked: The signals that were blocked, as a mask: bit n-1 is signal n.
-        ignored: The signals that were ignored, as a mask.
+        blocked: The signals blocked at entry, as a mask: bit n-1 is signal n.
+        ignored: The signals ignored at entry, as a mask.
         nofile_soft: The soft limit on open descriptors.
         nofile_hard: The hard limit.
-        suspend_write_fd: Where process 1 of a PID namespace asks to be suspended from outside. -1: nowhere.
+        suspend_write_fd: Where process 1 of a PID namespace asks for a suspension from outside. -1: nowhere.
     """
 
     blocked: int
@@ -109,17 +109,27 @@ class Event:
     """A fact about a launch. Unused fields are 0; `worker` and `rank` are -1.
 
     Attributes:
-        kind: started, ready, exited; start_failed (code: the step, signal: the errno); signalled (a signal from
-            outside stops the launch; code: 1 if a key of the terminal sent it); forwarded (a signal was passed on
-            to ranks); leftover (a process outlived the ranks and is stopped); stuck (SIGKILL did not end it);
-            output_lost (code: the stream, signal: the errno); output_held; console_stuck; unguarded; unseen (/proc
-            does not show leftover processes, signal: the errno, code: 0 if only the guard needs it, 1 if the
-            launcher does); triggered (WATCHDOG=trigger); late (not ready in time); hung; unplaced (no memory
-            policy, signal: the errno); restarting (in place of ended if another attempt follows, code: the restarts
-            so far); suspend (Ctrl-Z); lease_ended (the ranks were killed; code: 0 if the lease was not renewed in
-            time, 1 if its guard was killed); asks_terminal (the rank reads the terminal; code: 0 if it gets it, 1
-            if it stays stopped); progress (PROGRESS=value, higher than ever before; of several between two looks
-            the highest); ended.
+        kind: one of these words.
+
+            - started, ready, exited, ended
+            - start_failed: code is the step, signal the errno
+            - signalled: a signal from outside stops the launch; code is 1 if a key of the terminal sent it
+            - forwarded: the core passed a signal on to ranks
+            - leftover: a process outlived the ranks, and is stopped
+            - stuck: SIGKILL did not end it
+            - output_lost: code is the stream, signal the errno
+            - output_held, console_stuck, unguarded
+            - unseen: /proc does not show leftover processes; signal is the errno, code is 0 if only the guard needs
+              /proc, 1 if the launcher does
+            - triggered: WATCHDOG=trigger
+            - late: not ready in time
+            - hung
+            - unplaced: no memory policy; signal is the errno
+            - restarting: in place of ended if another attempt follows; code is the number of restarts
+            - suspend: Ctrl-Z
+            - lease_ended: the ranks were killed; code is 0 without a renewal in time, 1 after a SIGKILL of its guard
+            - asks_terminal: the rank reads the terminal; code is 0 if it gets it, 1 if it stays stopped
+            - progress: PROGRESS=value, higher than ever before; of several between two looks the highest
         worker: Its index in the spawn.
         rank: Its global rank.
         pid: Its process.
@@ -134,7 +144,7 @@ class Event:
         system_us: The CPU time of the kernel for it, in microseconds.
         max_rss_kib: The most memory that it had resident, in KiB.
         name: The program name of a leftover or stuck process; "?": unknown.
-        value: How far a rank has come, as it says: a number from 0 to 2**63 - 1.
+        value: The progress of a rank, by its own report: a number from 0 to 2**63 - 1.
     """
 
     kind: str
@@ -156,7 +166,7 @@ class Event:
 
     @property
     def is_failure(self) -> bool:
-        """A worker ended badly, and not because we stopped it."""
+        """Whether a worker ended badly, and not because the launcher stopped it."""
         bad = self.code != 0 or self.signal != 0 or self.status_lost
         return self.kind == "exited" and bad and not self.after_stop
 
@@ -203,7 +213,7 @@ class SpawnSpec:
         self.label = ((b"", b""), (b"", b""))
         self.log_fd = self.error_log_fd = -1
         self.pid = 0  # of one that was forked already, and waits: stdio are its pipes' reading ends
-        self.cpus: Sequence[int] = ()  # empty: as we are
+        self.cpus: Sequence[int] = ()  # empty: the same as the launcher's
         self.nodes: Sequence[int] = ()  # of memory, and only with cpus
         self.foreground = self.isolate = self.dies_with_us = False
 
@@ -225,21 +235,23 @@ def release_caller_descriptors() -> None:
 
 
 def debug_flags(environ: Any) -> int:
-    """INFINI_RUN_DEBUG=fork,nopidfd,oldpidfd,nocgroup,nochildren: what the core would do on an older kernel."""
+    """Return the flags of INFINI_RUN_DEBUG=fork,nopidfd,oldpidfd,nocgroup,nochildren: what the core would do on an
+    older kernel."""
     asked = environ.get("INFINI_RUN_DEBUG", "").split(",")
     return sum(flag for name, flag in _DEBUG.items() if name in asked)
 
 
 def is_main_thread() -> bool:
-    """The parent-death signal is the spawning thread's (prctl(2)): only the main one lives as long as we do."""
+    """Return whether this is the main thread. The parent-death signal is the spawning thread's (prctl(2)): only the
+    main one lives as long as the process."""
     from _thread import get_native_id
 
     return get_native_id() == os.getpid()
 
 
 def write(fd: int, data: bytes | bytearray, most: int = 1 << 30) -> int:
-    """os.write of at most the first `most` bytes, without SIGPIPE, which a host program may have left at its default.
-    Raises OSError."""
+    """Write at most the first `most` bytes as os.write does, without SIGPIPE, which a host program may have left at
+    its default. Raises OSError."""
     count = -_EINTR
     while count == -_EINTR:
         with ffi.from_buffer(data) as view:
@@ -250,7 +262,7 @@ def write(fd: int, data: bytes | bytearray, most: int = 1 << 30) -> int:
 
 
 class Quietly:
-    """A `with` block in which nothing that this thread writes raises SIGPIPE: the error is told as EPIPE alone."""
+    """A `with` block in which nothing that this thread writes raises SIGPIPE: the error is EPIPE alone."""
 
     def __init__(self) -> None:
         self._held = ffi.new("int *")
@@ -262,8 +274,8 @@ class Quietly:
         lib.ir_sigpipe_release(self._held)
 
 
-# Held while the core makes pipes: a child that another thread forks just then (os.fork, multiprocessing) would have
-# copies of their ends that nobody knows of, and hold them open. Nothing that could wait for a fork is done meanwhile.
+# Held while the core makes pipes. A child that another thread forks just then (os.fork, multiprocessing) would have
+# unknown copies of their ends, and hold them open. Nothing that could wait for a fork runs meanwhile.
 forking = RLock()
 # Threads that fork, and hold the lock or wait for it; one that forks in a signal's handler, while it forks, is there
 # twice. A fork that had begun before this module was there does not hold it; only while ranks are started the core
@@ -286,12 +298,13 @@ def _end_fork() -> None:
 def _end_fork_in_child() -> None:
     _end_fork()
     own = get_ident()
-    _forkers[:] = [thread for thread in _forkers if thread == own]  # the others are threads of our parent
+    _forkers[:] = [thread for thread in _forkers if thread == own]  # the others are threads of the parent
     _release_in_child()
 
 
 def _release_in_child() -> None:
-    """In the child of a fork that did not hold the lock: the thread that may have had it is not there."""
+    """Renew the lock in the child of a fork that did not hold it: the thread that may have had it does not exist
+    there."""
     if not forking._is_owned():  # type: ignore[attr-defined]
         forking._at_fork_reinit()  # type: ignore[attr-defined]
 
@@ -309,25 +322,25 @@ class Group:
 
     Args:
         size: How many workers there will be.
-        mark: `NAME=value` in every worker's environment, by which strays are found. Empty: what leaves a worker's
-            process group is not looked for.
+        mark: `NAME=value` in every worker's environment, which finds leftover processes. Empty: do not look for what
+            leaves a worker's process group.
         grace_s: Seconds from the stop signal to SIGKILL.
         signal_grace_s: The same for a stop that a signal from outside began. None: grace_s.
         stop_signal: The number of the signal that asks workers to end.
         stop_scope: Which processes of a rank get it: group, leader or mixed.
-        console: Descriptors of the labelled stdout and stderr. -1: nowhere.
-        message_fd: Where `print_line` writes if there is no labelled stderr. -1: nowhere.
-        stdin_fd: The descriptor that is copied to every worker whose stdin is a pipe. -1: none.
-        suspend_read_fd: Where a command inside a PID namespace asks to be suspended. -1: nowhere.
-        entry: Given if the process is the launcher's own: then signals are taken and orphans reaped.
-        guard: The path of irun-guard, which ends what is left if this process is killed by SIGKILL. None: no guard.
-        guard_wait_s: The guard waits so long for each worker's end, then kills it and nothing else. 0: it ends all
-            that is left, at once.
+        console: Descriptors of the labeled stdout and stderr. -1: nowhere.
+        message_fd: Where `print_line` writes if there is no labeled stderr. -1: nowhere.
+        stdin_fd: The descriptor whose bytes every worker with a pipe as stdin gets. -1: none.
+        suspend_read_fd: Where a command inside a PID namespace asks for a suspension from outside. -1: nowhere.
+        entry: Given if the process is the launcher's own: then the core takes its signals and reaps orphans.
+        guard: The path of irun-guard, which ends what is left after a SIGKILL of this process. None: no guard.
+        guard_wait_s: The guard waits this many seconds for each worker's end, then kills it and nothing else. 0: it
+            ends all that is left, at once.
         folder: The directory that the guard then removes.
-        lease_s: The guard kills what the workers are and have started if `renew_lease` was not called for so long. 0:
-            there is no lease.
+        lease_s: The guard kills the workers and all that they have started after this many seconds without
+            `renew_lease`. 0: there is no lease.
         lease_since_s: When the first lease began, by CLOCK_BOOTTIME. 0: with the spawn.
-        beside: Another group of this process has it: of the entry, only the signal mask is used, for the workers.
+        beside: Another group of this process has it: of the entry, the workers get only the signal mask.
         is_last: The process ends with this group, so as process 1 it may end whatever else there is.
         suspend_as_event: Ctrl-Z is the event `suspend`, and the caller calls `suspend`.
         shares_terminal: A worker that reads the terminal of this process, or changes its modes, gets it for that.
@@ -409,7 +422,7 @@ class Group:
     def spawn(self, specs: Sequence[SpawnSpec], base_env: Sequence[bytes]) -> int:
         """Start all, in order; return how many were (fewer: a signal that ends the job came meanwhile).
 
-        Raises StartError where one could not be created; those before it are running.
+        Raises StartError where the core could not create one; those before it run.
         """
         kept: list[Any] = []
         workers = ffi.new("struct ir_worker[]", max(1, len(specs)))
@@ -430,8 +443,8 @@ class Group:
         return int(started)
 
     def wait(self, timeout_s: float | None = None, also: Sequence[int] = ()) -> bool:
-        """Block until `run_once` has something to do, or a descriptor of `also` can be read; False when the time is
-        up. May return early."""
+        """Block until `run_once` has something to do, or a descriptor of `also` is readable. Return False when the
+        time is up. May return early."""
         with self._lock:
             if self._closed or self.ended:
                 return True
@@ -446,12 +459,12 @@ class Group:
         return bool(ready != 0)
 
     def fileno(self) -> int:
-        """The descriptor that `wait` waits for. Only until it is closed."""
+        """Return the descriptor that `wait` waits for. Valid until `close`."""
         assert not self._closed or self._waiting
         return int(lib.ir_group_fd(self._handle))
 
     def run_once(self) -> list[Event]:
-        """Do what is to be done now; never blocks. The events come once, in order."""
+        """Do what is due; never block. The events come once, in order."""
         with self._lock:
             events = self._pop_events()
             while not self._closed:
@@ -462,8 +475,8 @@ class Group:
         return events
 
     def _pop_events(self) -> list[Event]:
-        """The events in the buffer, also those that an interrupt (Ctrl-C in a host) has left there, which may come at
-        any line: who waits for an end that was lost would wait for ever."""
+        """Take the events in the buffer, also those that an interrupt (Ctrl-C in a host) has left there, which may
+        come at any line. Without that, the loss of an end would leave its waiter waiting for ever."""
         count = 0
         while count < 64 and self._events[count].kind:
             count += 1
@@ -475,8 +488,8 @@ class Group:
         return events
 
     def signal(self, worker: int, number: int) -> int:
-        """Send a signal to one worker, or to all (-1); return how many it reached (0: it is gone). Raises
-        InfiniRunError: it may not be sent."""
+        """Send a signal to one worker, or to all (-1). Return how many it reached (0: it is gone). Raises
+        InfiniRunError without the permission."""
         with self._lock:
             reached = -_ESRCH if self._closed else int(lib.ir_group_signal(self._handle, worker, number))
         if reached == -_ESRCH:
@@ -494,13 +507,13 @@ class Group:
                 lib.ir_group_signal_groups(self._handle, number)
 
     def suspend(self) -> None:
-        """Stop the workers and this process, as Ctrl-Z does, until both go on."""
+        """Stop the workers and this process, as Ctrl-Z does, until SIGCONT."""
         with self._lock:
             if not self._closed:
                 lib.ir_group_suspend(self._handle)
 
     def stop(self, number: int = 0, *, by_signal: bool = False) -> None:
-        """Begin to stop the workers. Does nothing if that was begun before.
+        """Begin to stop the workers. Does nothing the second time.
 
         Args:
             number: The signal to send. 0: the stop signal.
@@ -511,7 +524,7 @@ class Group:
                 lib.ir_group_stop(self._handle, number, by_signal)
 
     def kill(self) -> None:
-        """SIGKILL to everything that is left."""
+        """Send SIGKILL to everything that is left."""
         with self._lock:
             if not self._closed:
                 lib.ir_group_kill(self._handle)
@@ -520,31 +533,32 @@ class Group:
         """Let the workers live for another lease. Costs no system call.
 
         Args:
-            since_s: When the new lease begins, by CLOCK_BOOTTIME: the time at which the message was sent that was
-                answered. 0: now. The lease is never shortened.
+            since_s: When the new lease begins, by CLOCK_BOOTTIME: the time at which the answered message was sent. 0:
+                now. A lease never gets shorter.
 
         Returns:
-            False if it is over: the workers are killed. A renewal that comes too late revives nothing.
+            False after its end: the workers are dead. A renewal that comes too late revives nothing.
         """
         with self._lock:
             return not self._closed and lib.ir_group_renew_lease(self._handle, int(since_s * 1e9)) == 0
 
     def tail(self, worker: int) -> bytes:
-        """The last bytes that a piped worker wrote to stderr."""
+        """Return the last bytes that a piped worker wrote to stderr."""
         buffer = ffi.new("char[]", _TAIL)
         with self._lock:
             size = 0 if self._closed else lib.ir_group_tail(self._handle, worker, buffer, _TAIL)
         return bytes(ffi.buffer(buffer, max(0, size)))
 
     def status(self, worker: int) -> bytes:
-        """The last STATUS= that a worker told its NOTIFY_SOCKET, as it came."""
+        """Return the last STATUS= that a worker sent to its NOTIFY_SOCKET, unchanged."""
         buffer = ffi.new("char[512]")
         with self._lock:
             size = 0 if self._closed else lib.ir_group_status(self._handle, worker, buffer, 512)
         return bytes(ffi.buffer(buffer, max(0, size)))
 
     def activity(self, worker: int) -> tuple[int, int]:
-        """When a worker last said anything (output that we carry, a message), and its last WATCHDOG=1; 0: never."""
+        """Return the time of a worker's last sign (output through the launcher, a message), and of its last
+        WATCHDOG=1; 0: never."""
         activity = ffi.new("struct ir_activity *")
         with self._lock:
             if not self._closed:
@@ -552,7 +566,7 @@ class Group:
         return activity.active_ns, activity.ping_ns
 
     def volume(self, worker: int) -> tuple[int, int]:
-        """How many bytes a worker has written so far to stdout and to stderr, where we carry them."""
+        """Return how many bytes a worker wrote to stdout and to stderr, as far as they go through the launcher."""
         activity = ffi.new("struct ir_activity *")
         with self._lock:
             if not self._closed:
@@ -560,14 +574,14 @@ class Group:
         return int(activity.bytes[0]), int(activity.bytes[1])
 
     def line(self, worker: int) -> bytes:
-        """The line that a worker wrote last, where we carry it; of a long one the end."""
+        """Return the last line of a worker's output through the launcher; of a long one the end."""
         buffer = ffi.new("char[512]")
         with self._lock:
             size = 0 if self._closed else lib.ir_group_line(self._handle, worker, buffer, 512)
         return bytes(ffi.buffer(buffer, max(0, size)))
 
     def spare(self, pid: int, spared: bool = True) -> None:
-        """A child that the caller started and ends itself is no stray of ours."""
+        """Spare a child that the caller started and ends itself: it is no leftover process."""
         with self._lock:
             if not self._closed and lib.ir_group_spare(self._handle, pid, spared) < 0:
                 raise StartError("no memory is left", "sparing a helper", _ENOMEM)
@@ -575,8 +589,8 @@ class Group:
     def print_line(self, text: str) -> None:
         """Write a line of the launcher's own between the lines of the workers.
 
-        It goes to the labelled stderr, or to message_fd. If nobody reads there, the line is dropped and counted in
-        `dropped_lines`; the next line that finds room says how many were.
+        It goes to the labeled stderr, or to message_fd. If nobody reads there, the core drops the line and counts it
+        in `dropped_lines`; the next line that finds room says how many it dropped.
         """
         with self._lock:
             if self._closed:
@@ -592,7 +606,7 @@ class Group:
             )
 
     def close(self) -> None:
-        """Kill and reap what is left, free everything. Safe twice."""
+        """Kill and reap what is left, and free everything. Safe twice."""
         with self._lock:
             if self._closed:
                 return
@@ -602,7 +616,7 @@ class Group:
             self._free_if_last()
 
     def after_fork_in_child(self) -> None:
-        """In a forked child: the workers are our parent's. Nothing is signalled; our copies are closed."""
+        """Close the copies in a forked child: the workers are the parent's, and get no signal."""
         _release_in_child()  # the hook that does so may come after this one
         self._lock, self._waiting, self._closed, self.ended = RLock(), 0, True, True
         self._free_if_last()

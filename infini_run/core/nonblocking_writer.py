@@ -1,7 +1,7 @@
 """Writes to a descriptor that other processes share: never blocks, and changes nothing for them.
 
-csrc/io/nonblocking_writer.c says how. A reader that does not read must not delay a stop: bytes that find no room are
-kept here, and the caller waits as long as it likes, or not at all.
+csrc/io/nonblocking_writer.c says how. A reader that does not read must not delay a stop. So the writer keeps bytes
+that find no room, and the caller waits as long as it likes, or not at all.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CONSOLE_WAIT_S = lib.IR_CONSOLE_WAIT_MS / 1000  # after a stop, how long for a r
 
 
 class NonblockingWriter:
-    """One stream. What is written is kept until there is room."""
+    """One stream. It keeps bytes until there is room."""
 
     def __init__(self, fd: int) -> None:
         self._pending = bytearray()
@@ -36,7 +36,8 @@ class NonblockingWriter:
             self.problem = OSError(-error, os.strerror(-error))
 
     def fileno(self) -> int:
-        """Polls writable when there is room, and readable when `finish` has something new to say; -1: a file."""
+        """Return the descriptor, which polls writable when there is room, and readable when `finish` has something
+        new to say; -1: a file."""
         return int(lib.ir_writer_fd(self._handle)) if self._handle else -1
 
     @property
@@ -52,7 +53,7 @@ class NonblockingWriter:
         self.is_lossy = self.is_lossy or (self.problem is not None and bool(data))
 
     def flush(self) -> None:
-        """Write what is kept, as far as there is room."""
+        """Write the kept bytes, as far as there is room."""
         problem = flush(self._pending, self._write_some) if self._handle else None
         if problem is not None:
             self.problem, self.is_lossy = problem, True
@@ -68,7 +69,7 @@ class NonblockingWriter:
         return sent
 
     def finish(self) -> bool:
-        """No more is written: whether the reader's side has all of it."""
+        """End the writing. Return whether the reader's side has all of it."""
         self.flush()
         if self._pending:
             return False
@@ -81,7 +82,7 @@ class NonblockingWriter:
         return error != -_EAGAIN
 
     def give_up(self) -> bool:
-        """Write no more; whether something was lost by that."""
+        """Stop writing. Return whether something was lost by that."""
         was_waiting = bool(self._pending) or (self._has_finished and not self.finish())
         if was_waiting:
             self._pending.clear()
@@ -89,13 +90,14 @@ class NonblockingWriter:
         return was_waiting
 
     def close(self) -> None:
-        """Safe twice; the descriptor itself stays."""
+        """Stop writing. Safe twice; the descriptor itself stays."""
         self._handle = self._handle and lib.ir_writer_free(self._handle)
 
 
 def write_all(fd: int, data: bytes, wait_s: float | None, also: Callable[[], int] | None = None) -> OSError | None:
-    """Write all of it, waiting for the reader at most so long (None: for ever), or until the descriptor that `also`
-    returns, which is called only if there is something to wait for, can be read. What went wrong, but for that."""
+    """Write all of it. Wait at most `wait_s` seconds for the reader (None: for ever), or until the descriptor that
+    `also` returns is readable. This calls `also` only if there is something to wait for. Return another error, or
+    None."""
     writer = NonblockingWriter(fd)
     try:
         writer.write(data)
@@ -107,7 +109,7 @@ def write_all(fd: int, data: bytes, wait_s: float | None, also: Callable[[], int
 
 
 def wait(writer: NonblockingWriter, wait_s: float | None, also: Callable[[], int] | None = None) -> None:
-    """The same for what was written already: no more is."""
+    """Wait in the same way for earlier bytes, and write no more."""
     import select
 
     poll, stop_fd = select.poll(), -1 if also is None else also()

@@ -27,8 +27,8 @@ _LEFT_ALONE = _that_mean(lib.IR_SIGNAL_DROPPED) | {signal.SIGKILL, signal.SIGSTO
 
 
 class SignalPipe:
-    """Every byte read from `fd` is the number of a signal that came to this process. Signals that were ignored at
-    entry do not come. SIGCHLD comes only to process 1, which gets all orphans, and with `reaps`.
+    """Every byte read from `fd` is the number of a signal that came to this process. Signals ignored at entry do not
+    come. SIGCHLD comes only to process 1, which gets all orphans, and with `reaps`.
 
     Args:
         reaps: this process gets orphans, too (PR_SET_CHILD_SUBREAPER).
@@ -37,7 +37,7 @@ class SignalPipe:
     def __init__(self, *, reaps: bool = False) -> None:
         self.fd, self._write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # it would leave no exit code of what we start
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # it would hide the exit codes of children
         self._before = signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
         left_alone = _LEFT_ALONE if reaps or os.getpid() == 1 else _LEFT_ALONE | {signal.SIGCHLD}
         self._handlers: dict[int, Any] = {}
@@ -56,8 +56,8 @@ class SignalPipe:
             return b""
 
     def close(self) -> None:
-        """Let each signal do what it did before. One that ends or suspends, and was not read, comes again. The caller
-        has blocked all of them."""
+        """Let each signal do what it did before. One that ends or suspends, and that nobody read, is raised again.
+        The caller has blocked all of them."""
         signal.set_wakeup_fd(self._before)
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
@@ -69,7 +69,7 @@ class SignalPipe:
 
 
 def stop_self() -> None:
-    """Suspend this process as SIGTSTP does by default; return when it is continued.
+    """Suspend this process as SIGTSTP does by default; return after SIGCONT.
 
     The kernel does not suspend a process that no shell could continue (setpgid(2), orphaned process groups).
     """
@@ -79,13 +79,13 @@ def stop_self() -> None:
 
 
 def end_as_interrupted(number: int, *, whole_group: bool = False) -> None:
-    """End this process by SIGINT or SIGQUIT after a key of the terminal has stopped its job: a shell ends a loop only
+    """End this process by SIGINT or SIGQUIT after a key of the terminal has stopped its job. A shell ends a loop only
     if the program died of the signal. Process 1 cannot, and returns.
 
     Args:
         number: The signal. 0, or another one: do nothing.
-        whole_group: The key reached a rank alone, which had the terminal. The rest of our process group, such as the
-            shell script that runs us, is to have the signal, too.
+        whole_group: The key reached a rank alone, which had the terminal. The rest of this process's group, such as
+            the shell script that runs it, has to get the signal, too.
     """
     if number in (signal.SIGINT, signal.SIGQUIT):
         lib.ir_entry_end_by(number, whole_group)
@@ -107,8 +107,8 @@ def is_in_foreground() -> bool:
 
 def end_by_signals() -> None:
     """Let the signals that people and schedulers send end process 1, as they end any other process, if not within a
-    name lookup. Without a handler the kernel drops them there (pid_namespaces(7)). Those that are ignored at entry
-    stay so."""
+    name lookup. Without a handler the kernel drops them there (pid_namespaces(7)). Signals ignored at entry stay
+    ignored."""
     for number in _END_OTHERS - _LEFT_ALONE - {signal.SIGURG}:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _end)
@@ -119,4 +119,4 @@ def _end(number: int, frame: object) -> None:
 
 
 def _nothing(number: int, frame: object) -> None:
-    """The number is in the pipe already."""
+    """Handle a signal by nothing: its number is already in the pipe."""

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 
 
 def write_pending(fd: int, pending: bytearray) -> bool:
-    """Write as much of `pending` as a non-blocking descriptor takes, and remove it from `pending`. No SIGPIPE is
-    raised.
+    """Write as much of `pending` as a non-blocking descriptor takes, and remove it from `pending`. Never raises
+    SIGPIPE.
 
     Args:
         fd: a pipe or socket.
@@ -28,9 +28,9 @@ def flush(pending: bytearray, write_some: Callable[[bytearray], int]) -> OSError
     """Call `write_some` until it has written all of `pending` or finds no room.
 
     Args:
-        pending: the bytes that wait; what was written is removed.
-        write_some: writes from the start of its argument, and returns the number of bytes. Raises BlockingIOError if
-            there is no room now, another OSError if no more can be written.
+        pending: the waiting bytes; this removes what it wrote.
+        write_some: writes from the start of its argument, and returns the number of bytes. Raises BlockingIOError
+            without room, and another OSError at the end of all writing.
 
     Returns:
         That other OSError, and nothing is pending any more; None otherwise.
