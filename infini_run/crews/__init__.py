@@ -4,5 +4,5 @@ Four rooms, of which each imports those after it: `api` (what a program calls), 
 workers), `spawn` (how their processes start) and `worker` (what runs in them). The modules beside them are the ground
 of all four.
 
-Nothing is imported here: a worker imports this package too, and starts in milliseconds.
+No import happens here: a worker imports this package too, and starts in milliseconds.
 """

@@ -1,4 +1,5 @@
-"""What can be called in a worker: the code behind a callable, and the sys.path on which a worker finds its module."""
+"""The callables that run in a worker: the code behind them, and the sys.path on which a worker finds their
+modules."""
 
 from __future__ import annotations
 
@@ -23,8 +24,8 @@ _HINTS = {
 
 
 def check_callable_runs(thing: object, what: str) -> None:
-    """Raises UsageError, with a hint, if a call of `thing` only makes a coroutine or a generator: then nothing of its
-    body would run, and what it returns does not pickle. what: the name of the argument that it is."""
+    """Raise UsageError, with a hint, if a call of `thing` only makes a coroutine or a generator. Then nothing of its
+    body would run, and what it returns does not pickle. `what` is the name of the argument."""
     function = _function_of(thing)
     flags = getattr(getattr(function, "__code__", None), "co_flags", 0)
     for flag, hint in _HINTS.items():
@@ -34,7 +35,7 @@ def check_callable_runs(thing: object, what: str) -> None:
 
 
 def _function_of(thing: object) -> object:
-    """The function that a call of `thing` runs first: behind a partial, a method, an object with __call__."""
+    """Return the function that a call of `thing` runs first: behind a partial, a method, an object with __call__."""
     while isinstance(thing, partial):
         thing = thing.func
     if not hasattr(thing, "__code__") and not hasattr(thing, "__func__") and not isinstance(thing, type):
@@ -43,12 +44,12 @@ def _function_of(thing: object) -> object:
 
 
 def path_of_workers() -> tuple[str, ...]:
-    """sys.path for workers: absolute, because they may start in another directory.
+    """Return sys.path for workers: absolute, because they may start in another directory.
 
-    An empty entry is the current directory. Another relative one is what it was when a module was first looked for
-    in it, as for this process's own imports. If there is one, the current directory may have changed after an import,
-    so the folders in which modules were found come last. A frozen program has its modules within it, so the Python of
-    its workers keeps its own path: ().
+    An empty entry is the current directory. Another relative one is what it was at the first search in it, as for
+    this process's own imports. With such an entry, the current directory may have changed after an import, so the
+    folders of imported modules come last. A frozen program has its modules within it, so the Python of its workers
+    keeps its own path: ().
     """
     if is_frozen():
         return ()
@@ -62,7 +63,7 @@ def path_of_workers() -> tuple[str, ...]:
 
 
 def _absolute(entry: str, here: str) -> str:
-    """Empty: it leads nowhere."""
+    """Return the absolute path; empty if the entry leads nowhere."""
     if os.path.isabs(entry):
         return entry
     first = getattr(sys.path_importer_cache.get(entry), "path", "") if entry else ""
@@ -71,7 +72,7 @@ def _absolute(entry: str, here: str) -> str:
 
 
 def _roots() -> Iterator[str]:
-    """The folders in which modules were found that have been imported."""
+    """Yield the folders of imported modules."""
     for name, module in list(sys.modules.items()):
         if "." in name or not isinstance(module, ModuleType):
             continue

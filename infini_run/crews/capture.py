@@ -1,4 +1,4 @@
-"""The user's code, where whatever it raises is an answer and no error of ours.
+"""The user's code, where whatever it raises is an answer and no error of this package.
 
 Tasks, and the methods that pickle, print and compare: they may raise anything. This is the one place that catches it.
 """
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def capture_exception(what: Callable[..., T], *args: object) -> tuple[T | None, BaseException | None]:
-    """What it returned, or what it raised; SystemExit and KeyboardInterrupt are not held up."""
+    """Return what it returned, and what it raised. SystemExit and KeyboardInterrupt pass through."""
     try:
         return what(*args), None
     except (SystemExit, KeyboardInterrupt):
@@ -24,7 +24,7 @@ def capture_exception(what: Callable[..., T], *args: object) -> tuple[T | None, 
 
 
 def capture_foreign(what: Callable[..., T], *args: object) -> tuple[T | None, BaseException | None]:
-    """As capture_exception, for methods of an object that came from another process: SystemExit and
+    """Return as capture_exception does, for methods of an object from another process. SystemExit and
     KeyboardInterrupt are answers too, unless a signal was their cause."""
     try:
         return what(*args), None

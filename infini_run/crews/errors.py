@@ -1,6 +1,6 @@
 """The errors that only crews raise; errors.py has the tree of all.
 
-Where the standard library's executors raise one of their own for the same, these are of that type, too.
+Where the standard library's executors raise a type for the same, these are of that type, too.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class CrewFailed(WorkerError, BrokenExecutor):
 
 
 class CrewClosed(InfiniRunError, RuntimeError):
-    """A crew was closed: it takes no more tasks, or one that it had accepted was not to be done any more."""
+    """A closed crew: it takes no more tasks, or dropped one that it had accepted."""
 
 
 class DrainTimeout(InfiniRunError, TimeoutError):
-    """Tasks that a crew had accepted were not done within its drain_s. `tasks`: how many; `ranks`: the workers that
+    """A crew that did not finish its accepted tasks within its drain_s. `tasks`: how many; `ranks`: the workers that
     had some of them."""
 
     def __init__(self, message: str, tasks: int = 0, ranks: tuple[int, ...] = ()) -> None:
@@ -60,7 +60,8 @@ else:
 
 
 def crew_failed(causes: Sequence[BaseException], max_restarts: int, within_s: float) -> CrewFailed:
-    """Return the error of a crew that these failures have ended; its policy allows so many restarts within a time."""
+    """Return the error of a crew that these failures ended, with a policy of `max_restarts` within `within_s`
+    seconds."""
     count = sum(isinstance(cause, WorkerDied) for cause in causes)
     if count and max_restarts:
         head = f"the crew failed: {count} failures, and {max_restarts} restarts within {within_s:g} s are allowed"
@@ -71,8 +72,8 @@ def crew_failed(causes: Sequence[BaseException], max_restarts: int, within_s: fl
 
 
 def drain_timeout(undone: Mapping[int | None, int], drain_s: float) -> DrainTimeout:
-    """Return the error of a crew whose tasks were not done in time. undone: how many, by the rank of the worker that
-    had them; None: no worker had begun."""
+    """Return the error of a crew that did not finish its tasks in time. `undone`: how many, by the rank of the worker
+    that had them; None: no worker had begun."""
     ranks = sorted(rank for rank in undone if rank is not None)
     parts = [f"{undone[rank]} of rank {rank}" for rank in ranks[:_NAMED]]
     if len(ranks) > _NAMED:

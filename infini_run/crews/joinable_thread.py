@@ -1,7 +1,7 @@
-"""A thread that can be joined again after an exception has interrupted a join.
+"""A thread that allows another join after an exception has interrupted a join.
 
-CPython 3.11 and 3.12 take a thread for ended once a KeyboardInterrupt has come out of `Thread.join`, although the
-thread still runs (threading.py, `_wait_for_tstate_lock`, bpo-45274). An event of the thread's own tells its end.
+CPython 3.11 and 3.12 treat a thread as finished after a KeyboardInterrupt in `Thread.join`, although the thread still
+runs (threading.py, `_wait_for_tstate_lock`, bpo-45274). Here the thread sets an event at its end.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class JoinableThread(Thread):
         self._signals: set[int] = set()  # that are blocked
 
     def start(self) -> None:
-        """Start it. A signal that comes meanwhile is handled once the thread runs: an exception of a handler (Ctrl-C)
-        that came out of Thread.start would leave open whether it does. Raises StartError: none can be had."""
+        """Start the thread. A signal meanwhile is handled once the thread runs. An exception of a handler (Ctrl-C) in
+        the middle of Thread.start would leave open whether it does. Raises StartError if there can be no thread."""
         before = self._signals = _signal.pthread_sigmask(_signal.SIG_BLOCK, _signal.valid_signals())
         try:
             super().start()
@@ -44,7 +44,7 @@ class JoinableThread(Thread):
             _signal.pthread_sigmask(_signal.SIG_SETMASK, before)
 
     def run(self) -> None:
-        """The target, then the event."""
+        """Run the target, then set the event."""
         _signal.pthread_sigmask(_signal.SIG_SETMASK, self._signals)
         try:
             super().run()
@@ -52,13 +52,14 @@ class JoinableThread(Thread):
             self._has_run.set()
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait at most `timeout` seconds (None: without limit) until the target has returned. Return at once if the
-        thread was never started, and in a forked child, where it does not exist. RuntimeError: it is this one."""
+        """Wait at most `timeout` seconds (None: without limit) for the target to return. Return at once for a thread
+        that never started, and in a forked child, where it does not exist. Raises RuntimeError for this thread
+        itself."""
         if self is current_thread() and os.getpid() == self._pid:
             super().join()  # which refuses
         if self.ident is not None and os.getpid() == self._pid and self._has_run.wait(timeout):
             super().join()
 
     def is_alive(self) -> bool:
-        """Whether the target still runs."""
+        """Return whether the target still runs."""
         return self.ident is not None and os.getpid() == self._pid and not self._has_run.is_set()

@@ -42,8 +42,12 @@ _MOST = 1 << 63  # of a number
 
 @record
 class Body:
-    """An object of the user's, pickled (channel/serializer.py). parts: the pickle, then the large buffers beside it.
-    writable: of each buffer, whether it was one that can be written to, as it is again. Empty: there is no object."""
+    """An object of the user's, pickled (channel/serializer.py). Empty: there is no object.
+
+    Args:
+        parts: the pickle, then the large buffers beside it.
+        writable: of each buffer, whether it was writable, as its copy will be.
+    """
 
     parts: Sequence[Buffer] = ()
     writable: tuple[bool, ...] = ()
@@ -52,7 +56,7 @@ class Body:
         return bool(self.parts)
 
     def load(self) -> object:
-        """Make the object, in memory of its own. Raises what its own code raises: an import, or its __setstate__;
+        """Make the object, in separate memory. Raises what its own code raises: an import, or its __setstate__;
         CannotUnpickle for sys.exit (channel/serializer.py)."""
         head, *buffers = self.parts
         pairs = zip(buffers, self.writable, strict=True)
@@ -76,11 +80,17 @@ def dump(thing: object, name: str, where: str = "", *, by_reference: bool = Fals
 
 @record
 class WorkerSetup:
-    """The first one, and the only one that every worker gets. target: what the worker is for: a function or a class
-    that is given the tasks; empty: each task is a call of its own, (function, args, kwargs). path, argv: the
-    supervisor's sys.path and sys.argv. restarts: how often this worker was started before. log_level: of the logging
-    records that it hands up; -1: none. watchdog_s: how long it may be silent in a task; 0: as long as it likes.
-    stack_signal: the signal at which it writes its Python stack, since a hang ends with it; 0: none."""
+    """The first message, and the only one that every worker gets.
+
+    Args:
+        rank, local_rank, world_size: of the worker.
+        path, argv: the supervisor's sys.path and sys.argv.
+        restarts: how often this worker restarted.
+        log_level: of the logging records that it hands up; -1: none.
+        watchdog_s: how long it may be silent in a task, in seconds; 0: no limit.
+        stack_signal: the signal that ends a hang, at which it writes its Python stack; 0: none.
+        target: a function or a class for the tasks; empty: each task is a call, (function, args, kwargs).
+    """
 
     rank: int = 0
     local_rank: int = 0
@@ -111,7 +121,7 @@ class Cancel:
 
 @record
 class Shutdown:
-    """The last one: do what came before it, then end, in at most so many seconds."""
+    """The last message: do what came before it, then end, within `deadline_s` seconds."""
 
     deadline_s: float
 
@@ -141,7 +151,7 @@ class Emit:
 
 @record
 class TaskDone:
-    """A task has ended well; its result."""
+    """A successful task, and its result."""
 
     task: int
     body: Body
@@ -149,9 +159,15 @@ class TaskDone:
 
 @record
 class TaskFailed:
-    """A task has raised; NO_TASK: the worker could not start, or not stop. kind, text: the type's name and str() of
-    it. time_s: when, since the epoch. trace: the traceback as Python prints it. body: the exception itself, where it
-    can be pickled."""
+    """A task that raised.
+
+    Args:
+        task: its number; NO_TASK: the worker could not start, or not stop.
+        kind, text: the type's name and str() of the exception.
+        trace: the traceback as Python prints it.
+        time_s: when, in seconds since the epoch.
+        body: the exception itself, if it pickles.
+    """
 
     task: int
     kind: str
@@ -163,7 +179,7 @@ class TaskFailed:
 
 @record
 class TaskCancelled:
-    """A task has ended, because it was cancelled."""
+    """A task that ended by its cancellation."""
 
     task: int
 
@@ -184,7 +200,7 @@ class StatusText:
 
 @record
 class Progress:
-    """How much of a task is done, or, if `done` is an int and `of` 0, how far the job has come, over all restarts."""
+    """How much of a task is done. If `done` is an int and `of` 0: the progress of the job, over all restarts."""
 
     task: int
     done: float
@@ -193,7 +209,7 @@ class Progress:
 
 @record
 class Extend:
-    """Nothing may be heard of it for so many seconds, counted from now: it is not to be taken for hung or late."""
+    """A silence of this many seconds from the message on: the worker is then neither hung nor late."""
 
     seconds: float
 
@@ -224,12 +240,12 @@ _NAMES = {kind: name for name, kind in _KINDS.items()}
 
 
 def kind_of(message: Message) -> str:
-    """What kind of message it is, in lower case: done, failed, ..."""
+    """Return the kind of a message, in lower case: done, failed, ..."""
     return _NAMES[type(message)]
 
 
 def encode(message: Message) -> list[Buffer]:
-    """A frame in pieces, to be sent one after the other: what is large is not copied."""
+    """Return a frame in pieces, to send one after the other, without a copy of what is large."""
     kind: Any = type(message)
     fields = dict(vars(message))
     body: Body = fields.pop(_BODY[kind]) if kind in _BODY else _NOTHING
@@ -240,7 +256,7 @@ def encode(message: Message) -> list[Buffer]:
 
 
 def decode(frame: Buffer) -> Message:
-    """The message of a frame; its body is a view of it. Raises ChannelBroken: it is none."""
+    """Return the message of a frame; its body is a view of the frame. Raises ChannelBroken if it is no message."""
     view = memoryview(frame).cast("B")
     at = 4 + int.from_bytes(view[:4], "big")
     try:

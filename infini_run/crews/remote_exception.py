@@ -1,8 +1,8 @@
 """An exception on its way up: described in the worker, made again beside the caller.
 
-It comes back as itself, with the worker's traceback as a note, a RemoteError as its cause, and `rank` and `host` as
-attributes, unless it has attributes of these names itself; one that cannot be pickled, or not be made again with the
-same text, as a RemoteError with that text.
+It comes back as itself, with the worker's traceback as a note and a RemoteError as its cause. It has `rank` and
+`host` as attributes, unless it has attributes of these names itself. One that does not pickle, or comes back with
+another text, is a RemoteError with its text.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ _FRAME = r'^(?P<margin>[ |]*)File "(?P<file>.+)", line (?P<line>\d+), in '
 
 
 def from_exception(error: BaseException, task: int) -> TaskFailed:
-    """In the worker. Whatever its exception class does wrong, there is always something to send."""
+    """Return the message of an exception, in the worker. Whatever its class does wrong, there is always something to
+    send."""
     time_s = time.time()
     kind = f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins.")
     text, unsayable = capture_exception(str, error)
@@ -37,7 +38,7 @@ def from_exception(error: BaseException, task: int) -> TaskFailed:
 
 
 def _drop_place(error: BaseException) -> None:
-    """The error of a launch within this worker has the place of its rank. It gets this worker's."""
+    """Remove the rank's place from the error of a launch within this worker: it gets this worker's."""
     cause = error.__cause__
     for name in ("rank", "host"):
         if isinstance(cause, RemoteError) and vars(error).get(name) == getattr(cause, name):
@@ -45,7 +46,7 @@ def _drop_place(error: BaseException) -> None:
 
 
 def _trace(error: BaseException) -> str:
-    """As Python prints it, without the frames of ours that lead to the user's function."""
+    """Return the traceback as Python prints it, without this package's frames that lead to the user's function."""
     from traceback import TracebackException
 
     trace = error.__traceback__
@@ -56,9 +57,9 @@ def _trace(error: BaseException) -> str:
 
 
 def _body(error: BaseException) -> Body:
-    """Many classes cannot be made again from what pickle keeps of them, or with another text (an __init__ that adds
-    to its arguments adds twice): that is seen only here. Then the text is enough. The same holds for each exception
-    of a group."""
+    """Return the pickled exception, or nothing. Many classes do not come back from what pickle keeps of them, or come
+    back with another text. An __init__ that adds to its arguments adds twice. Only a trial here shows that. Then the
+    text is enough. The same holds for each exception of a group."""
     body, _ = capture_exception(lambda: dump(error, "exception", by_reference=True))
     if body is None:
         return Body()
@@ -71,7 +72,7 @@ def _body(error: BaseException) -> Body:
 
 
 def _descriptions(error: BaseException) -> Iterator[tuple[type, str]]:
-    """The type and the text of an exception, then those of the exceptions that it groups."""
+    """Return the type and the text of an exception, then those of the exceptions that it groups."""
     yield type(error), re.sub(_ADDRESS, "", str(error))
     parts = getattr(error, "exceptions", ())
     for part in parts if isinstance(parts, tuple) else ():
@@ -80,7 +81,7 @@ def _descriptions(error: BaseException) -> Iterator[tuple[type, str]]:
 
 
 def to_exception(failed: TaskFailed, rank: int, host: str) -> BaseException:
-    """Beside the caller: what to raise."""
+    """Return what to raise beside the caller."""
     made, _ = capture_foreign(failed.body.load) if failed.body else (None, None)
     if not isinstance(made, BaseException):  # its module is not here, say
         return to_remote_error(failed, rank, host)
@@ -89,7 +90,7 @@ def to_exception(failed: TaskFailed, rank: int, host: str) -> BaseException:
 
 
 def to_remote_error(failed: TaskFailed, rank: int, host: str) -> RemoteError:
-    """The same, where nothing of the user's may be unpickled."""
+    """Return the RemoteError of a failure, where the user's objects must stay pickled."""
     failed = with_source_lines(failed)
     error = RemoteError(f"{failed.kind}: {failed.text}", kind=failed.kind, trace=failed.trace)
     _mark(error, failed, rank, host)
@@ -97,13 +98,14 @@ def to_remote_error(failed: TaskFailed, rank: int, host: str) -> RemoteError:
 
 
 def _mark(error: BaseException, failed: TaskFailed, rank: int, host: str) -> None:
-    """A class may forbid any of it, and may have a `rank` or a `host` of another meaning."""
+    """Mark an exception with its place. A class may forbid any of it, and may have a `rank` or a `host` of another
+    meaning."""
     for name, value in (("rank", rank), ("host", host)):
         if isinstance(error, RemoteError) or not hasattr(error, name):
             capture_foreign(setattr, error, name, value)
     if not isinstance(error, RemoteError):
         error.__cause__ = RemoteError(f"{failed.kind}: {failed.text}", failed.kind, failed.trace, rank, host)
-        if "IPython" in sys.modules:  # our frames that raise it again say nothing
+        if "IPython" in sys.modules:  # this package's frames that raise it again say nothing
             from infini_run.notebook_traceback import render
 
             capture_foreign(setattr, error, "_render_traceback_", partial(render, error))
@@ -111,8 +113,8 @@ def _mark(error: BaseException, failed: TaskFailed, rank: int, host: str) -> Non
 
 
 def add_notes(error: BaseException, notes: Sequence[str]) -> None:
-    """As BaseException.add_note does (PEP 678). Python 3.10 has no such method, and prints no notes: there they are
-    also the text of an exception at the end of the chain."""
+    """Add notes as BaseException.add_note does (PEP 678). Python 3.10 has no such method, and prints no notes. There
+    they are also the text of an exception at the end of the chain."""
     kept = [*getattr(error, "__notes__", []), *notes]
     error.__notes__ = kept  # type: ignore[attr-defined]
     if sys.version_info >= (3, 11):
@@ -127,8 +129,8 @@ class _Notes(Exception):
 
 
 def with_source_lines(failed: TaskFailed) -> TaskFailed:
-    """The same, with the source lines that only this process has: those of a notebook's cells and of a console, which
-    no file holds. A worker prints frames of such code without them."""
+    """Return the traceback with the source lines that only this process has: those of a notebook's cells and of a
+    console, which no file holds. A worker prints frames of such code without them."""
     import linecache
 
     lines: list[str] = []

@@ -1,7 +1,7 @@
 """The Python API of crews: `Crew`, long-lived workers with a channel to each.
 
-The supervisor's thread acts (crew_supervisor.py); the methods here check, submit and wait. They may be called from
-any thread and from asyncio, and several at a time.
+The supervisor's thread acts (crew_supervisor.py); the methods here check, submit and wait. Any thread and asyncio may
+call them, and several at a time.
 """
 
 from __future__ import annotations
@@ -82,47 +82,47 @@ if TYPE_CHECKING:
 class Crew(Generic[T, R]):
     """Long-lived workers, and a channel to each.
 
-    Leaving the `with` block closes it, once the tasks that were accepted are done; an exception that leaves the block
-    does so without waiting for them. A crew that nothing refers to, and one that is open when the interpreter exits,
-    finishes its tasks too.
+    Leaving the `with` block closes the crew once its accepted tasks are done. An exception that leaves the block
+    closes it without that wait. A crew that nothing refers to finishes its tasks too, and so does one that is open
+    when the interpreter exits.
 
     Args:
-        target: a function `serve(ctx, task)`, called for each task, or one of the task alone, `serve(task)`; or a
-            class with `task(self, ctx, task)` and, if there is something to do, `start(self, ctx)` and
-            `stop(self, ctx)`, of which each worker makes one object.
-            A functools.partial of either will do, and so will an object with these methods, of which each worker
-            gets a copy. It travels by value if no module has it (`__main__`, closures); workers never import the
-            caller's script. A function that can be called both ways gets ctx and task.
+        target: a function `serve(ctx, task)`, which each worker calls for each task, or one of the task alone,
+            `serve(task)`. Or a class with `task(self, ctx, task)`, of which each worker makes one object;
+            `start(self, ctx)` and `stop(self, ctx)` are optional. Or a functools.partial of either, or an object with
+            these methods, of which each worker gets a copy. It travels by value if no module has it (`__main__`,
+            closures); workers never import the caller's script. A function that fits both calls gets ctx and task.
         args, kwargs: arguments for the target: each worker makes its object of a class with them; a function gets
             them after the task.
-        nproc_per_node: the number of workers on each host, "auto", "gpu" or "cpu", or a list with one number for each
-            host; None: what the hosts have room for (`a:4`), else one.
+        nproc_per_node: the number of workers on each host, "auto", "gpu", or "cpu", or a list with one number per
+            host. None: what the hosts have room for (`a:4`), else one.
         nproc: another name of nproc_per_node.
         hosts: the names of the hosts; "auto": the nodes of the current allocation; None: those of hostfile=, a file
             that names them, or this machine.
         restart: what happens when a worker fails; None: the crew fails. A lost host fails the crew, too, unless there
-            are `spares=` or fewer hosts will do, `nnodes=(MIN, MAX)`: then its workers start again on another one.
+            are `spares=` or fewer hosts are enough, `nnodes=(MIN, MAX)`: then its workers restart on another one.
         ready_timeout_s: how long a worker's `start` may take, in seconds; 0: no limit.
         watchdog_s: how long a worker that has a task may give no sign of life, in seconds; 0: no limit. Signs are
             ctx.emit, status, progress, checkpoint and ping, and WATCHDOG=1 to NOTIFY_SOCKET. ctx.extend postpones
             both limits.
         grace: seconds from the stop signal to SIGKILL; None: 10.
-        drain_s: how long `close` waits for tasks that were accepted, in seconds; None: no limit.
-        max_events: how many unread events (emitted objects, results of `send`) are kept for each worker. At this
-            number the worker waits, if the program reads events; otherwise the oldest is dropped, and counted.
-        max_tasks_per_child: a worker that has done so many tasks ends in order (its `stop` runs) and is started again
-            in a fresh process; no task is lost, and it counts as no failure. None: never.
-        env: variables that are added to the workers' environment; None: none.
+        drain_s: how long `close` waits for accepted tasks, in seconds; None: no limit.
+        max_events: how many unread events (emitted objects, results of `send`) the crew keeps for each worker. At
+            this number the worker waits, if the program reads events; otherwise the crew drops the oldest, and counts
+            it.
+        max_tasks_per_child: a worker that has done this many tasks ends in order (its `stop` runs) and restarts in a
+            fresh process. No task is lost, and it counts as no failure. None: never.
+        env: variables to add to the workers' environment; None: none.
         inherit_env: workers have this process's environment, too; on other hosts the variables of it that jobs
             commonly need, over those of a login there.
         cwd: the directory in which workers start; None: the current one.
         log_dir: a directory for rank_N.log files of the workers' output; None: none.
         log_level: the least level of the logging records ("INFO", 20) that go to the loggers of this process, with
-            `rank` and `host`; True: the root logger's level; None: the same if that has handlers; False: records stay
+            `rank` and `host`. True: the root logger's level; None: the same if that has handlers; False: records stay
             with the workers.
-        preload: modules that one process imports once; workers are forked from it in milliseconds, restarts too.
-        spawner: starts the workers in place of one made from these arguments, and goes with none of them that say
-            where and how workers start; None: none.
+        preload: modules that one process imports once; workers are forks of it, in milliseconds, restarts too.
+        spawner: starts the workers in place of one made from these arguments; None: none. It excludes all arguments
+            that say where and how workers start.
         flags: the command's flags by their names, as for `run`.
 
     Raises:
@@ -185,7 +185,7 @@ class Crew(Generic[T, R]):
         with as_start_errors():
             if spawner is None:
                 environ = make_environ(os.environ, patterns_of(inherit_env, names), None, check_environment(env))
-                given = {"env": environ, "on_hang": "stop", **given}  # one that says so itself: WATCHDOG=trigger
+                given = {"env": environ, "on_hang": "stop", **given}  # one that asks for it: WATCHDOG=trigger
                 spawner = make_spawner(names, preload, read_nproc(nproc_per_node, nproc, names), given)
             self.nproc = spawner.world_size
             placement = make_placement(spawner, names)
@@ -226,7 +226,7 @@ class Crew(Generic[T, R]):
         Raises:
             UnpicklableError: with the path of the part that does not pickle.
             MessageTooLong: no channel takes it.
-            CrewFailed, CrewClosed: the crew has failed, or was closed.
+            CrewFailed, CrewClosed: the crew failed, or is closed.
         """
         return self._ask(task, None)
 
@@ -240,24 +240,24 @@ class Crew(Generic[T, R]):
     ) -> Iterator[R]:
         """Submit a task for each item, and return an iterator over the results.
 
-        This call submits as many tasks as `buffersize` allows, and each result that is read makes room for one more.
-        So read all results, even if they are not needed. Tasks that were submitted are done, unless the iterator is
-        closed, or dropped after a result was read: then they are cancelled.
+        This call submits as many tasks as `buffersize` allows, and each result that you read makes room for one more.
+        So read all results, even if you don't need them. The crew does all submitted tasks, unless you close the
+        iterator, or drop it after a result: then it cancels them.
 
         Args:
             iterables: one, whose items are the tasks; of several, a task is a tuple with one item of each, and the
                 shortest ends it. There may be any number of items.
             timeout_s: how long all results may take, in seconds from this call; None: no limit.
-            chunksize: so many items travel together and are done by one worker, which is faster for many short tasks.
-            buffersize: how many tasks (chunks of items) are submitted and not read, at most; None: 64 for each
-                worker.
-            ordered: results come in the order of the items; False: as soon as they are there.
+            chunksize: this many items travel together, and one worker does them, which is faster for many short
+                tasks.
+            buffersize: the most submitted tasks (chunks of items) with an unread result; None: 64 for each worker.
+            ordered: results come in the order of the items; False: as soon as they exist.
 
         Raises:
-            UsageError: an argument makes no sense. By the iterator:
-            BaseException: the first failure of any task, as soon as it happens, but after the results in order that
-                are there; the others are cancelled.
-            TimeoutError: a result has not come in time; what was not done is cancelled.
+            UsageError: an argument is invalid. By the iterator:
+            BaseException: the first failure of any task, as soon as it happens, but after the results in order before
+                it. The iterator cancels the other tasks.
+            TimeoutError: a result has not come in time; the iterator cancels the unfinished tasks.
         """
         if not iterables:
             raise UsageError("map(): give at least one iterable of tasks")
@@ -299,10 +299,10 @@ class Crew(Generic[T, R]):
             timeout_s: how long to wait, in seconds; None: no limit.
 
         Returns:
-            The events, in order. Empty: the time is up, or the crew was closed and everything has been read.
+            The events, in order. Empty: the time is up, or the crew is closed and no event is left.
 
         Raises:
-            CrewFailed: the crew has failed, and everything has been read.
+            CrewFailed: the crew failed, and no event is left.
         """
         events = self._supervisor.events.get(read_wait("timeout_s", timeout_s))
         if not events and self._supervisor.events.is_over:
@@ -324,7 +324,7 @@ class Crew(Generic[T, R]):
 
     @property
     def failure(self) -> CrewFailed | None:
-        """Why the crew has ended by itself; None: it has not."""
+        """The reason why the crew failed; None: it did not."""
         return self._supervisor.failure
 
     def signal(self, number: int, rank: int | None = None) -> int:
@@ -347,14 +347,14 @@ class Crew(Generic[T, R]):
     # ---- the end
 
     def close(self, *, drain: bool = True) -> CrewStatus:
-        """End the crew: accept no more tasks, let the workers end, stop what is left, free everything.
+        """End the crew: accept no more tasks, let the workers end, stop what is left, and free everything.
 
         Safe twice, from several threads, and again after an exception (Ctrl-C) came while it waited. In a callback of
         an Ask it does not wait.
 
         Args:
-            drain: wait until the tasks that were accepted are done, at most drain_s seconds, unless a worker asks for
-                more time (ctx.extend); False: do not.
+            drain: wait for the accepted tasks, at most drain_s seconds, unless a worker asks for more time
+                (ctx.extend); False: do not.
 
         Returns:
             How it ended; `problems` has a sentence for everything that did not go in order.
@@ -363,7 +363,7 @@ class Crew(Generic[T, R]):
         return self.status()
 
     async def aclose(self, *, drain: bool = True) -> CrewStatus:
-        """As `close`, for asyncio."""
+        """Close as `close` does, for asyncio."""
         self._supervisor.begin_to_close(drain=drain)
         await self._supervisor.events.wait_over()
         return self.close()
@@ -401,7 +401,7 @@ class Crew(Generic[T, R]):
             self._raise_end()
 
     def _raise_end(self) -> None:
-        """Raise the reason why accepted tasks were not done, if there is one; else print what did not go in order."""
+        """Raise the reason why accepted tasks remain undone, if there is one; else print what did not go in order."""
         self._raise_failure()
         if self._supervisor.drain_error is not None:
             raise self._supervisor.drain_error
@@ -412,8 +412,8 @@ class Crew(Generic[T, R]):
             print_line(f"and {len(problems) - _PRINTED} more that did not end in order")
 
     def __del__(self) -> None:
-        """Nothing refers to it any more: the supervisor goes on until the tasks are done, then ends. No wait here:
-        this may be called anywhere, in a thread that holds any lock."""
+        """Let the supervisor finish the tasks, then end: nothing refers to the crew any more. No wait here: the call
+        may come anywhere, in a thread that holds any lock."""
         supervisor = self.__dict__.get("_supervisor")
         if supervisor is not None and supervisor.phase == "RUNNING":
             what = "; the tasks that are left are finished first" if supervisor.has_work else ""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def make_spawner(
     hosts: Sequence[str], preload: Sequence[str], count: int | str | tuple[int, ...] | None, given: dict[str, Any]
 ) -> Spawner:
-    """Return the spawner of a crew: on these hosts (none: this machine), by fork if modules are preloaded. given: the
+    """Return the spawner of a crew: on these hosts (none: this machine), by fork with preloaded modules. given: the
     other arguments of a spawner. Raises UsageError."""
     if isinstance(preload, str):
         raise UsageError(f"preload={preload!r}: give a list of modules, [{preload!r}]")
@@ -41,7 +41,7 @@ def make_spawner(
 
 
 def check_spawner_alone(given: Mapping[str, object]) -> None:
-    """Raises UsageError: one of these arguments, of which a spawner is made, is given beside a spawner."""
+    """Raise UsageError if the caller gives one of these arguments, which make a spawner, beside a spawner."""
     found = [f"{name}=" for name, value in given.items() if value is not None]
     if found:
         raise UsageError(f"{', '.join(found)}: no effect beside spawner=, which starts the workers: give them to it")

@@ -15,10 +15,14 @@ if TYPE_CHECKING:
 class WorkerStatus:
     """One worker, now.
 
-    rank: its rank. state: as in docs/architecture/crews.md. pid, host: of its latest process; 0 and "": it has had
-    none. restarts: how often it was started again. tasks: how many it has, begun or waiting. text, done, of: what it
-    last reported by ctx.status and ctx.progress. dropped: how many of its events were dropped, because nobody read
-    them.
+    Args:
+        rank: its rank.
+        state: as in docs/architecture/crews.md.
+        pid, host: of its latest process; 0 and "": it has had none.
+        restarts: how often it restarted.
+        tasks: how many it has, begun or waiting.
+        text, done, of: its last report by ctx.status and ctx.progress.
+        dropped: how many of its events the crew dropped, because nobody read them.
     """
 
     rank: int
@@ -37,8 +41,12 @@ class WorkerStatus:
 class CrewStatus:
     """A crew, now.
 
-    phase: RUNNING, DRAINING, EXITED or CLOSED. workers: by rank. waiting: the number of tasks that no worker has yet.
-    failure: why the crew has ended by itself; None: it has not. problems: what failed while workers were ended.
+    Args:
+        phase: RUNNING, DRAINING, EXITED, or CLOSED.
+        workers: by rank.
+        waiting: the number of tasks that no worker has yet.
+        failure: why the crew failed; None: it did not.
+        problems: what failed at the end of workers.
     """
 
     phase: str
@@ -49,7 +57,7 @@ class CrewStatus:
 
 
 def crew_status(supervisor: CrewSupervisor) -> CrewStatus:
-    """The status of a supervisor's crew."""
+    """Return the status of a supervisor's crew."""
     return CrewStatus(
         phase=supervisor.phase,
         workers=tuple(_worker_status(worker, supervisor.events.drops[worker.rank]) for worker in supervisor.workers),

@@ -1,4 +1,4 @@
-"""What Launcher.start and Pool.start return: a launch that goes on while the caller does something else."""
+"""The result of Launcher.start and Pool.start: a launch that runs while the caller does something else."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ if TYPE_CHECKING:
     from infini_run.report.exit import Exit
 
 R = TypeVar("R")
-_NOTED = 8  # later failures that an error tells of
+_NOTED = 8  # later failures that an error names
 
 
 class LaunchHandle(Generic[R]):
     """A function that runs on every rank.
 
-    `await handle` gives what `result` gives; a coroutine that is cancelled while it waits leaves the launch as it
-    is. Leaving the `with` block, or `close`, stops the launch if it still runs; then nothing of it is left. A launch
-    whose handle nothing refers to goes on to its end. Results are unpickled by the thread that waits for them. Usable
-    from several threads.
+    `await handle` gives what `result` gives; the cancellation of a waiting coroutine leaves the launch running.
+    Leaving the `with` block, or `close`, stops the launch if it still runs; then nothing of it is left. A launch
+    whose handle nothing refers to runs to its end. The thread that waits for results unpickles them. Usable from
+    several threads.
     """
 
     def __init__(self, launch: LaunchSupervisor) -> None:
@@ -57,7 +57,7 @@ class LaunchHandle(Generic[R]):
         return f"<LaunchHandle of {count} rank{'s' * (count != 1)}: {how}>"
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until every rank has ended and nothing is left.
+        """Wait until every rank exited and nothing is left.
 
         Args:
             timeout_s: in seconds; None: no limit.
@@ -96,7 +96,7 @@ class LaunchHandle(Generic[R]):
             self._launch.call(lambda: self._launch.fail_result(ask, rank, error))
 
     def done(self) -> bool:
-        """Return whether every rank has ended and nothing is left. Does not wait. In a forked child a launch of its
+        """Return whether every rank exited and nothing is left. Does not wait. In a forked child a launch of its
         parent's is done: nothing will come of it there."""
         return self._launch.is_over
 
@@ -107,7 +107,7 @@ class LaunchHandle(Generic[R]):
             timeout_s: in seconds; None: no limit.
 
         Raises:
-            TimeoutError: the time is up; the launch goes on.
+            TimeoutError: the time is up; the launch continues.
             BaseException: as Launcher.run.
         """
         if not self.wait(timeout_s):
@@ -125,8 +125,8 @@ class LaunchHandle(Generic[R]):
             del self, error  # the traceback has this frame: as a cycle, it would stay until the next collection
 
     def result_or_stop(self) -> LaunchResult[R]:
-        """As `result`; an exception that interrupts the wait stops the launch (a second one: at once), and is raised
-        when nothing is left."""
+        """Return the result as `result` does. An exception that interrupts the wait stops the launch (a second one:
+        at once), and passes on when nothing is left."""
         try:
             self.wait()
         except BaseException:
@@ -158,7 +158,7 @@ class LaunchHandle(Generic[R]):
             raise
 
     async def follow_async(self) -> LaunchResult[R]:
-        """As `follow`, for asyncio: a coroutine that is cancelled stops the launch."""
+        """Follow as `follow` does, for asyncio: the cancellation of the coroutine stops the launch."""
         try:
             await self._wait_async()
         except BaseException:
@@ -167,7 +167,7 @@ class LaunchHandle(Generic[R]):
         return self.result()
 
     async def stop_async(self) -> None:
-        """Stop it, and wait until nothing is left; a coroutine that is cancelled meanwhile kills it."""
+        """Stop it, and wait until nothing is left; a cancellation of the coroutine meanwhile kills it."""
         try:
             self.stop()
             await self._wait_async()
@@ -198,7 +198,7 @@ class LaunchHandle(Generic[R]):
         self._launch.call(self._launch.stop_all)
 
     def kill(self) -> None:
-        """Send SIGKILL to everything that is left. Does not wait; `wait` does."""
+        """Send SIGKILL to everything that is left. Does not wait, unlike `wait`."""
         self._launch.call(self._launch.kill_all)
 
     @property
@@ -208,7 +208,7 @@ class LaunchHandle(Generic[R]):
 
     @property
     def restarts(self) -> int:
-        """How often all ranks were started again."""
+        """How often all ranks restarted."""
         return self._launch.restarts.begun
 
     @property
@@ -246,7 +246,7 @@ class LaunchHandle(Generic[R]):
 
 
 def _outcome(launch: LaunchSupervisor) -> tuple[LaunchResult[Any] | None, BaseException | None]:
-    """The results of a launch that is over, or its first failure in time."""
+    """Return the results of a finished launch. Raises its first failure in time."""
     if launch.failures:
         failures = sorted(launch.failures, key=lambda failure: failure.time_s)
         return None, _with_notes(failures, launch.restarts)
@@ -262,7 +262,7 @@ def _error_of(failure: Failure) -> BaseException:
 
 
 def _with_notes(failures: Sequence[Failure], restarts: RestartState) -> BaseException:
-    """The first failure's error, with a note for each later one, and notes about restarts before it."""
+    """Return the first failure's error, with a note for each later one, and notes about restarts before it."""
     error, total = _error_of(failures[0]), restarts.begun
     notes = [f"after {total} restart{'s' * (total > 1)} of all ranks"] if total else []
     if restarts.not_restarted:

@@ -1,6 +1,6 @@
 """`Launcher.run(function)`: a Python function on every rank of every host, and its results back.
 
-Everything that can be wrong with what was asked for is told before anything starts.
+It reports everything that can be wrong with the request before anything starts.
 """
 
 from __future__ import annotations
@@ -57,47 +57,47 @@ if TYPE_CHECKING:
     P = ParamSpec("P")
     R = TypeVar("R")
 
-_GROUP_S = 600.0  # for an operation of a process group, where nobody says it
-_FORKED_FROM = 2  # workers at once, from which on one import for all is faster than one for each
+_GROUP_S = 600.0  # for an operation of a process group, by default
+_FORKED_FROM = 2  # workers at once, from which on one import for all is faster than one per worker
 
 
 class Launcher:
-    """How to run functions on ranks. Each `run` is a launch of its own; several may go on at a time.
+    """Functions on ranks, and how to run them. Each `run` is a separate launch; several may run at a time.
 
     A Launcher holds nothing. As a `with` block it waits at its end for the launches that it has started; an exception
     that leaves the block stops them.
 
     Args:
-        hosts: names of hosts (["a", "b:4"], or "a,b:4" as for --hosts) that are reached by ssh or the allocation's
-            own way; "auto": the nodes of the current allocation, or this machine; None: those of hostfile=, a file
+        hosts: names of hosts (["a", "b:4"], or "a,b:4" as for --hosts), which ssh or the allocation's own way
+            reaches. `"auto"`: the nodes of the current allocation, or this machine. None: those of hostfile=, a file
             that names them, or this machine.
-        nproc_per_node: the number of workers on each host, "gpu" or "cpu" (one for each), "auto", or a list with one
-            number for each host; None: what each has room for ("b:4"), else one.
+        nproc_per_node: the number of workers on each host, "gpu" or "cpu" (one per device), "auto", or a list with
+            one number per host. None: what each has room for ("b:4"), else one.
         nproc: another name of nproc_per_node.
-        preload: modules that one process imports once; workers are forked from it. None: torch, if the function needs
-            it and there are several workers; (): none, every worker is a fresh interpreter.
-        backend: "gloo", "nccl" or another that torch has: the function runs within torch.distributed's process group;
-            None: no torch is imported.
-        env: variables that are added to the workers' environment; None: none.
+        preload: modules that one process imports once; workers are forks of it. None: torch, if the function needs it
+            and there are several workers; (): none, every worker is a fresh interpreter.
+        backend: "gloo", "nccl", or another that torch has: the function runs within torch.distributed's process
+            group; None: without an import of torch.
+        env: variables to add to the workers' environment; None: none.
         inherit_env: workers have this process's environment, too.
         copy_env: patterns of the variables that they have of it; None: all of them on this machine, those that jobs
             commonly need on other hosts.
         env_file: a file of variables, NAME=value on each line; None: none.
         cwd: the directory in which workers start; None: the current one.
-        log_dir: a directory for rank_N.log files of the workers' output, which is shown here too; None: none.
+        log_dir: a directory for rank_N.log files of the workers' output, which also goes to this console; None: none.
         log_level: the least level of the logging records ("INFO", 20) that go to the loggers of this process, with
-            `rank` and `host`; True: the root logger's level; None: the same if that has handlers; False: records stay
+            `rank` and `host`. True: the root logger's level; None: the same if that has handlers; False: records stay
             with the workers.
         worker_timeout_s: how long an operation of the process group of `backend` may take, in seconds.
         agent_timeout_s: how long it may take until all workers are up, in seconds; None: no limit.
         timeout_s: how long the whole launch may take, in seconds; None: no limit.
         progress: show a bar of what workers report by `this_worker().progress`: True, False, "rich" or "tqdm".
-        flags: the command's flags by their names. max_restarts=2: after a failure all ranks are started again in
-            fresh processes, with the same call, at most twice; restart_delay= and restart_window= are those of the
-            command. console="none", grace=30, gpus_per_proc=1, keep_going=True, ...
+        flags: the command's flags by their names. max_restarts=2: after a failure all ranks restart in fresh
+            processes, with the same call, at most twice. The flags restart_delay= and restart_window= are those of
+            the command. Others: console="none", grace=30, gpus_per_proc=1, keep_going=True, ...
 
     Raises:
-        UsageError: what is asked for makes no sense.
+        UsageError: the request is invalid.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class Launcher:
         self.timeout_s = _limit("timeout_s", timeout_s)
         self.progress = progress
         self._log_level = log_level
-        read_log_level(log_level)  # told now if it makes no sense
+        read_log_level(log_level)  # raise at once if it is invalid
         if copy_env is not None and not inherit_env:
             raise UsageError(f"inherit_env=False and copy_env={copy_env!r}: give one of them")
         patterns = patterns_of(inherit_env, self.hosts) if copy_env is None else copy_env
@@ -154,7 +154,7 @@ class Launcher:
         return f"<{type(self).__name__}: {where}nproc_per_node={self.nproc_per_node!r}{self._state()}>"
 
     def _state(self) -> str:
-        """What its repr says of how it is."""
+        """Return its state for its repr."""
         return ""
 
     # ---- running
@@ -163,7 +163,7 @@ class Launcher:
         """Call `function(*args, **kwargs)` on every rank, and return what each returned.
 
         The function and what it refers to travel by value if no module has them: lambdas, closures, functions of
-        `__main__` or a notebook. The arguments are pickled once. Whatever is raised, no worker is left.
+        `__main__` or a notebook. infini-run pickles the arguments once. After any exception, no worker is left.
 
         Args:
             function: any callable that pickles.
@@ -174,23 +174,23 @@ class Launcher:
 
         Raises:
             BaseException: what a rank raised first in time, with its type, the rank's traceback as a note, and `rank`
-                and `host`. The other ranks are stopped; later failures are notes.
+                and `host`. The launch stops the other ranks; later failures are notes.
             UsageError, UnpicklableError: before anything starts.
-            StartError, NodeLost: workers could not be started; a host was lost.
+            StartError, NodeLost: workers did not start; a host was lost.
             WorkerDied: a worker ended without a result, with exit code 0 too.
-            RemoteError: an exception or a result cannot be made again here.
+            RemoteError: an exception or a result that does not come back here.
             LaunchTimeout: agent_timeout_s or timeout_s has passed.
         """
         return LaunchHandle(self._begin(function, args, kwargs)).result_or_stop()
 
     def start(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> LaunchHandle[R]:
-        """As `run`, but return a handle as soon as the workers are started. What `run` raises after that is raised by
-        the handle's `result`."""
+        """Start as `run` does, but return a handle once the workers have started. The handle's `result` raises what
+        `run` would raise after that."""
         return LaunchHandle(self._begin(function, args, kwargs))
 
     async def arun(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> LaunchResult[R]:
-        """As `run`, for asyncio: the event loop goes on meanwhile. A coroutine that is cancelled stops the launch,
-        and ends when nothing is left of it."""
+        """Run as `run` does, for asyncio: the event loop continues meanwhile. A cancellation of the coroutine stops
+        the launch, and the coroutine ends when nothing is left of it."""
         from asyncio import CancelledError, ensure_future, shield, to_thread, wait
 
         starting = ensure_future(to_thread(self.start, function, *args, **kwargs))
@@ -276,7 +276,7 @@ class Launcher:
         return LaunchPlacement()
 
     def _pack(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Body:
-        """Raises UsageError, UnpicklableError: nothing was started."""
+        """Pack the call. Raises UsageError, UnpicklableError: nothing was started."""
         check_may_launch()
         if not callable(function):
             raise UsageError(f"{function!r} is not callable: give a function and then its arguments")
@@ -301,7 +301,7 @@ class Launcher:
             return self._make_node_spawner(function, given)
         preload, nproc = self.preload, self.nproc_per_node
         assert isinstance(nproc, (int, str))
-        is_debugged = "pydevd" in sys.modules  # which does not follow our forks: each worker is a process of its own
+        is_debugged = "pydevd" in sys.modules  # which does not follow these forks: each worker is a separate process
         if preload is None and function is not None and nproc != 1 and not is_debugged:
             preload = modules_to_preload(function) or (("torch",) if self.backend else ())
             if preload and nproc in ("cpu", "gpu", "auto"):
@@ -334,10 +334,10 @@ class Launcher:
 
 
 class Pool(Launcher):
-    """A Launcher whose `preload` is imported already, so that a launch takes milliseconds. Each launch has processes
-    of its own. Arguments and errors are those of Launcher.
+    """A Launcher with an imported `preload`, so that a launch takes milliseconds. Each launch has separate processes.
+    Arguments and errors are those of Launcher.
 
-    Leaving the `with` block closes it once its launches have ended; an exception that leaves the block stops them. A
+    Leaving the `with` block closes it after the end of its launches; an exception that leaves the block stops them. A
     pool that nothing refers to ends with its last launch.
     """
 
@@ -385,7 +385,7 @@ class Pool(Launcher):
         return ", closed" if self._hold is None else ""
 
     def close(self, *, drain: bool = False) -> None:
-        """End the processes that are held ready, and launches that still run. Safe twice.
+        """End the processes that wait ready, and launches that still run. Safe twice.
 
         Args:
             drain: wait for the end of its launches; False: stop them.
@@ -399,18 +399,18 @@ class Pool(Launcher):
                 hold.release()
 
     def close_at_exit(self) -> None:
-        """The interpreter exits: as `close`. Its launches, which are finished before, are registered themselves."""
+        """Close at the exit of the interpreter. Its launches, which finish before, are in the registry themselves."""
         self.close()
 
     def after_fork_in_child(self) -> None:
-        """In a forked child, to which nothing of it belongs."""
+        """Forget everything in a forked child, to which nothing of it belongs."""
         hold, self._hold = self._hold, None
         if hold is not None:
             self._belongs_to_parent = True
             hold.spawner.after_fork_in_child()
 
     def __del__(self) -> None:
-        """Nothing refers to it any more: its spawner ends with the last launch that uses it."""
+        """Let its spawner end with the last launch that uses it: nothing refers to the pool any more."""
         hold = self.__dict__.get("_hold")
         if hold is None:
             return

@@ -1,7 +1,7 @@
 """What a function needs to have imported that takes long: found in its code, without running any of it.
 
-Worth knowing where several workers are started at once: one process that imports it and is forked is several times
-faster than each importing it. Only what is known to bear that is named.
+Worth knowing where several workers start at once: forks of one process that imports it are several times faster than
+as many imports. This names only what is known to bear a fork.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _DEPTH = 6  # functions that a function refers to
 
 
 def modules_to_preload(function: Any) -> tuple[str, ...]:
-    """("torch",) where the function imports it, or refers to what needs it: in its own code, its module, what it
-    closes over, and the functions that it calls; and it is installed."""
+    """Return ("torch",) where it is installed and the function imports it, or refers to what needs it. The search
+    covers its own code, its module, what it closes over, and the functions that it calls."""
     if _TORCH.isdisjoint(_packages(function, set(), _DEPTH)):
         return ()
     from importlib.util import find_spec
@@ -30,7 +30,7 @@ def modules_to_preload(function: Any) -> tuple[str, ...]:
 
 
 def _packages(thing: Any, seen: set[int], depth: int) -> Iterator[str]:
-    """The names of the packages that come up."""
+    """Yield the names of the packages that come up."""
     if id(thing) in seen or depth == 0:
         return
     seen.add(id(thing))

@@ -14,8 +14,8 @@ R_co = TypeVar("R_co", covariant=True)
 
 
 class LaunchResult(Generic[R_co]):
-    """The results of a launch, by rank: `result.rank(3)`, `for value in result`, `len(result)`; as a tuple has them:
-    `result[3]`, `result[-1]`, `result[:2]` (a tuple); or by place: `result.index("node1", 0)`. hosts: the names of
+    """The results of a launch, by rank: `result.rank(3)`, `for value in result`, `len(result)`. As in a tuple:
+    `result[3]`, `result[-1]`, `result[:2]` (a tuple). Or by place: `result.index("node1", 0)`. hosts: the names of
     the hosts, in order; by_host: the results of each."""
 
     __slots__ = ("_places", "_values")
@@ -25,13 +25,13 @@ class LaunchResult(Generic[R_co]):
         self._places = tuple(places)
 
     def rank(self, rank: int) -> R_co:
-        """What that rank returned. Raises IndexError: there is no such rank."""
+        """Return what that rank returned. Raises IndexError without such a rank."""
         if not 0 <= rank < len(self._values):
             raise IndexError(f"rank {rank}: the ranks are 0 to {len(self._values) - 1}")
         return self._values[rank]
 
     def index(self, host: str, local_rank: int) -> R_co:
-        """What the rank in that place returned. Raises LookupError: there is none."""
+        """Return what the rank in that place returned. Raises LookupError without one."""
         if (host, local_rank) in self._places:
             return self._values[self._places.index((host, local_rank))]
         if host not in self.hosts:

@@ -23,7 +23,7 @@ _AHEAD = 64  # tasks of a map that are submitted at a time, for each worker
 
 
 class MapOptions:
-    """How items are mapped: see Crew.map. Raises UsageError: one makes no sense."""
+    """The options of a map: see Crew.map. Raises UsageError for an invalid one."""
 
     def __init__(
         self, timeout_s: float | None, chunksize: int, buffersize: int | None, ordered: bool, nproc: int
@@ -35,8 +35,8 @@ class MapOptions:
         self.ordered = ordered
 
     def tasks_of(self, iterables: tuple[Iterable[object], ...]) -> Iterator[object]:
-        """The tasks: an item of one iterable; a tuple with one item of each of several, as far as the shortest goes;
-        Chunks of these."""
+        """Yield the tasks: an item of one iterable, or a tuple with one item of each of several, as far as the
+        shortest goes. Or yield Chunks of these."""
         items = iter(iterables[0]) if len(iterables) == 1 else zip(*iterables, strict=False)
         if self.chunksize == 1:
             return iter(items)
@@ -44,7 +44,8 @@ class MapOptions:
 
 
 class _Endings:
-    """Which tasks of a map have ended. Callbacks of asks refer to this, and not to the map, which can be dropped."""
+    """The finished tasks of a map. Callbacks of asks refer to this, and not to the map, so the caller can drop the
+    map."""
 
     def __init__(self, *, ordered: bool) -> None:
         self.changed = threading.Condition()
@@ -53,7 +54,7 @@ class _Endings:
         self._ordered = ordered
 
     def add(self, ask: Any) -> None:
-        """In any thread: this one has ended."""
+        """Note the end of a task, in any thread."""
         with self.changed:
             if ask.has_failed:
                 self.failed.append(ask)
@@ -63,8 +64,8 @@ class _Endings:
 
 
 class TaskMap:
-    """The results for each item, as an iterator. The first tasks are submitted when it is made, others as results are
-    read.
+    """The results for each item, as an iterator. It submits the first tasks at once, and more as the caller reads
+    results.
 
     Args:
         ask: submits a task.
@@ -99,12 +100,11 @@ class TaskMap:
         return self
 
     def __next__(self) -> Any:
-        """The next result.
+        """Return the next result.
 
         Raises:
-            BaseException: the first failure of any task, once the results that are there before it were read; the
-                others are cancelled.
-            TimeoutError: the next result has not come in time; the others are cancelled.
+            BaseException: the first failure of any task, after all results before it; this cancels the other tasks.
+            TimeoutError: the next result has not come in time; this cancels the other tasks.
         """
         self._was_read = True
         try:
@@ -123,13 +123,13 @@ class TaskMap:
         return self._results.pop()
 
     def close(self) -> None:
-        """Cancel the tasks whose results were not read. Safe twice."""
+        """Cancel the tasks with unread results. Safe twice."""
         self._was_read, self._may_have_more, self._results = True, False, []
         while self._asks:
             self._asks.popitem()[1].cancel()
 
     def __del__(self) -> None:
-        """Tasks that were submitted are done though nobody reads a result; that others are not is told."""
+        """Let submitted tasks run though nobody reads a result, and warn about the others."""
         if self._was_read:
             self.close()
         elif self._may_have_more:
@@ -172,11 +172,11 @@ class TaskMap:
                 endings.changed.wait(None if left_s is None else min(left_s, threading.TIMEOUT_MAX))
 
     def _found(self) -> Ask[Any] | None:
-        """The ask whose results are next, or the first that has failed; None: there is none yet."""
+        """Return the ask whose results are next, or the first that failed; None while there is none."""
         return self._next_ended() or (self._endings.failed[0] if self._endings.failed else None)
 
     def _next_ended(self) -> Ask[Any] | None:
-        """The ask whose results are next; None: it has not ended."""
+        """Return the ask whose results are next; None before its end."""
         if not self._options.ordered:
             return self._endings.unread.popleft() if self._endings.unread else None
         first = next(iter(self._asks.values()))

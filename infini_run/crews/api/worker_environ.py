@@ -1,4 +1,4 @@
-"""The environment that workers get: ours, or what of it matches; a file of variables; variables by name.
+"""The environment of workers: this process's, or what of it matches; a file of variables; variables by name.
 
 Pure but for reading the file. What comes later wins.
 """
@@ -14,7 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-# What another machine gets of our environment, where nobody says.
+# What another machine gets of this process's environment by default.
 COPIED = (
     *("PATH", "LD_LIBRARY*", "LIBRARY_PATH", "PYTHON*", "VIRTUAL_ENV", "CONDA*"),
     *("CUDA*", "TORCH*", "PYTORCH*", "NCCL*", "GLOO*", "OMP_*", "HF_*"),
@@ -22,8 +22,8 @@ COPIED = (
 
 
 def patterns_of(inherit_env: bool, hosts: Sequence[str]) -> Sequence[str] | None:
-    """Return the patterns of the variables that workers have of this process's, unless the caller names them; None:
-    all of them. hosts: where they are; none: on this machine."""
+    """Return the patterns of the variables that workers have of this process's, unless the caller names them. None:
+    all of them. `hosts`: where the workers are; none: on this machine."""
     if not inherit_env:
         return ()
     return COPIED if hosts else None
@@ -35,8 +35,13 @@ def make_environ(
     env_file: str | os.PathLike[str] | None,
     env: Mapping[str, str] | None,
 ) -> dict[str, str]:
-    """copy_env: patterns (fnmatch) of the names of ours that are taken; None: all. env_file: lines NAME=value. env:
-    more variables. Raises UsageError."""
+    """Return the environment of workers, from `ours`, this process's. Raises UsageError.
+
+    Args:
+        copy_env: patterns (fnmatch) of the names to take from it; None: all.
+        env_file: lines NAME=value.
+        env: more variables.
+    """
     if isinstance(copy_env, str):
         raise UsageError(f"copy_env={copy_env!r}: give a list of patterns")
     patterns = ("*",) if copy_env is None else tuple(copy_env)
@@ -57,9 +62,11 @@ def _check(name: object, value: object) -> None:
 
 
 def read_env_file(path: str) -> dict[str, str]:
-    """The variables of a .env file: NAME=value, with or without `export`; a value in quotes is what is between them
-    (in double ones \\n, \\t, \\", \\\\ and \\$ are read), any other ends at ` #`. Nothing is executed or expanded.
-    Raises UsageError."""
+    """Return the variables of a .env file: NAME=value, with or without `export`.
+
+    A value in quotes is what is between them; double ones may have \\n, \\t, \\", \\\\, and \\$. Any other value ends
+    at ` #`. This executes and expands nothing. Raises UsageError.
+    """
     try:
         with open(path, encoding="utf-8") as file:
             lines = file.read().split("\n")

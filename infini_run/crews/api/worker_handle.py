@@ -36,8 +36,8 @@ class WorkerHandle(Generic[T, R]):
     def ask(self, task: T) -> Ask[R]:
         """Submit a task for this worker.
 
-        A task that the worker was handed fails with the worker (WorkerDied). One that it was not handed yet, because
-        it is being started again, waits for the restart.
+        A task that the worker has fails with the worker (WorkerDied). One that still waits for it during a restart
+        goes to the next process.
 
         Args:
             task: any object that pickles.
@@ -65,8 +65,8 @@ class WorkerHandle(Generic[T, R]):
         return self._crew._send(task, self.rank)
 
     def cancel(self, task: int) -> None:
-        """Cancel a task that was sent: the worker's ctx.checkpoint raises Cancelled, and the event is `cancelled`.
-        (An Ask has a `cancel` of its own.)
+        """Cancel a sent task: the worker's ctx.checkpoint raises Cancelled, and the event is `cancelled`. (An Ask has
+        another `cancel`.)
 
         Args:
             task: its number.
@@ -74,8 +74,7 @@ class WorkerHandle(Generic[T, R]):
         self._crew._cancel(task)
 
     def signal(self, number: int) -> int:
-        """Send a signal to its process; return 1, or 0 if that has ended. Raises UsageError: there is no such
-        signal."""
+        """Send a signal to its process; return 1, or 0 if that is gone. Raises UsageError without such a signal."""
         return self._crew.signal(number, self.rank)
 
     def status(self) -> WorkerStatus:

@@ -1,8 +1,8 @@
 """In a worker: multiprocessing with the resource tracker and the authkey of the process that started it.
 
-Each is asked for when it is first needed (lent_multiprocessing.py). Two modules of multiprocessing are adapted
-to that: at once where they are loaded already, as in a fork, else when something imports them. If nothing answers,
-because that process is gone, a worker has a tracker and a key of its own, as any program.
+The worker asks for each when it first needs it (lent_multiprocessing.py). Two modules of multiprocessing need changes
+for that: at once if they are already loaded, as in a fork, else after an import of them. If nothing answers, because
+that process is gone, a worker has a separate tracker and key, as any program.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def _adapt_tracker(module: ModuleType) -> None:
         _pid: int | None
 
         def ensure_running(self) -> None:
-            """Before Python 3.14 this starts one, and so it does if there is none to be had."""
+            """Ensure a tracker. Before Python 3.14 this starts one, and so it does if there is none to be had."""
             if not hasattr(own, "_launch") and self._pid is None and not self._has_live():
                 self._borrow()
             super().ensure_running()
@@ -117,7 +117,7 @@ def _adapt_tracker(module: ModuleType) -> None:
                 super()._launch()
 
         def _borrow(self) -> bool:
-            """Whether it has the caller's from now on."""
+            """Borrow the caller's tracker. Return whether that worked."""
             before, answer = self._fd, _ask(TRACKER)
             if answer is None or not answer[1]:
                 return False
@@ -128,7 +128,7 @@ def _adapt_tracker(module: ModuleType) -> None:
             return True
 
     tracker.__class__ = SharedTracker
-    tracker._fd = tracker._pid = None  # a zygote's: that goes on with what the imports have registered
+    tracker._fd = tracker._pid = None  # a zygote's: that continues with what the imports have registered
     module.ensure_running = tracker.ensure_running  # type: ignore[attr-defined]
 
 
@@ -144,13 +144,13 @@ _ADAPTED: dict[str, Callable[[ModuleType], None]] = {
 
 
 def send_fd(sock: socket.socket, data: bytes, fd: int, flags: int = NO_WAIT) -> None:
-    """Send data and a descriptor with it; waits for nothing, unless the flags let it. Raises OSError."""
+    """Send data and a descriptor with it; never waits, unless the flags let it. Raises OSError."""
     sock.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, _INT.pack(fd))], flags)
 
 
 def receive_fds(sock: socket.socket, size: int = 64) -> tuple[bytes, list[int]]:
-    """What comes next, at most `size` bytes, and the descriptors with it, which are the caller's to close. Raises
-    OSError. Nothing: it has ended."""
+    """Return what comes next, at most `size` bytes, and the descriptors with it, which are the caller's to close.
+    Nothing after the end. Raises OSError."""
     data, rights, _, _ = sock.recvmsg(size, socket.CMSG_LEN(8 * _INT.size), _CLOEXEC)
     held = b"".join(some for _, kind, some in rights if kind == socket.SCM_RIGHTS)
     return data, [fd for (fd,) in _INT.iter_unpack(held)]

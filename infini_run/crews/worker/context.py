@@ -1,6 +1,6 @@
 """What the user's code in a worker gets: its ranks, and the way to report to the supervisor while it works.
 
-No thread and no timer runs beside the user's code: what the supervisor sent is read when that code asks for it.
+No thread and no timer runs beside the user's code: that code reads the supervisor's messages when it asks for them.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ _SIGNS = 4  # signs of life in the time in which one is due
 
 
 class Cancelled(BaseException):
-    """The task was cancelled: raised by `checkpoint`. No Exception, so that no `except Exception` keeps it."""
+    """The cancellation of a task, by `checkpoint`. No Exception, so that no `except Exception` keeps it."""
 
 
 class TaskInbox:
-    """What has come down: tasks in order, and what was said of them meanwhile.
+    """The supervisor's messages: tasks in order, and the cancellations among them.
 
     One thread at a time reads messages. The main thread waits for tasks. Any thread, and a signal handler, looks for
     messages, and never waits for another thread: that one reads what there is.
@@ -53,7 +53,7 @@ class TaskInbox:
         self._tasks: deque[RunTask] = deque()
         self.current = NO_TASK
         self.cancelled: set[int] = set()
-        self.deadline_s: float | None = None  # (monotonic) of the shutdown, once it was told
+        self.deadline_s: float | None = None  # (monotonic) of the shutdown, once that came
         self.has_ended = False
 
     def next_task(self) -> RunTask | None:
@@ -68,13 +68,13 @@ class TaskInbox:
             return task
 
     def finish_task(self) -> None:
-        """The current task has ended."""
+        """Note the end of the current task."""
         with self._lock:
             self.cancelled.discard(self.current)
             self.current = NO_TASK
 
     def read(self) -> None:
-        """Take in everything that is there, unless another thread does. Raises ChannelBroken."""
+        """Take in everything that has arrived, unless another thread does. Raises ChannelBroken."""
         if self._lock.acquire(blocking=False):
             try:
                 self._read_all()
@@ -82,7 +82,7 @@ class TaskInbox:
                 self._lock.release()
 
     def _read_all(self) -> None:
-        """Take in everything that is there."""
+        """Take in everything that has arrived."""
         try:
             while not self.has_ended:
                 self._read_one(0.0)
@@ -107,7 +107,7 @@ class TaskInbox:
 
 
 class Context:
-    """A worker's own end of its crew. Every method may be called from any of its threads."""
+    """A worker's own end of its crew. Any of its threads may call any method."""
 
     def __init__(self, setup: WorkerSetup, inbox: TaskInbox, sender: Sender) -> None:
         self.rank = setup.rank
@@ -139,13 +139,13 @@ class Context:
         self._send(StatusText(text=str(text)))
 
     def progress(self, done: float, of: float | None = None) -> None:
-        """Report how much of the task is done, or how far the job has come.
+        """Report how much of the task is done, or the progress of the job.
 
         Args:
             done: a number in any unit.
             of: all of it, in that unit: this is for a bar, and an event of a crew. None: `done` is a whole number (a
-                step, a sample) that goes on where an attempt before has ended, as PROGRESS= of a command's rank: with
-                it a Launcher knows whether a restart got any further (max_no_progress).
+                step, a sample) that rises over all attempts, as PROGRESS= of a command's rank. From it a Launcher
+                knows whether a restart got any further (max_no_progress).
 
         Raises:
             UsageError: without `of`, `done` is no whole number from 0 to 2**63 - 1.
@@ -156,10 +156,10 @@ class Context:
         self._send(Progress(task=self._inbox.current, done=amount, of=whole))
 
     def extend(self, seconds: float) -> None:
-        """Announce a silence: deadlines are postponed, as by EXTEND_TIMEOUT_USEC of sd_notify(3).
+        """Announce a silence, which postpones deadlines, as EXTEND_TIMEOUT_USEC of sd_notify(3) does.
 
         Args:
-            seconds: how long, from now on; it may be announced again.
+            seconds: how long, from this call on; another call may extend it.
 
         Raises:
             UsageError: it is not above 0.
@@ -184,18 +184,18 @@ class Context:
 
     @property
     def cancelled(self) -> bool:
-        """Whether the current task was cancelled."""
+        """Whether somebody cancelled the current task."""
         self._read_inbox()
         return self._inbox.current in self._inbox.cancelled
 
     @property
     def stopping(self) -> bool:
-        """Whether the crew is being closed: what was accepted before is still to be done."""
+        """Whether the crew is closing: its accepted tasks still have to run."""
         self._read_inbox()
         return self._inbox.deadline_s is not None or self._inbox.has_ended
 
     def checkpoint(self) -> None:
-        """Raise Cancelled if the current task was cancelled. Gives a sign of life."""
+        """Raise Cancelled after a cancellation of the current task. Gives a sign of life."""
         if self.cancelled:
             raise Cancelled
 
@@ -206,8 +206,8 @@ class Context:
 
 
 def this_worker() -> Context:
-    """In a function that runs on a rank, or in a worker of a crew: who it is, and how to talk with its launcher.
-    Raises UsageError: this process is no worker."""
+    """Return the context of this rank, or of this worker of a crew: who it is, and how to talk with its launcher.
+    Raises UsageError in any other process."""
     if _current is None:
         raise UsageError("this_worker(): this process is no worker of a Launcher, a Pool or a Crew")
     return _current
@@ -217,6 +217,6 @@ _current: Context | None = None
 
 
 def set_current(context: Context) -> None:
-    """By the worker, once."""
+    """Set the context; the worker calls this once."""
     global _current
     _current = context

@@ -1,8 +1,8 @@
 """What a crew's workers are for: from what the caller gave to the three functions that a worker calls.
 
-A target is a function of (ctx, task) or of the task alone, any other callable of these, a class with a method
-`task`, a functools.partial of either, or an object with a method `task`, of which each worker gets a copy. Whether
-it can be called so is looked at before anything starts.
+A target is a function of (ctx, task) or of the task alone, or any other callable of these. It may be a class with a
+method `task`, or a functools.partial of either. It may also be an object with a method `task`, of which each worker
+gets a copy. A check before the start shows whether such a call works.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def pack_target(target: object, args: Sequence[Any], kwargs: Mapping[str, Any]) 
 
 
 def make_handler(target: Any) -> TaskHandler:
-    """In the worker: the functions of a target that was unpickled."""
+    """Return the functions of an unpickled target, in the worker."""
     args, kwargs, takes_context = (), {}, True
     if type(target) is tuple:  # and not a named one, which may have a method `task`
         target, args, kwargs, takes_context = target
@@ -80,7 +80,7 @@ def make_handler(target: Any) -> TaskHandler:
 
 
 def _check_calls(target: object, made: object, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether a function is given the context before the task; True for anything else. Raises UsageError: a worker
+    """Return whether a function gets the context before the task; True for anything else. Raises UsageError: a worker
     cannot make its object, or cannot call it."""
     if not _has_task(made):
         return _takes_context(target, args, kwargs)
@@ -97,7 +97,7 @@ def _check_calls(target: object, made: object, args: Sequence[Any], kwargs: Mapp
 
 
 def _self_of(made: object, name: str) -> tuple[str, ...]:
-    """What a method has before the caller's arguments where it was looked up in a class."""
+    """Return what a method of a class has before the caller's arguments."""
     from inspect import getattr_static  # as below: workers import this module, and start faster without
 
     found = getattr_static(made, name) if isinstance(made, type) else None
@@ -105,7 +105,8 @@ def _self_of(made: object, name: str) -> tuple[str, ...]:
 
 
 def _takes_context(function: object, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Of the calls (ctx, task) and (task) the first that goes, and that the function behind decorators takes, too."""
+    """Return whether the call is (ctx, task) or (task): the first that works, and that the function behind decorators
+    takes, too."""
     calls = {True: ("ctx", "task", *args), False: ("task", *args)}
     going = [with_context for with_context, call in calls.items() if not _fault_of_call(function, call, kwargs)]
     if not going:
@@ -119,7 +120,7 @@ def _takes_context(function: object, args: Sequence[Any], kwargs: Mapping[str, A
 def _fault_of_call(
     called: Any, args: Sequence[object], kwargs: Mapping[str, object], *, follow_wrapped: bool = False
 ) -> str:
-    """Why it cannot be called with these; "": it can, or does not say what it takes, as some of C do not."""
+    """Return why such a call fails; "": it works, or the callable does not say what it takes, as some of C do not."""
     from inspect import signature
 
     try:
@@ -134,7 +135,7 @@ def _fault_of_call(
 
 
 def _called(thing: Any) -> str:
-    """As in its definition, `name(a, b)`."""
+    """Return the call as in its definition, `name(a, b)`."""
     from inspect import signature
 
     name = getattr(thing, "__qualname__", None) or repr(thing)
@@ -145,12 +146,12 @@ def _called(thing: Any) -> str:
 
 
 def nothing(context: object) -> None:
-    """A start, or a stop, with nothing to do."""
+    """Do nothing: a start, or a stop, without one."""
 
 
 def _class_of(target: object) -> type | None:
-    """The class that each worker makes one object of; None: it is no class, nor a partial or an alias (`Box[int]`) of
-    one."""
+    """Return the class that each worker makes one object of; None: it is no class, nor a partial or an alias
+    (`Box[int]`) of one."""
     while isinstance(target, partial):
         target = target.func
     target = getattr(target, "__origin__", target)

@@ -1,7 +1,7 @@
 """In a worker: the Python stack of a crash (SIGSEGV, SIGABRT, ...), and of a hang, into a file beside the error file.
 
 The module faulthandler writes it from a signal handler, whatever state the interpreter is in. The launcher reads the
-file when the process has ended badly (node/last_output.py).
+file after a bad end of the process (node/last_output.py).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def enable(stop_signal: int) -> None:
     """Have the stack of a crash written, unless the user's faulthandler is on already.
 
     Args:
-        stop_signal: this signal is how a rank that hangs is stopped: its stack is written then, too. 0: none is.
+        stop_signal: the signal that stops a hung rank, which then writes its stack, too. 0: none.
     """
     global _fd
     error_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
@@ -35,7 +35,7 @@ def enable(stop_signal: int) -> None:
 
 
 def remove() -> None:
-    """The worker has ended in order: nothing is to be told."""
+    """Remove the file: the worker ended in order, so there is nothing to report."""
     if _fd >= 0:
         try:
             os.unlink(os.environ.get("TORCHELASTIC_ERROR_FILE", "") + STACK)

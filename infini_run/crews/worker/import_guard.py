@@ -1,6 +1,6 @@
 """Whether this process may launch functions.
 
-Not while it imports modules for a worker: a module that launches when it is imported would do so in every worker,
+Not while it imports modules for a worker: a module that launches during its import would do so in every worker,
 without end. Nor where its threads are gevent's or eventlet's.
 """
 
@@ -19,7 +19,7 @@ _is_importing = False
 
 
 def load_task(body: Body) -> object:
-    """Unpickle a task, or a target, in a worker; `check_may_launch` raises in what is imported meanwhile."""
+    """Unpickle a task, or a target, in a worker; `check_may_launch` raises in the imports of that."""
     global _is_importing
     _is_importing = True
     try:
@@ -29,7 +29,7 @@ def load_task(body: Body) -> object:
 
 
 def import_for_worker(name: str) -> None:
-    """Import a module in a process that workers are forked from; `check_may_launch` raises meanwhile."""
+    """Import a module in a process that forks workers; `check_may_launch` raises meanwhile."""
     global _is_importing
     _is_importing = True
     try:
@@ -39,8 +39,8 @@ def import_for_worker(name: str) -> None:
 
 
 def check_may_launch() -> None:
-    """Raises UsageError: a worker imports what it needs, and this launch is a part of that; or what a supervisor's
-    thread waits with was replaced."""
+    """Raise UsageError if a worker imports what it needs, and this launch is a part of that. Also raise it after a
+    patch of what a supervisor's thread waits with."""
     check_threads("functions and crews")
     if _is_importing:
         raise UsageError(

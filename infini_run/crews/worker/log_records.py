@@ -1,6 +1,6 @@
 """Logging records of a worker on their way up, and handed to the supervisor's loggers with rank and host.
 
-A record is made presentable where it arises, as logging.handlers.QueueHandler does: arguments and tracebacks may hold
+A record becomes text where it arises, as logging.handlers.QueueHandler does: arguments and tracebacks may hold
 anything, text travels.
 """
 
@@ -32,19 +32,19 @@ class _Up(logging.Handler):
         try:
             self._sender.send_bytes(encode(Log(body=dump(plain, "logging record", by_reference=True))))
         except ChannelError:
-            return  # the supervisor is gone, or we have ended: nobody reads what is logged now
+            return  # the supervisor is gone, or this end is closed: nobody reads records any more
 
 
 def send_records(sender: Sender, level: int) -> None:
-    """In the worker: every record of at least this level goes up."""
+    """Send up every record of at least this level, in the worker."""
     root = logging.getLogger()
     root.addHandler(_Up(sender))
     root.setLevel(min(level, root.level) if root.level else level)
 
 
 def take_record(body: Body, rank: int, host: str, logger: logging.Logger | None = None) -> None:
-    """In the supervisor: the record, with `rank` and `host`, to the handlers of the logger of its name, or to those
-    of `logger`."""
+    """Pass a record, with `rank` and `host`, to the handlers of the logger of its name, or to those of `logger`, in
+    the supervisor."""
     _, error = capture_exception(_hand_over, body, rank, host, logger)
     if error is not None and logging.raiseExceptions:  # the handler is the user's, and the job is not to end for it
         from infini_run.node.host_stderr import print_line  # not in a worker, which has no use for it

@@ -1,4 +1,4 @@
-"""In a worker: the function within torch.distributed's process group. torch is imported here, and nowhere else."""
+"""The function within torch.distributed's process group, in a worker. This is the only import of torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def call_in_group(
     backend: str, timeout_s: float, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Any:
     """Call it between init_process_group (from the environment) and destroy_process_group. After a failure the group
-    is left as it is: destroying it would wait for the others.
+    stays: its destruction would wait for the others.
 
     gloo counts a pair as connected on one side before the other side has answered (PyTorch 2.13). A rank whose
     function is short would close connections that another rank still makes, which fails there. Hence the barrier."""
@@ -31,7 +31,7 @@ def call_in_group(
 
 
 def _device(backend: str) -> dict[str, Any]:
-    """NCCL is told which GPU is this rank's: else it guesses, and warns of it."""
+    """Return the GPU of this rank for NCCL: else it guesses, and warns of it."""
     if "nccl" not in backend:
         return {}
     import os

@@ -1,8 +1,8 @@
 """A worker: what runs in its process, from the first message to the last.
 
-It is started with its channel as descriptor 0 (`main`), or forked by somebody who has it (`serve`). The user's code
-runs in the main thread, one task after the other; nothing else runs. Whatever it raises in a task is told and
-survived; SystemExit and a signal end it, as they end any program. The channel's end says how it went: with an END it
+It starts with its channel as descriptor 0 (`main`), or as a fork of somebody who has it (`serve`). The user's code
+runs in the main thread, one task after the other; nothing else runs. The worker reports and survives whatever a task
+raises; SystemExit and a signal end it, as they end any program. The channel's end says how it went: with an END it
 was in order, without one it died.
 """
 
@@ -38,7 +38,7 @@ _BAD = 1  # exit code of a worker that could not start or stop; it has said why
 
 
 def main() -> None:
-    """The process of an ExecSpawner."""
+    """Run as the process of an ExecSpawner."""
     fd = os.dup(0)  # above 2: the core connects all three; dup(2) of Python's is not inherited
     null = os.open("/dev/null", os.O_RDONLY)
     os.dup2(null, 0)
@@ -47,8 +47,8 @@ def main() -> None:
 
 
 def leave(code: int) -> NoReturn:
-    """End as a program ends (threads, atexit, what is not written yet), but for taking every module apart, which with
-    torch takes longer than most functions."""
+    """End as a program ends (threads, atexit, unwritten output), but without taking every module apart. That takes
+    longer with torch than most functions."""
     import threading
 
     threading._shutdown()  # type: ignore[attr-defined]
@@ -61,7 +61,7 @@ def leave(code: int) -> NoReturn:
 
 
 def serve(fd: int, path_after: Callable[[Sequence[str]], list[str]] = list) -> int:
-    """Be a worker over this socket; its exit code. path_after: makes sys.path of the caller's. Raises
+    """Serve as a worker over this socket. Return the exit code. path_after: makes sys.path of the caller's. Raises
     KeyboardInterrupt as the user's code does."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # an import may have put something else there
@@ -72,13 +72,13 @@ def serve(fd: int, path_after: Callable[[Sequence[str]], list[str]] = list) -> i
     try:
         return WorkerLife(sender, receiver, path_after).run()
     except ChannelBroken:
-        return _BAD  # the supervisor is gone, and there is nobody to tell
+        return _BAD  # the supervisor is gone, and nobody can receive a report
     except SystemExit as leaving:
         return _code_of(leaving)
 
 
 def _code_of(leaving: SystemExit) -> int:
-    """As Python understands it."""
+    """Return the exit code of a SystemExit as Python understands it."""
     if leaving.code is None or isinstance(leaving.code, int):
         return (leaving.code or 0) & 0xFF
     with suppress(AttributeError, ValueError):  # it was deleted or closed
@@ -132,11 +132,11 @@ class WorkerLife:
             self._do(part, task)
             del task  # its bytes are not kept until the next one comes
             self._inbox.finish_task()
-            if not self._setup.target:  # a function: that was the only one, and the end need not be told first
+            if not self._setup.target:  # a function: that was the only one, and no end need be reported first
                 return
 
     def _do(self, part: TaskHandler, task: RunTask) -> None:
-        """One task, from TaskStarted to its end."""
+        """Do one task, from TaskStarted to its end."""
         if task.task in self._inbox.cancelled:
             self._send(TaskCancelled(task=task.task))
         else:
@@ -160,7 +160,7 @@ class WorkerLife:
         return dump(done, "result", f" of rank {self.context.rank}", by_reference=True)
 
     def _load(self, task: RunTask) -> object:
-        """Return what is to be done. A note tells an error of that from one of the user's function."""
+        """Return the work of a task. A note separates an error of that from one of the user's function."""
         work, error = capture_exception(load_task, task.body)
         if error is not None:
             what = "the task" if self._setup.target else "the function and its arguments"
