@@ -84,7 +84,7 @@ def _end(folder: JobDir, ending: JobResult) -> int:
 def _with(ending: JobResult, problem: InfiniRunError) -> JobResult:
     """Return the ending with the problem of queueing it again. After no answer the job may be queued; its scheduler
     knows."""
-    text = f"it could not be queued again: {problem}"
+    text = f"cannot queue it again: {problem}"
     print_line(text)
     return replace(
         ending,
@@ -116,7 +116,7 @@ def _failed(folder: JobDir, attempt: int) -> bool:
 
 def _unwanted(folder: JobDir, number: int) -> JobResult:
     """Return the ending of a run that the scheduler began beyond the requested restarts."""
-    reason = "the scheduler ended it, and began it anew; --restarts=N lets it be run again"
+    reason = "the scheduler stopped and restarted it; add --restarts=N to permit that"
     earlier = folder.result(number - 1)
     state = PREEMPTED if earlier is not None and earlier.state == PREEMPTED else NODE_FAIL
     return JobResult(state=state, code=1, reason=reason, attempt=number, end_s=time.time())
@@ -126,8 +126,8 @@ def main() -> None:
     """Run as the job's script. A signal before the handlers exist ends the process, as for any program."""
     if len(sys.argv) not in (2, 3) or not os.path.isdir(sys.argv[1]):
         sys.exit(
-            f"infini-job: {' '.join(sys.argv[1:])} is not there on {os.uname().nodename}: the directory of a job "
-            "must be one that the nodes share; give another --dir"
+            f"infini-job: {' '.join(sys.argv[1:])}: missing on {os.uname().nodename}; "
+            "use a --dir that the nodes share"
         )
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell ignores it for what it starts in the background
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)

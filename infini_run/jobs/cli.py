@@ -82,8 +82,8 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         from infini_run.options.hints import nearest
 
         near = nearest(verb, VERBS)
-        hint = f"the nearest is {near}" if near else f"there are {', '.join(VERBS)}"
-        raise UsageError(f"{quote(verb)} is nothing that infini-job does; {hint}")
+        hint = f"did you mean {near}?" if near else f"use {', '.join(VERBS)}"
+        raise UsageError(f"unknown command {quote(verb)}; {hint}")
     values, args, question = _read(verb, argv[1:], environ)
     if question:
         return _help(verb)
@@ -105,8 +105,8 @@ def _verb_first(argv: Sequence[str]) -> list[str]:
     for at, word in enumerate(argv):
         if word in VERBS:  # its own error says what is wrong before it
             return [word, *argv[:at], *argv[at + 1 :]]
-    text = f"{quote(argv[0])} is a flag, but of what? give a verb: {', '.join(VERBS)}"
-    raise UsageError(text + ("; --version prints the version" if argv[0] == "-V" else ""))
+    text = f"{quote(argv[0])}: missing command before the flag; use {', '.join(VERBS)}"
+    raise UsageError(text + ("; for the version, use --version" if argv[0] == "-V" else ""))
 
 
 def _read(verb: str, argv: Sequence[str], environ: Mapping[str, str]) -> tuple[dict[str, Any], tuple[str, ...], bool]:
@@ -167,7 +167,7 @@ def _completion(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     if not equals and rest:
         shell = rest.pop(0)
     if rest or shell not in (*SHELLS, "install"):
-        raise UsageError(f"{quote(' '.join(argv))}: give a shell, bash, zsh or fish, or install: {name}=bash")
+        raise UsageError(f"{quote(' '.join(argv))}: expected bash, zsh, fish, or install; use {name}=bash")
     if shell != "install":
         return _print(script(shell).rstrip("\n"))
     lines, code = install_completion("infini-job", script, environ)
@@ -195,7 +195,7 @@ def _submit(values: dict[str, Any], args: Sequence[str], environ: Mapping[str, s
     from infini_run.jobs.submit import submit
 
     if not args:
-        raise UsageError("no program was given: infini-job submit [flags] [--] program [args...]")
+        raise UsageError("missing program; use infini-job submit [flags] [--] program [args...]")
     planned, scheduler = prepare(args, values, environ, print_line=print_line)
     if planned.layout.remark:
         print_line(planned.layout.remark)
@@ -205,9 +205,12 @@ def _submit(values: dict[str, Any], args: Sequence[str], environ: Mapping[str, s
     if values["check"]:
         could_run(planned, scheduler)
         if scheduler.name == "pbs":
-            print_line("pbs says nothing beforehand: no more is known than that its nodes have what is asked for")
+            print_line(
+                "PBS cannot check a script before it runs; infini-job checked the nodes, and they have what the "
+                "job requests"
+            )
         else:
-            print_line(f"{scheduler.name} could run it")
+            print_line(f"{scheduler.name} can run this job")
     if values["print"] or values["check"]:
         return 0
     folder, order = submit(planned, scheduler, environ, print_line=print_line)
@@ -217,7 +220,7 @@ def _submit(values: dict[str, Any], args: Sequence[str], environ: Mapping[str, s
         raise
     except OSError as error:
         _drop_output()
-        raise InfiniRunError(f"the output: {error.strerror}; job {order.name} was submitted") from None
+        raise InfiniRunError(f"the output: {error.strerror}; submitted job {order.name}") from None
     if not values["wait"]:
         return 0
     from infini_run.jobs.progress import wait
@@ -274,8 +277,8 @@ def _status(values: dict[str, Any], args: Sequence[str], environ: Mapping[str, s
     elif shown:
         print_statuses(shown, is_long=True)
     elif not args:
-        more = f"; infini-job list shows {len(found)} that have ended" if found else ""
-        _print(f"no job waits or runs{more}")
+        more = f"; run infini-job list for {len(found)} finished" if found else ""
+        _print(f"no job is waiting or running{more}")
     return code
 
 
@@ -291,7 +294,7 @@ def _list(values: dict[str, Any], args: Sequence[str], environ: Mapping[str, str
     if values["json"]:
         return _print_json([status.to_json() for status in found])
     if not found:
-        return 0 if problems else _print("no job was ever submitted from here")
+        return 0 if problems else _print("no jobs in this directory")
     return print_statuses(found, is_long=False)
 
 
@@ -309,9 +312,7 @@ def _logs(values: dict[str, Any], args: Sequence[str], environ: Mapping[str, str
     out = sys.stdout.buffer
     if values["scheduler_log"]:
         if values["follow"] or values["rank"] >= 0 or values["node"] or values["attempt"] >= 0:
-            raise UsageError(
-                "--scheduler_log is of the whole job, as it is now: give no --follow, --rank, --node, --attempt"
-            )
+            raise UsageError("--scheduler_log: shows the whole job once; drop --follow, --rank, --node, --attempt")
         out.write(last_lines(scheduler_log(folder, tasks), values["tail"]))
         return 0
     scheduler = scheduler_of(folder.read_submission(), above, environ) if values["follow"] else None
@@ -331,8 +332,8 @@ def _newest(above: str) -> JobDir:
 
     found = all_folders(above, print_line)
     if not found:
-        raise UsageError("which job? none was ever submitted from here: infini-job logs ir-0123456789")
-    print_line(f"logs of {found[-1].name}, the newest job")
+        raise UsageError("missing job name, and no jobs in this directory; use infini-job logs ir-0123456789")
+    print_line(f"showing logs of {found[-1].name}, the newest job")
     return found[-1]
 
 
@@ -341,7 +342,7 @@ def _cancel(values: dict[str, Any], args: Sequence[str], environ: Mapping[str, s
     from infini_run.jobs.request.array import split
 
     if not args:
-        raise UsageError("which job? infini-job cancel ir-0123456789; infini-job list shows yours")
+        raise UsageError("missing job name; use infini-job cancel ir-0123456789, or run infini-job list")
     code = 0
     # each once: a task of an array that ends as well would be asked twice, and lose its grace
     names = [name for name in dict.fromkeys(args) if name == split(name)[0] or split(name)[0] not in args]
@@ -349,7 +350,7 @@ def _cancel(values: dict[str, Any], args: Sequence[str], environ: Mapping[str, s
         try:
             job = find_job(name, dir=values["dir"])
             if not job.cancel():
-                print_line(f"job {job.name} has ended already: {job.status().headline}")
+                print_line(f"job {job.name} already finished: {job.status().headline}")
         except InfiniRunError as error:
             print_line(f"{name}: {error}" if len(args) > 1 and name not in str(error) else str(error))
             code = code or error.exit_code
@@ -366,7 +367,7 @@ def _forget(values: dict[str, Any], args: Sequence[str], environ: Mapping[str, s
     from infini_run.jobs.status.each_job import for_each, kept
 
     if not args:
-        raise UsageError("which job? infini-job forget ir-0123456789; infini-job list shows yours")
+        raise UsageError("missing job name; use infini-job forget ir-0123456789, or run infini-job list")
     above = home(values["dir"], environ)
     problems: list[str] = []
     folders = {folder.name: folder for folder in find_folders(above, args, problems.append)}
@@ -402,25 +403,27 @@ def _serve(values: dict[str, Any], args: Sequence[str], environ: Mapping[str, st
 
     _refuse_args("serve", args)
     if not values["socket"]:
-        raise UsageError("where? infini-job serve --socket=$XDG_RUNTIME_DIR/infini-job.sock")
+        raise UsageError("missing --socket; use infini-job serve --socket=$XDG_RUNTIME_DIR/infini-job.sock")
     try:
         from infini_run.jobs.serve.service import serve
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] == "infini_run":
             raise
-        raise UsageError(f"serve needs {error.name}: pip install 'infini-run[serve]'") from None
+        raise UsageError(f"infini-job serve: needs {error.name}; run pip install 'infini-run[serve]'") from None
     return serve(values["socket"], home_to_write(values["dir"], environ), environ)
 
 
 def _one(verb: str, args: Sequence[str]) -> str:
     if len(args) != 1:
-        raise UsageError(f"infini-job {verb} is about one job: infini-job {verb} ir-0123456789; infini-job list")
+        raise UsageError(
+            f"infini-job {verb}: expected one job; use infini-job {verb} ir-0123456789, or run infini-job list"
+        )
     return args[0]
 
 
 def _refuse_args(verb: str, args: Sequence[str]) -> None:
     if args:
-        raise UsageError(f"infini-job {verb} takes flags only, not {quote(args[0])}")
+        raise UsageError(f"infini-job {verb}: expected only flags, not {quote(args[0])}")
 
 
 _DO = {

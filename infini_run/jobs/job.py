@@ -173,7 +173,7 @@ class Job:
         from infini_run.jobs.status.logs import scheduler_log as read
 
         if tail is not None and (isinstance(tail, bool) or not isinstance(tail, int) or tail < 0):
-            raise UsageError(f"tail={tail!r}: give a whole number from 0 on, or None for all lines")
+            raise UsageError(f"tail={tail!r}: expected a whole number from 0, or None for all lines")
         most = -1 if tail is None else tail
 
         chosen = () if task is None else (task,) if isinstance(task, int) else tuple(task)
@@ -259,18 +259,18 @@ def forget(folder: JobDir, status: Status) -> None:
     refuse_task(folder)
     if not status.is_final and status.state != LOST:
         news = f" as far as is known ({status.query_error})" if status.query_error else ""
-        raise UsageError(f"job {folder.name} is {status.state}{news}: infini-job cancel ends it")
+        raise UsageError(f"job {folder.name} is {status.state}{news}; run infini-job cancel {folder.name} first")
     remove(folder)
     if os.path.lexists(folder.path):
-        raise InfiniRunError(
-            f"job {folder.name}: {folder.path} cannot be removed as a whole: look what is left in it"
-        )
+        raise InfiniRunError(f"job {folder.name}: cannot remove all of {folder.path}; check what is left in it")
 
 
 def refuse_task(folder: JobDir) -> None:
     """Raise UsageError for a task: only the whole array can be removed."""
     if isinstance(folder, Task):
-        raise UsageError(f"{folder.name} is a task: infini-job forget {folder.array.name} removes the whole array")
+        raise UsageError(
+            f"{folder.name}: a task is removed with its array; use infini-job forget {folder.array.name}"
+        )
 
 
 def find_job(name: str, *, dir: str | os.PathLike[str] = "") -> Job:  # noqa: A002

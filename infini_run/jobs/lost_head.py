@@ -112,7 +112,7 @@ def end_job(folder: JobDir, environ: Mapping[str, str]) -> None:
         state=NODE_FAIL,
         code=1,
         node=node,
-        reason=f"{node} was lost, which had the job's script and its head",
+        reason=f"lost {node}, which ran the job's script and its head",
         attempt=max(0, folder.attempts() - 1),
         end_s=time.time(),
     )

@@ -51,7 +51,7 @@ def read_flags(flags: Mapping[str, object], environ: Mapping[str, str]) -> dict[
             words.append(f"--{name}={value}")
     parsed = parse(check_words("flags", words), environ, TABLES["submit"], PREFIXES)
     if parsed.question or parsed.program:
-        raise UsageError(f"{', '.join(flags)}: --{parsed.question or parsed.program[0]} is no flag of a job")
+        raise UsageError(f"{', '.join(flags)}: --{parsed.question or parsed.program[0]} is not a flag of a job")
     return defaults("submit") | {name: setting.value for name, setting in parsed.settings.items()}
 
 
@@ -98,13 +98,13 @@ def make_request(command: Sequence[str], values: Mapping[str, Any], above: str) 
     try:
         cwd = os.path.abspath(values["cwd"] or ".")
     except FileNotFoundError:
-        raise UsageError("the current directory was removed: --cwd=/DIR says where the ranks start") from None
+        raise UsageError("the current directory was removed; add --cwd=/DIR for the ranks") from None
     if not os.path.isdir(cwd):
         raise UsageError(f"--cwd={cwd} is not a directory")
     _check_run_options(values["run_options"], spares=values["spares"])
     warn_signal, warn_s = values["warn"]
     if warn_s and values["time"] and warn_s >= values["time"]:
-        raise UsageError(f"--warn: {warn_s} s before a limit of {values['time']} s is before the start")
+        raise UsageError(f"--warn: expected less than the limit of --time ({values['time']} s), not {warn_s} s")
     name = new_name()
     same = ("slots", "scheduler", "slots_per_node", "slot_type", "gpu_type", "tres", "gres", "layout", "single_node",
             "round_up", "spares", "pool", "account", "project", "cpus_per_slot", "options", "env", "run_options",
@@ -124,17 +124,17 @@ def make_request(command: Sequence[str], values: Mapping[str, Any], above: str) 
     )
 
 
-_SLOTS = "--slots and --slots_per_node say how many ranks and nodes"
-_NODES = "the nodes are those that the scheduler gives; --scheduler and --pool say where"
-_ANSWERS = "--print shows the script, --check asks the scheduler"
+_SLOTS = "use --slots and --slots_per_node of infini-job"
+_NODES = "the scheduler chooses the nodes; use --scheduler and --pool of infini-job"
+_ANSWERS = "use --print or --check of infini-job"
 _OF_THE_JOB = {  # flags of infini-run that a job sets itself, or that start no ranks; and what replaces them
     **dict.fromkeys(("nproc_per_node", "nnodes", "standalone"), _SLOTS),
     **dict.fromkeys(("hosts", "hostfile", "engine", "node_rank"), _NODES),
     **dict.fromkeys(("dry_run", "plot", "completion", "doctor"), _ANSWERS),
-    "isolate": "a job is a process of its own",
-    "spares": "--spares of infini-job allocates them, too",
-    "stdin": "a job has none",
-    "live": "infini-job logs -f and infini-job status show it",
+    "isolate": "a job needs no isolation; drop it",
+    "spares": "use --spares of infini-job, which also allocates the nodes",
+    "stdin": "a job has no input; drop it",
+    "live": "use infini-job logs -f or infini-job status",
 }
 
 
@@ -148,17 +148,20 @@ def _check_run_options(words: Sequence[str], *, spares: int) -> None:
     except UsageError as error:
         raise UsageError(f"--run_options: {error}") from None
     if parsed.question:
-        raise UsageError(f"--run_options: --{parsed.question} starts no ranks: infini-run --{parsed.question}")
+        raise UsageError(f"--run_options: --{parsed.question}: starts no ranks; run infini-run --{parsed.question}")
     if parsed.program or "--" in words:  # the job's own flags come after these words
         word = parsed.program[0] if parsed.program else "--"
-        raise UsageError(f"--run_options: {quote(word)} is no flag of infini-run")
+        raise UsageError(f"--run_options: {quote(word)} is not a flag of infini-run")
     problems = [
         f"--run_options: {setting.origin}: {_OF_THE_JOB[name]}"
         for name, setting in parsed.settings.items()
         if name in _OF_THE_JOB
     ]
     if spares and "keep_going" in parsed.settings and parsed.settings["keep_going"].value:
-        problems.append(f"--spares={spares} with --run_options=--keep_going: a failure ends all ranks, or none")
+        problems.append(
+            f"--spares={spares}: conflicts with --run_options=--keep_going: a failure ends all ranks, or none; "
+            "drop one of them"
+        )
     if problems:
         raise UsageError("\n".join(problems))
 
@@ -170,7 +173,9 @@ def _image(values: Mapping[str, Any]) -> Image | None:
 
     found = values["runtime"] or next((name for name in RUNTIMES if shutil.which(name)), "")
     if not found:
-        raise UsageError(f"--container: none of {', '.join(RUNTIMES)} is on PATH; --runtime names the nodes' own")
+        raise UsageError(
+            f"--container: none of {', '.join(RUNTIMES)} is on PATH; add --runtime=NAME for the runtime of the nodes"
+        )
     return Image(
         name=values["container"],
         runtime=found,
@@ -184,4 +189,4 @@ def could_run(planned: SubmissionPlan, scheduler: Scheduler) -> None:
     """Check a plan with its scheduler. Raises SubmitError: as it is, the job could never run; QueryError."""
     why = check(planned, scheduler)
     if why:
-        raise SubmitError("refused", f"it could never run: {why}")
+        raise SubmitError("refused", f"--check: {scheduler.name} can never run this job: {why}")

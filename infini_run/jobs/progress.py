@@ -45,8 +45,8 @@ def wait(job: Job) -> int:
             text += f": {status.advice or status.reason}"
         if status.state == "QUEUED" and is_never_met(status.reason):
             print("\r\033[K" if is_live else "", end="", file=sys.stderr)
-            why = f"({status.reason}): what it waits for has ended otherwise"
-            raise InfiniRunError(f"job {job.name} never begins {why}; infini-job cancel {job.name}")
+            why = f"({status.reason}): its dependency cannot be met"
+            raise InfiniRunError(f"job {job.name} cannot start {why}; run infini-job cancel {job.name}")
         if text == shown or (status.is_final and is_live):
             return
         shown = text
@@ -67,7 +67,10 @@ def _name_job_at_stop(name: str, before: bytes) -> None:
 
     def stop(number: int, frame: FrameType | None) -> None:
         os.write(2, before)
-        write_line(f"job {name} goes on: infini-job logs -f {name} shows it, infini-job cancel {name} ends it")
+        write_line(
+            f"job {name} keeps running; run infini-job logs -f {name} to follow it, or infini-job cancel {name} "
+            "to stop it"
+        )
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
 
@@ -99,7 +102,7 @@ class SilenceReporter:
         text = ""
         has_begun = bool(status.tasks) and status.attempt >= 0  # of an array some task always waits
         if status.state == "QUEUED" and not status.is_final and not has_begun:
-            text = f"{status.name} waits in the queue"
+            text = f"{status.name} is waiting in the queue"
             text += f": {status.reason}" if status.reason else ""
             text += f" ({status.hold}: {status.advice})" if status.advice else ""
         elif status.state == "SUSPENDED":

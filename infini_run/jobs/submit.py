@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 _PAUSES_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)  # between two looks; a controller that is back is no event
 _TRIES = 3
-_NO_LIMIT = "--warn has no effect: nothing limits a job of this machine but --time"
+_NO_LIMIT = "--warn: no effect on this machine without a limit; add --time=TIME"
 
 
 class SubmissionPlan:
@@ -71,7 +71,7 @@ def plan(request: JobRequest, scheduler: Scheduler, facts: Facts) -> SubmissionP
     request = replace(request, scheduler=scheduler.name, slot_type=layout.slot_type)
     pool = facts.pool(request.pool)
     if request.warn_s and not request.time_s and pool is not None and pool.default_s == 0:
-        no_effect = f"--warn has no effect: nothing limits a job of {pool.name} but --time"
+        no_effect = f"--warn: no effect in {pool.name} without a limit; add --time=TIME"
         layout = replace(layout, remark="; ".join(filter(None, (layout.remark, no_effect))))
     programs = {"node": render_node(request, layout), "bin/srun": render_srun(request, layout)}
     return SubmissionPlan(
@@ -83,11 +83,14 @@ def _here(request: JobRequest, facts: Facts) -> tuple[JobRequest, Facts]:
     """Return one node, which takes any request: too few CPUs are shared. Raises UsageError."""
     if request.slots_per_node not in (0, request.slots):
         raise UsageError(
-            f"--slots={request.slots} --slots_per_node={request.slots_per_node}: this machine is one node; "
+            f"--slots={request.slots} --slots_per_node={request.slots_per_node}: conflicts with --scheduler=local, "
+            "which is one node; "
             "drop --slots_per_node"
         )
     if request.spares:
-        raise UsageError(f"--spares={request.spares}: this machine is one node, and no other can take its place")
+        raise UsageError(
+            f"--spares={request.spares}: needs several nodes, and --scheduler=local is one; drop --spares"
+        )
     slot_type = request.slot_type or (CUDA if facts.has_gres else CPU)
     return replace(request, single_node=True, slot_type=slot_type), replace(facts, pools=())
 
@@ -150,7 +153,7 @@ def submit(
         raise
     except OSError as error:
         remove(folder)
-        raise UsageError(f"{folder.path} cannot be written: {error.strerror}; give another --dir") from None
+        raise UsageError(f"{folder.path} cannot be written: {error.strerror}; use another --dir") from None
     except (InfiniRunError, TypeError, ValueError):  # leave no job that nobody will run
         remove(folder)
         raise
@@ -195,13 +198,14 @@ def hand_over(
         except SubmitError as error:
             if error.kind != TIMED_OUT:
                 raise
-            print_line(f"{scheduler.name} has not answered ({error.text}): looking whether it has the job")
+            print_line(f"{scheduler.name} has not responded ({error.text}); checking whether it has the job")
         found = _search(scheduler, name, pauses_s, folder, before)
         if found:
             return found
     raise SubmitError(
         TIMED_OUT,
-        f"{scheduler.name} has taken the job {_TRIES} times without an answer, and does not know it; try later",
+        f"{scheduler.name} took the job {_TRIES} times without responding, and does not know it; run the "
+        "command later",
     )
 
 
@@ -223,8 +227,8 @@ def _search(scheduler: Scheduler, name: str, pauses_s: tuple[float, ...], folder
             return own
     raise SubmitError(
         TIMED_OUT,
-        f"{scheduler.name} does not answer ({problem}): it may have the job all the same; infini-job status "
-        f"{own_name(name)} knows when it is back",
+        f"{scheduler.name} does not respond ({problem}), but may have the job; later, run infini-job status "
+        f"{own_name(name)}",
     )
 
 

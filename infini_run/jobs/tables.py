@@ -98,7 +98,7 @@ def _details(status: Status) -> list[str]:
     if status.attempt > 0:
         found.append(f"attempt {status.attempt}, after {status.attempt} restart{'s' * (status.attempt > 1)}")
     if status.query_error:
-        found.append(f"no news: {status.query_error}")
+        found.append(f"state unknown since then: {status.query_error}")
     return found
 
 
@@ -107,7 +107,7 @@ def print_facts(scheduler: Scheduler, facts: Facts) -> None:
     from infini_run.jobs.scheduler import Kind
 
     if facts.query_error:
-        print(printable(f"{scheduler.name} does not answer: {facts.query_error}"))
+        print(printable(f"{scheduler.name} does not respond: {facts.query_error}"))
         return
     about = [f"{scheduler.name} {facts.version}"]
     about += [f"select/{facts.select}"] if facts.select else []

@@ -32,7 +32,7 @@ def _letter(number: str) -> str:
 
 _JOB = re.compile(r"ir-[0-9a-f]{10,12}")
 _SSH = '#!/bin/sh\nfor word; do :; done\nexec sh -c "$word"\n'  # runs here what it is to run elsewhere: its last word
-_WAITS = " waits in the queue"
+_WAITS = " is waiting in the queue"
 _KINDS = (
     (
         re.compile(r"\b(exit code|rank|exit|FAILED) (\d+)"),
@@ -134,7 +134,7 @@ def test_blocks_in_tabs_admonitions_and_lists_are_found(tmp_path, monkeypatch):
         ("[host4:7] a", "[host4:6] a", 0),
         ("ir-0123456789  STARTING\ndone", "ir-abcdef0123  RUNNING\ndone", 1),
         ("one", "one\ntwo", 0),
-        ("[node1:5] a", "infini-job: ir-abcdef0123 waits in the queue\n[node1:5] a", 1),
+        ("[node1:5] a", "infini-job: ir-abcdef0123 is waiting in the queue\n[node1:5] a", 1),
         ("one\n...", "one\ntwo", 1),
         ("job ir-0123456789 in /tmp/a/b", "job ir-abcdef0123 in /tmp/c/d/b", 1),
     ],

@@ -41,26 +41,26 @@ def test_a_list_is_read_as_sbatch_reads_it(text, tasks, at_once, pbs):
     assert parse(text).range == pbs
 
 
-SUCH = "; such as 0-9, 1,3,7, 0-20:5 or 0-9%3 (at most three at a time)"
+SUCH = "; use 0-9, 1,3,7, 0-20:5, or 0-9%3 (at most three at a time)"
 WRONG = [
-    ("", f"no index is given{SUCH}"),
-    ("%3", f"no index is given{SUCH}"),
+    ("", f"missing index{SUCH}"),
+    ("%3", f"missing index{SUCH}"),
     ("a", f"'a' is not an index{SUCH}"),
     ("1 2", f"'1 2' is not an index{SUCH}"),
     ("\x1b", f"'\\x1b' is not an index{SUCH}"),
-    ("0-", f"an index is missing{SUCH}"),
-    ("-3", f"an index is missing{SUCH}"),
-    ("1,,2", f"an index is missing beside a comma{SUCH}"),
-    ("3-1", "the range 3-1 ends before it begins"),
-    ("0-3:0", "the step of 0-3:0 is 0; give 1 or more"),
+    ("0-", f"missing index{SUCH}"),
+    ("-3", f"missing index{SUCH}"),
+    ("1,,2", f"missing index beside a comma{SUCH}"),
+    ("3-1", "range 3-1 ends before it starts"),
+    ("0-3:0", "the step of 0-3:0 is 0; use 1 or more"),
     ("0-3:x", f"'x' is not a step{SUCH}"),
-    ("0-3:", f"a step is missing{SUCH}"),
-    ("3:2", "'3:2' has a step and no range; such as 0-20:5"),
-    ("0-3%0", "%0 lets no task run; give %1 or more"),
-    ("0-3%", f"%M is missing{SUCH}"),
+    ("0-3:", f"missing step{SUCH}"),
+    ("3:2", "'3:2' has a step but no range; use 0-20:5"),
+    ("0-3%0", "%0 would run no task; use %1 or more"),
+    ("0-3%", f"missing %M{SUCH}"),
     ("0-3%x", f"'x' is not %M{SUCH}"),
-    ("1001", "an index is at most 1000, not 1001"),
-    ("0-99999", "an index is at most 1000, not 99999"),
+    ("1001", "expected an index of at most 1000, not 1001"),
+    ("0-99999", "expected an index of at most 1000, not 99999"),
 ]
 
 
@@ -73,7 +73,7 @@ def test_what_is_wrong_with_a_list_is_one_sentence(text, said):
 def test_the_error_names_the_flag_and_nothing_is_left(local):
     done = local.call("submit", "--array=3-1", "--", "true")
     assert done.returncode == 2
-    assert done.stderr == "infini-job: --array=3-1: the range 3-1 ends before it begins\n"
+    assert done.stderr == "infini-job: --array=3-1: range 3-1 ends before it starts\n"
     assert local.is_empty()
 
 
@@ -129,8 +129,8 @@ def test_a_cluster_that_takes_fewer_tasks_says_where_that_stands():
     said = CommandResult(
         code=1, out="", error="sbatch: error: Batch job submission failed: Invalid job array specification\n"
     )
-    assert advised(said).endswith("Invalid job array specification; the cluster has another MaxArraySize: "
-                                  "`scontrol show config` says up to which index")  # fmt: skip
+    assert advised(said).endswith("Invalid job array specification; an index exceeds MaxArraySize; "
+                                  "run `scontrol show config` to see it")  # fmt: skip
 
 
 # ---- on this machine
@@ -238,7 +238,7 @@ def test_a_task_that_cannot_be_started_ends_no_other(local):
     local.wait(name)
     assert states(local, name) == ["COMPLETED", "FAILED", "COMPLETED"]
     path = local.path / name / "task/1/job.log"
-    assert local.status(f"{name}.1")["reason"] == f"it cannot be started: {path}: Is a directory"
+    assert local.status(f"{name}.1")["reason"] == f"cannot start it: {path}: Is a directory"
 
 
 def test_a_job_of_a_task_is_none_itself(local):
@@ -282,7 +282,7 @@ def test_the_lines_of_one_node_are_those_of_the_tasks_that_ran_there(local, two_
     assert local.lines(two_hosts.name, "--node=n3") == []
     tasks_of(two_hosts)[2].write_result(JobResult(state="CANCELLED", code=-1, end_s=0.0))
     done = local.call("logs", "--node=n3", two_hosts.name)
-    assert (done.returncode, done.stderr) == (2, "infini-job: --node=n3: the nodes are n1, n2, or 0 to 0\n")
+    assert (done.returncode, done.stderr) == (2, "infini-job: --node=n3: unknown node; use n1, n2, or 0 to 0\n")
 
 
 def test_a_run_of_an_array_is_that_of_each_task(local, two_hosts):
@@ -299,7 +299,7 @@ def test_logs_of_an_array_that_waits_say_why(local):
     array.write_id(id_of(os.getpid()))
     done = local.call("logs", array.name)
     assert (done.returncode, done.stdout) == (0, "")
-    assert done.stderr.startswith(f"infini-job: {array.name} waits in the queue")
+    assert done.stderr.startswith(f"infini-job: {array.name} is waiting in the queue")
 
 
 def test_an_array_with_indices_that_are_too_large_is_another_versions(local):
@@ -309,7 +309,7 @@ def test_an_array_with_indices_that_are_too_large_is_another_versions(local):
         file.seek(0)
         file.write(text)
     done = local.call("list")
-    assert "is another version's job" in done.stderr
+    assert "job of another infini-run version" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -423,7 +423,5 @@ def test_an_array_of_which_pbs_gave_no_answer_is_found(pbs, pbs_queue):
 def test_pbs_takes_one_range(pbs, pbs_queue):
     done = pbs.call("submit", *ONE, "--array=1,2,5", "--", "true")
     assert done.returncode == 2
-    assert (
-        done.stderr == "infini-job: --array=1,2,5: PBS takes one range of two tasks or more, such as 0-9 or 0-20:5\n"
-    )
+    assert done.stderr == "infini-job: --array=1,2,5: PBS needs one range of two or more tasks; use 0-9 or 0-20:5\n"
     assert pbs.is_empty()

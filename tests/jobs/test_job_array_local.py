@@ -156,7 +156,7 @@ def test_a_task_waits_until_the_system_has_a_process_for_it():
         until(lambda: all(Path(f"/proc/{one.pid}/comm").read_text() == "sleep\n" for one in others))
         module = [sys.executable, "-m", "infini_run.jobs.array_main", array.path]
         queue = Command([*ids, "prlimit", f"--nproc={len(others) + 1}", *module], cwd="/")
-        queue.read_error_until(b"ir-00000000aa.0 waits until it can be started: Resource temporarily unavailable\n")
+        queue.read_error_until(b"ir-00000000aa.0 cannot start yet: Resource temporarily unavailable; retrying\n")
         for one in others:
             one.kill()
             one.wait()
@@ -255,9 +255,9 @@ def test_logs_of_some_tasks(local):
     assert local.lines(name, "--task=0,3-4") == [f"[task {k}] [rank 0] is {k}" for k in (0, 3, 4)]
     assert local.lines(name, "--task=3") == ["[rank 0] is 3"]
     for text, said in (
-        ("0,9", f"job {name} has the tasks 0-5%1, and no task 9"),
-        ("0-3%2", "--task=0-3%2: %M is of --array; tasks are chosen as 4, 0,3-5 or 0-20:5"),
-        ("x", "--task=x: 'x' is not an index; such as"),
+        ("0,9", f"job {name}: no task 9; its tasks are 0-5%1"),
+        ("0-3%2", "--task=0-3%2: %M is only for --array; use 4, 0,3-5, or 0-20:5"),
+        ("x", "--task=x: 'x' is not an index; use"),
     ):
         done = local.call("logs", f"--task={text}", name)
         assert (done.returncode, said in done.stderr) == (2, True), done.stderr
@@ -273,7 +273,8 @@ def test_logs_say_which_tasks_are_lost(local, bell, turnstile):
     os.kill(pid_of(local.path / name), signal.SIGKILL)
     until(lambda: states(local, name)[1] == "LOST")
     done = local.call("logs", name)
-    line = f"infini-job: {name}.1 is LOST: what starts the tasks of its array has ended without a word (SIGKILL?)\n"
+    gone = "the process that starts the tasks of its array is gone and left no reason (SIGKILL?)"
+    line = f"infini-job: {name}.1 is LOST: {gone}\n"
     assert (done.returncode, done.stdout, done.stderr) == (0, "", line)
     assert local.call("logs", "--task=0", name).stderr == ""
     assert local.call("logs", f"{name}.1").stderr == line
@@ -291,8 +292,8 @@ def test_names_of_tasks_that_are_wrong_are_named(local, bell, turnstile):
     done = local.call("cancel", f"{name}.9", f"{name}.0", f"{name}.1.1")
     assert done.returncode == 2
     assert done.stderr == (
-        f"infini-job: {name}.9: job {name} has the tasks 0-1%2, and no task 9\n"
-        f"infini-job: {name}.1.1: {name}.1 is a task, and has no tasks: {name} is the array\n"
+        f"infini-job: {name}.9: job {name}: no task 9; its tasks are 0-1%2\n"
+        f"infini-job: {name}.1.1: {name}.1: a task has no tasks; use {name}, the array\n"
     )
     assert local.wait(f"{name}.0")["state"] == "CANCELLED"
     assert local.status(f"{name}.1")["state"] == "RUNNING"
@@ -303,11 +304,11 @@ def test_names_of_tasks_that_are_wrong_are_named(local, bell, turnstile):
     local.wait(other)
     done = local.call("forget", other, name, f"{name}.0")
     assert done.returncode == 2
-    assert done.stderr == f"infini-job: {name}.0 is a task: infini-job forget {name} removes the whole array\n"
+    assert done.stderr == f"infini-job: {name}.0: a task is removed with its array; use infini-job forget {name}\n"
     assert (local.path / other).exists()
     assert (local.path / name).exists()
     assert local.call("logs", "--task=1", f"{name}.1").stderr == (
-        f"infini-job: {name}.1 is a task, and has no tasks: {name} is the array\n"
+        f"infini-job: {name}.1: a task has no tasks; use {name}, the array\n"
     )
 
 
@@ -327,5 +328,5 @@ def test_a_submission_says_that_it_is_an_array(local, service):
     answer = service.client.get(f"/v1/jobs/{taken['name']}/logs", params={"task": "x"})
     assert (answer.status_code, answer.json()["detail"].startswith("task=x: 'x' is not an index")) == (400, True)
     answer = service.client.get(f"/v1/jobs/{taken['name']}.1/logs", params={"task": "1"})
-    assert (answer.status_code, "is a task, and has no tasks" in answer.json()["detail"]) == (404, True)
+    assert (answer.status_code, ": a task has no tasks; use " in answer.json()["detail"]) == (404, True)
     local.wait(said["name"])

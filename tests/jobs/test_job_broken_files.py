@@ -122,7 +122,7 @@ def test_status_waits_for_no_fifo_in_place_of_job_log(pair):
 def test_number_that_no_clock_has_is_told(pair, text):
     (pair.path / BAD / "exit").write_text('{"state":"COMPLETED","code":0,' + text + "}")
     done = pair.call("list", "--json")
-    assert done.stderr.endswith("/exit is not what infini-job has written: look who changed it\n")
+    assert done.stderr.endswith("/exit: not as infini-job wrote it; check who changed it\n")
     assert GOOD in done.stdout
 
 
@@ -160,9 +160,7 @@ def test_hung_directory_costs_one_line_and_hides_no_other_job(pair):
     argv = hung(pair.path / BAD, *JOB, "list")
     done = subprocess.run(argv, env=pair.env, capture_output=True, text=True, check=False, timeout=LIMIT_S * 2)
     assert done.stdout.split()[:2] == [GOOD, "COMPLETED"]
-    assert done.stderr == (
-        f"infini-job: {pair.path / BAD} has not answered for 10 s; look whether its file server is there\n"
-    )
+    assert done.stderr == (f"infini-job: {pair.path / BAD} has not responded for 10 s; check its file server\n")
 
 
 @pytest.mark.slow
@@ -173,7 +171,7 @@ def test_service_answers_and_ends_beside_hung_job(pair, tmp_path, monkeypatch):
         service.client.timeout = LIMIT_S
         answer = service.client.get(f"/v1/jobs/{BAD}")
         assert (answer.status_code, answer.json()["detail"].split(" has ")[1]) == (
-            503, "not answered for 10 s; look whether its file server is there",
+            503, "not responded for 10 s; check its file server",
         )  # fmt: skip
         begun_s = time.monotonic()
         for _ in range(20):  # it is known by now: no further thread waits for it
@@ -258,7 +256,7 @@ def test_foreign_id_hides_no_other_job(pair, text, bell):
     done = pair.call("list", "--json")
     shown = {job["name"]: job for job in json.loads(done.stdout)}
     assert (shown[name]["state"] in ("STARTING", "RUNNING"), shown[name]["query_error"]) == (True, "")
-    assert shown[BAD]["query_error"] if BAD in shown else "is not what infini-job has written" in done.stderr
+    assert shown[BAD]["query_error"] if BAD in shown else ": not as infini-job wrote it" in done.stderr
     assert pair.call("cancel", name).returncode == 0
     pair.wait(name, "CANCELLED")
 
@@ -270,8 +268,8 @@ def test_home_directory_that_is_missing_is_not_made(local, tmp_path, verb):
     done = local.call(*words, env={"HOME": str(home), "INFINI_JOB_DIR": ""})
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
-        f"infini-job: HOME={home}: jobs are kept in ~/.infini-run, and there is no such home directory; set HOME, or "
-        "give --dir=DIR that the nodes share\n"
+        f"infini-job: HOME={home}: not a directory, and jobs need ~/.infini-run; set HOME, or add "
+        "--dir=DIR on storage that the nodes share\n"
     )
     assert not home.exists()
 

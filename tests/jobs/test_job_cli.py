@@ -42,42 +42,42 @@ def bare(tmp_path):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("sumbit",), "sumbit is nothing that infini-job does; the nearest is submit"),
-        (("frobnicate",), "frobnicate is nothing that infini-job does; there are submit, status, list,"),
-        (("submit",), "no program was given: infini-job submit [flags] [--] program [args...]"),
+        (("sumbit",), "unknown command sumbit; did you mean submit?"),
+        (("frobnicate",), "unknown command frobnicate; use submit, status, list,"),
+        (("submit",), "missing program; use infini-job submit [flags] [--] program [args...]"),
         (("submit", "--slotss=3", "--", "true"), "unknown flag --slotss; did you mean --slots?"),
-        (("submit", "-n", "4", "true"), "unknown flag -n; --slots=N is how many ranks in all"),
-        (("submit", "-N2", "true"), "unknown flag -N2; --slots=N is how many ranks in all"),
-        (("submit", "--nodes=2", "true"), "unknown flag --nodes; --slots=N is how many ranks in all"),
-        (("submit", "-t", "1h", "true"), "unknown flag -t; --time=TIME is the limit"),
-        (("submit", "--hang_timeout=1h", "true"), "unknown flag --hang_timeout; it is a flag of infini-run"),
-        (("-V",), "-V is a flag, but of what? give a verb: submit, status,"),
+        (("submit", "-n", "4", "true"), "unknown flag -n; use --slots=N for the ranks in all"),
+        (("submit", "-N2", "true"), "unknown flag -N2; use --slots=N (ranks in all)"),
+        (("submit", "--nodes=2", "true"), "unknown flag --nodes; use --slots=N (ranks in all)"),
+        (("submit", "-t", "1h", "true"), "unknown flag -t; use --time=TIME"),
+        (("submit", "--hang_timeout=1h", "true"), "unknown flag --hang_timeout; use --run_options="),
+        (("-V",), "-V: missing command before the flag; use submit, status,"),
         (("submit", "--slots=0", "--", "true"), "--slots=0: expected 1"),
         (("submit", "--slots=two", "--", "true"), "--slots=two: expected 1"),
         (("submit", "--time=soon", "--", "true"), "--time=soon: not a time "),
-        (("submit", "--time=1:2", "--", "true"), "--time=1:2: a time is allowed, such as 4h, 90min, 1h30m, 1d or"),
+        (("submit", "--time=1:2", "--", "true"), "--time=1:2: not a time; use 10m, 4h, 1h30m, 1d, or 1-12:00:00"),
         (("submit", "--warn=KILL@5m", "--", "true"), "--warn=KILL@5m: cannot be caught by a process"),
-        (("submit", "--time=1m", "--warn=5m", "--", "true"), "--warn: 300 s before a limit of 60 s is before"),
-        (("submit", "--mem_per_slot=much", "--", "true"), "--mem_per_slot=much: a size is allowed, such as 500M"),
-        (("submit", "--env=1", "--", "true"), "--env=1: NAME=VALUE words are allowed"),
-        (("submit", "--options=a 'b", "--", "true"), "--options=a 'b: words as a shell reads them are allowed"),
+        (("submit", "--time=1m", "--warn=5m", "--", "true"), "--warn: expected less than the limit of"),
+        (("submit", "--mem_per_slot=much", "--", "true"), "--mem_per_slot=much: not a size; use 500M"),
+        (("submit", "--env=1", "--", "true"), "--env=1: expected NAME=VALUE words"),
+        (("submit", "--options=a 'b", "--", "true"), "--options=a 'b: expected words that a shell can split"),
         (("submit", "--cwd=/nosuch", "--", "true"), "--cwd=/nosuch is not a directory"),
         (("submit", "--scheduler=lsf", "--", "true"), "--scheduler=lsf: expected auto, slurm, pbs, or local"),
-        (("submit", "--slots=4", "--slots_per_node=2", "--", "true"), "--slots=4 --slots_per_node=2: this machine"),
-        (("submit", "--options=--exclusive", "--", "true"), "--exclusive: --scheduler=local takes no options"),
-        (("status", "ir-0000000000"), "there is no job ir-0000000000 in "),
-        (("logs", "ir-0000000000"), "there is no job ir-0000000000 in "),
-        (("cancel", "ir-0000000000"), "there is no job ir-0000000000 in "),
-        (("logs", "../etc"), "'../etc' is no job: they are called ir-0123456789; infini-job list shows yours"),
-        (("logs",), "which job? none was ever submitted from here: infini-job logs ir-0123456789"),
-        (("logs", "ir-0000000000", "ir-0000000001"), "infini-job logs is about one job"),
+        (("submit", "--slots=4", "--slots_per_node=2", "--", "true"), "--slots=4 --slots_per_node=2: conflicts with"),
+        (("submit", "--options=--exclusive", "--", "true"), "--exclusive: --scheduler=local takes no"),
+        (("status", "ir-0000000000"), "job ir-0000000000: unknown in "),
+        (("logs", "ir-0000000000"), "job ir-0000000000: unknown in "),
+        (("cancel", "ir-0000000000"), "job ir-0000000000: unknown in "),
+        (("logs", "../etc"), "'../etc': not a job name (ir-0123456789); run infini-job list"),
+        (("logs",), "missing job name, and no jobs in this directory; use infini-job logs ir-0123456789"),
+        (("logs", "ir-0000000000", "ir-0000000001"), "infini-job logs: expected one job"),
         (("logs", "--tail=x"), "--tail=x: expected 0"),
         (("submit", "--title=a\nb", "--", "true"), "--title='a\\nb': expected at most 100 printable characters"),
         (("submit", f"--title={'a' * 101}", "--", "true"), f"--title={'a' * 101}: expected at most 100 printable"),
-        (("cancel",), "which job? infini-job cancel ir-0123456789"),
-        (("forget",), "which job? infini-job forget ir-0123456789"),
-        (("forget", "ir-0000000000"), "there is no job ir-0000000000 in "),
-        (("list", "all"), "infini-job list takes flags only, not all"),
+        (("cancel",), "missing job name; use infini-job cancel ir-0123456789"),
+        (("forget",), "missing job name; use infini-job forget ir-0123456789"),
+        (("forget", "ir-0000000000"), "job ir-0000000000: unknown in "),
+        (("list", "all"), "infini-job list: expected only flags, not all"),
     ],
 )  # fmt: skip
 def test_what_makes_no_sense_is_one_line_that_says_what_to_do(local, words, said):
@@ -149,7 +149,7 @@ def test_a_check_says_that_pbs_cannot_be_asked(local, pbs_queue):
     env = {"PATH": pbs_queue.env["PATH"], "TEST_BATCH": pbs_queue.folder, "INFINI_JOB_SCHEDULER": "pbs"}
     done = local.call("submit", "--slots=8", "--check", "--", "true", env=env)
     assert done.returncode == 0
-    assert done.stderr.startswith("infini-job: pbs says nothing beforehand"), done.stderr
+    assert done.stderr.startswith("infini-job: PBS cannot check a script before it runs"), done.stderr
     assert pbs_queue.jobs() == []
 
 
@@ -157,8 +157,9 @@ def test_no_scheduler_is_told(local, bare):
     done = local.call("submit", "--", "true", env=bare)
     assert done.returncode == 2
     assert done.stderr == (
-        "infini-job: no scheduler is here: neither sbatch (Slurm) nor qsub (PBS) is on PATH; log in where jobs are "
-        "submitted, or --scheduler=local runs it on this machine\n"
+        "infini-job: no scheduler found: neither sbatch (Slurm) nor qsub (PBS) is on PATH; run infini-job where "
+        "jobs are "
+        "submitted, or use --scheduler=local to run it on this machine\n"
     )
     done = local.call("submit", "--scheduler=slurm", "--", "true", env=bare)
     assert done.stderr.startswith("infini-job: --scheduler=slurm: sbatch is not on PATH; ")
@@ -185,7 +186,7 @@ def test_grid_engines_qsub_is_not_taken_for_pbs(local, bare):
         os.chmod(path, 0o755)
     done = local.call("submit", "--", "true", env=bare)
     assert done.returncode == 2
-    assert done.stderr.startswith(f"infini-job: {bare['PATH']}/qsub is not PBS's (Grid Engine?)")
+    assert done.stderr.startswith(f"infini-job: {bare['PATH']}/qsub is not from PBS (Grid Engine?)")
 
 
 NO_CONFIGURATION = """#!/bin/sh
@@ -208,15 +209,15 @@ def both(pbs_queue):
 
 
 def test_a_slurm_that_does_not_answer_hides_no_pbs(local, both):
-    said = "scontrol ended with 1: scontrol: fatal: Could not establish a configuration source"
+    said = "scontrol exited with 1: scontrol: fatal: Could not establish a configuration source"
     done = local.call("submit", "--print", "--", "true", env=both)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[1].startswith("#PBS ")
-    assert done.stderr == f"infini-job: slurm does not answer: {said}; pbs does, and is taken\n"
+    assert done.stderr == f"infini-job: slurm does not respond: {said}; using pbs, which does\n"
     done = local.call("clusters", env=both)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert lines[0] == f"slurm does not answer: {said}"
+    assert lines[0] == f"slurm does not respond: {said}"
     assert lines[1].startswith("pbs 23.06")
     assert lines[-2].startswith("local ")
     found = json.loads(local.call("clusters", "--json", env=both).stdout)
@@ -233,9 +234,11 @@ def test_what_each_scheduler_said_is_told_where_none_answers(local, both, pbs_qu
     pbs_queue.fail("qmgr", "away")
     done = local.call("submit", "--", "true", env=both)
     assert done.returncode == 1
-    assert done.stderr.startswith("infini-job: no scheduler answers: slurm: scontrol ended with 1: scontrol: fatal: ")
+    assert done.stderr.startswith(
+        "infini-job: no scheduler responds: slurm: scontrol exited with 1: scontrol: fatal: "
+    )
     assert "; pbs: qmgr " in done.stderr
-    assert done.stderr.endswith("; --scheduler=local runs it on this machine\n")
+    assert done.stderr.endswith("; use --scheduler=local to run it on this machine\n")
     assert local.is_empty()
 
 
@@ -276,7 +279,7 @@ def test_print_shows_the_script_and_submits_nothing(local):
 
 def test_check_of_this_machine_is_always_good(local):
     done = local.call("submit", "--check", "--", "true")
-    assert (done.returncode, done.stderr) == (0, "infini-job: local could run it\n")
+    assert (done.returncode, done.stderr) == (0, "infini-job: local can run this job\n")
     assert local.is_empty()
 
 
@@ -284,7 +287,7 @@ def test_a_warning_before_no_limit_is_told(local):
     """Nothing ends a job on this machine but its own --time."""
     done = local.call("submit", "--warn=5m", "--print", "--", "true")
     assert (done.returncode, done.stderr) == (
-        0, "infini-job: --warn has no effect: nothing limits a job of this machine but --time\n",
+        0, "infini-job: --warn: no effect on this machine without a limit; add --time=TIME\n",
     )  # fmt: skip
     assert local.call("submit", "--warn=5m", "--time=1h", "--print", "--", "true").stderr == ""
 
@@ -292,7 +295,7 @@ def test_a_warning_before_no_limit_is_told(local):
 def test_a_warning_before_no_limit_of_a_queue_is_told(local, pbs_queue):
     words = ("submit", "--scheduler=pbs", "--slot_type=cpu", "--warn=5m", "--print", "--", "true")
     done = local.call(*words, env=pbs_queue.env)
-    assert done.stderr == "infini-job: --warn has no effect: nothing limits a job of workq but --time\n"
+    assert done.stderr == "infini-job: --warn: no effect in workq without a limit; add --time=TIME\n"
     pbs_queue.set(pools={"workq": {"resources_default": {"walltime": "01:00:00"}}})
     assert local.call(*words, env=pbs_queue.env).stderr == ""
 
@@ -518,8 +521,8 @@ def test_the_python_api_has_no_names_that_the_command_needs():
         (("--json", "status", "--json"), 0, "[]\n"),
         (("--nosuch", "list"), 2, "unknown flag --nosuch"),
         (("--time=soon", "submit", "true"), 2, "--time=soon: not a time from 0"),
-        (("--json",), 2, "--json is a flag, but of what? give a verb: submit, status,"),
-        (("--json", "lits"), 2, "--json is a flag, but of what? give a verb: submit, status,"),
+        (("--json",), 2, "--json: missing command before the flag; use submit, status,"),
+        (("--json", "lits"), 2, "--json: missing command before the flag; use submit, status,"),
     ],
 )
 def test_flags_may_stand_before_the_verb(words, code, said, bare, tmp_path):
@@ -555,7 +558,7 @@ def test_a_job_whose_name_cannot_be_printed_is_named_on_stderr(local, words):
             timeout=LIMIT_S * 2, check=False,
         )  # fmt: skip
     (name,) = os.listdir(local.path)
-    said = f"infini-job: the output: No space left on device; job {name} was submitted\n"
+    said = f"infini-job: the output: No space left on device; submitted job {name}\n"
     assert (done.returncode, done.stderr) == (1, said)
     assert local.wait(name)["headline"] == "COMPLETED"
 
@@ -570,10 +573,10 @@ def test_a_directory_that_was_removed_is_named(local, tmp_path):
         )  # fmt: skip
 
     done = call("submit", "--", "true")
-    said = "infini-job: the current directory was removed: --cwd=/DIR says where the ranks start\n"
+    said = "infini-job: the current directory was removed; add --cwd=/DIR for the ranks\n"
     assert (done.returncode, done.stderr) == (2, said)
     done = call("list", "--dir=jobs")
-    said = "infini-job: --dir=jobs: the current directory was removed; give a path from /\n"
+    said = "infini-job: --dir=jobs: the current directory was removed; use a path from /\n"
     assert (done.returncode, done.stderr) == (2, said)
     done = call("submit", "--wait", "--cwd=/", "--", "true")
     assert (done.returncode, done.stderr.count("Traceback")) == (0, 0), done.stderr

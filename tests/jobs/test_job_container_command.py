@@ -91,7 +91,7 @@ def test_pyxis_is_options_of_srun(name, wanted):
 
 
 def test_pyxis_alone_starts_nothing():
-    with pytest.raises(UsageError, match="--runtime=pyxis: it takes srun"):
+    with pytest.raises(UsageError, match="--runtime=pyxis: needs srun"):
         wrap(Image(name="x", runtime="pyxis"), PLACE, ["true"])
 
 
@@ -104,13 +104,22 @@ def test_pyxis_passes_the_gpus_of_amd():
 WRONG = [
     (
         Image(name="x", runtime="docker"),
-        "--runtime=docker: apptainer, singularity, podman, enroot or pyxis is allowed",
+        "--runtime=docker: expected apptainer, singularity, podman, enroot, or pyxis",
     ),
-    (Image(name="", runtime="podman"), "--container='': the name or the path of an image is expected"),
-    (Image(name="--privileged", runtime="podman"), "--container='--privileged': the name or the path of an image"),
-    (Image(name="x", runtime="podman", binds=("/a:/b:xx",)), "--bind=/a:/b:xx: HOST, HOST:THERE or HOST:THERE:ro"),
-    (Image(name="x", runtime="podman", binds=("/a::ro",)), "--bind=/a::ro: HOST, HOST:THERE or HOST:THERE:ro"),
-    (Image(name="x", runtime="podman", binds=("/a,b",)), "--bind=/a,b: HOST, HOST:THERE or HOST:THERE:ro"),
+    (Image(name="", runtime="podman"), "--container='': expected the name or path of an image"),
+    (
+        Image(name="--privileged", runtime="podman"),
+        "--container='--privileged': expected the name or path of an image",
+    ),
+    (
+        Image(name="x", runtime="podman", binds=("/a:/b:xx",)),
+        "--bind=/a:/b:xx: expected HOST, HOST:THERE, or HOST:THERE:ro",
+    ),
+    (
+        Image(name="x", runtime="podman", binds=("/a::ro",)),
+        "--bind=/a::ro: expected HOST, HOST:THERE, or HOST:THERE:ro",
+    ),
+    (Image(name="x", runtime="podman", binds=("/a,b",)), "--bind=/a,b: expected HOST, HOST:THERE, or HOST:THERE:ro"),
 ]
 
 

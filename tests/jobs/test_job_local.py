@@ -140,7 +140,7 @@ def test_one_whose_process_was_killed_is_lost_and_not_finished(local, bell):
     pid = int((local.path / name / "id").read_text().split(".")[0])
     os.kill(pid, signal.SIGKILL)
     assert waiting.wait() == 1
-    assert waiting.out.splitlines()[1].startswith(b"LOST: its process has ended without a word")
+    assert waiting.out.splitlines()[1].startswith(b"LOST: its process is gone and left no reason")
     assert local.status(name)["state"] == "LOST"
 
 
@@ -166,7 +166,7 @@ def test_ranks_are_warned_before_the_limit(local):
     local.wait(name, "WARNED")
     until(lambda: len(local.lines(name)) == 2)
     assert {tuple(line.split()[2:4]) for line in local.lines(name)} == {("got", "USR2")}
-    assert "infini-run: SIGUSR2 to all ranks: 990 s are left of the time limit\n" in local.logs(name)
+    assert "infini-run: sent SIGUSR2 to all ranks: 990 s left until the time limit\n" in local.logs(name)
     local.call("cancel", name)
     assert local.wait(name)["state"] == "CANCELLED"
 
@@ -273,10 +273,10 @@ def test_logs_of_one_rank(local):
     assert sorted(local.lines(name, "--rank=1")) == ["[rank 1 err] [rank 1] I am", "[rank 1] from 1"]
     assert len(local.lines(name, "--node=0")) == 6
     done = local.call("logs", "--rank=3", name)
-    assert (done.returncode, done.stderr) == (2, "infini-job: --rank=3: there are ranks 0 to 2\n")
+    assert (done.returncode, done.stderr) == (2, "infini-job: --rank=3: unknown rank; use 0 to 2\n")
     done = local.call("logs", "--node=nosuch", name)
     assert done.returncode == 2
-    assert done.stderr.startswith("infini-job: --node=nosuch: the nodes are ")
+    assert done.stderr.startswith("infini-job: --node=nosuch: unknown node; use ")
 
 
 def test_the_environment_goes_with_it_whatever_its_bytes(local, tmp_path):
@@ -321,15 +321,15 @@ def test_flags_of_the_launcher_itself_are_taken(local):
         (
             "--nproc_per_node=2 --hosts=a",
             [
-                "--nproc_per_node=2: --slots and --slots_per_node say how many ranks and nodes",
-                "--hosts=a: the nodes are those that the scheduler gives; --scheduler and --pool say where",
+                "--nproc_per_node=2: use --slots and --slots_per_node of infini-job",
+                "--hosts=a: the scheduler chooses the nodes; use --scheduler and --pool of infini-job",
             ],
         ),
-        ("--dry_run", ["--dry_run: --print shows the script, --check asks the scheduler"]),
-        ("--isolate", ["--isolate: a job is a process of its own"]),
-        ("--help", ["--help starts no ranks: infini-run --help"]),
-        ("--keep_going x", ["x is no flag of infini-run"]),
-        ("--keep_going --", ["-- is no flag of infini-run"]),
+        ("--dry_run", ["--dry_run: use --print or --check of infini-job"]),
+        ("--isolate", ["--isolate: a job needs no isolation; drop it"]),
+        ("--help", ["--help: starts no ranks; run infini-run --help"]),
+        ("--keep_going x", ["x is not a flag of infini-run"]),
+        ("--keep_going --", ["-- is not a flag of infini-run"]),
     ],
 )
 def test_flags_of_the_launcher_are_checked_before_anything_is_made(local, options, said):
@@ -346,7 +346,7 @@ def test_forget_takes_away_what_has_ended_and_what_is_lost_and_nothing_that_live
     local.wait(lost, "LOST")
     local.wait(alive, "RUNNING")
     done = local.call("forget", alive, ended, lost)
-    said = f"infini-job: job {alive} is RUNNING: infini-job cancel ends it\n"
+    said = f"infini-job: job {alive} is RUNNING; run infini-job cancel {alive} first\n"
     assert (done.returncode, done.stdout, done.stderr) == (2, "", said)
     assert os.listdir(local.path) == [alive]
     local.call("cancel", alive)
@@ -367,7 +367,7 @@ def test_list_and_status_tell_the_same(local, bell):
     assert [job["name"] for job in json.loads(local.call("list", "--json").stdout)] == [first, second]
     local.call("cancel", second)
     local.wait(second)
-    assert local.call("status").stdout == "no job waits or runs; infini-job list shows 2 that have ended\n"
+    assert local.call("status").stdout == "no job is waiting or running; run infini-job list for 2 finished\n"
 
 
 def test_a_directory_that_cannot_be_read_hides_no_other(local):
@@ -377,17 +377,17 @@ def test_a_directory_that_cannot_be_read_hides_no_other(local):
     (local.path / first / "request.json").write_text("{}")
     done = local.call("list")
     assert [line.split()[0] for line in done.stdout.splitlines()] == [second]
-    assert done.stderr.startswith(f"infini-job: {local.path / first} is no job's directory, or another version's: ")
+    assert done.stderr.startswith(f"infini-job: {local.path / first}: not a job directory of this version; ")
     assert len(done.stderr.splitlines()) == 1
     (local.path / first / "request.json").write_text("[")
-    assert "request.json is not what infini-job has written" in local.call("list").stderr
+    assert "request.json: not as infini-job wrote it" in local.call("list").stderr
     assert local.call("status", first).returncode == 1
     content = json.loads((local.path / second / "request.json").read_text())
     content["request"]["of_tomorrow"] = 1
     (local.path / first / "request.json").write_text(json.dumps(content))
     done = local.call("list")
     assert [line.split()[0] for line in done.stdout.splitlines()] == [second]
-    assert done.stderr.startswith(f"infini-job: {local.path / first} is another version's job: ")
+    assert done.stderr.startswith(f"infini-job: {local.path / first}: job of another infini-run version; ")
     assert len(done.stderr.splitlines()) == 1
 
 
@@ -407,8 +407,8 @@ def test_a_directory_of_another_user_is_refused(local):
     for verb in ("status", "logs", "cancel"):
         done = local.call(verb, name)
         assert done.returncode == 2
-        assert done.stderr == f"infini-job: job {name} belongs to user nobody: only its owner can ask about it\n"
-    assert local.call("list").stdout == "no job was ever submitted from here\n"
+        assert done.stderr == f"infini-job: job {name} belongs to user nobody: only its owner can read it\n"
+    assert local.call("list").stdout == "no jobs in this directory\n"
 
 
 def test_a_directory_that_cannot_be_made_is_told_and_nothing_runs(local, tmp_path):
@@ -416,8 +416,8 @@ def test_a_directory_that_cannot_be_made_is_told_and_nothing_runs(local, tmp_pat
     done = local.call("submit", f"--dir={tmp_path}/file/jobs", "--", "touch", tmp_path / "ran")
     assert done.returncode == 2
     assert done.stderr == (
-        f"infini-job: --dir={tmp_path}/file/jobs: no job's directory can be made there: Not a directory; "
-        "give a folder that you may write, and that the nodes share\n"
+        f"infini-job: --dir={tmp_path}/file/jobs: cannot create a job directory there: Not a directory; "
+        "use a directory that you can write and that the nodes share\n"
     )
     assert not (tmp_path / "ran").exists()
 
@@ -494,10 +494,13 @@ def test_ranks_run_in_a_container(local, tmp_path):
 
 def test_a_container_that_cannot_be_is_told(local):
     for words, said in (
-        (("--runtime=pyxis", "--container=x"), "--runtime=pyxis: --scheduler=local has no srun"),
+        (
+            ("--runtime=pyxis", "--container=x"),
+            "--runtime=pyxis: needs srun, which --scheduler=local lacks; use --runtime=apptainer, podman, or enroot",
+        ),
         (
             ("--runtime=podman", "--container=x", "--bind=:"),
-            "--bind=:: HOST, HOST:THERE or HOST:THERE:ro is expected",
+            "--bind=:: expected HOST, HOST:THERE, or HOST:THERE:ro",
         ),
         (
             ("--runtime=lxc", "--container=x"),

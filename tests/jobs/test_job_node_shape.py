@@ -71,7 +71,7 @@ def test_a_row_of_the_tables_is_what_it_says(scheduler, kind, tres, gres, wanted
 def test_tres_without_gres_is_no_row_and_is_taken_as_neither():
     request = ask(16, slots_per_node=8, slot_type="cuda", tres=True, gres=False, layout="determined")
     assert words(request, NOTHING["slurm"]) == FF[0]
-    assert "--tres without --gres" in lay_out(request, NOTHING["slurm"]).remark
+    assert "--tres: no effect without --gres" in lay_out(request, NOTHING["slurm"]).remark
 
 
 def test_unset_tres_and_gres_are_true_as_in_determined():
@@ -201,17 +201,20 @@ def test_a_pool_of_several_kinds_gives_the_nodes_that_fit(request_, wanted):
 
 
 FILLS = [
-    (ask(10, slots_per_node=4), "10 slots do not fill nodes of 4: ask for 8 or 12, or for --slots_per_node=2 or 1"),
-    (ask(10), "10 slots do not fill nodes of 8: ask for 8 or 16, or for --slots_per_node=5 or 2"),
-    (ask(3, slots_per_node=8), "3 slots do not fill nodes of 8: ask for 8, or for --slots_per_node=3 or 1"),
-    (ask(1, slots_per_node=8), "1 slot does not fill nodes of 8: ask for 8, or for --slots_per_node=1"),
-    (ask(9, slots_per_node=2), "9 slots do not fill nodes of 2: ask for 8 or 10, or for --slots_per_node=1"),
+    (
+        ask(10, slots_per_node=4),
+        "10 slots do not fill nodes of 4; use 8 or 12, --slots_per_node=2 or 1, or --round_up (12)",
+    ),
+    (ask(10), "10 slots do not fill nodes of 8; use 8 or 16, --slots_per_node=5 or 2, or --round_up (16)"),
+    (ask(3, slots_per_node=8), "3 slots do not fill nodes of 8; use 8, --slots_per_node=3 or 1, or --round_up (8)"),
+    (ask(1, slots_per_node=8), "1 slot does not fill nodes of 8; use 8, --slots_per_node=1, or --round_up (8)"),
+    (ask(9, slots_per_node=2), "9 slots do not fill nodes of 2; use 8 or 10, --slots_per_node=1, or --round_up (10)"),
 ]
 
 
 @pytest.mark.parametrize(("request_", "wanted"), FILLS)
 def test_slots_that_do_not_fill_their_nodes_are_refused_with_the_nearest_that_do(request_, wanted):
-    with pytest.raises(UsageError, match="--round_up takes") as told:
+    with pytest.raises(UsageError, match="or --round_up") as told:
         lay_out(request_, SLURM)
     assert wanted in str(told.value)
 
@@ -219,7 +222,7 @@ def test_slots_that_do_not_fill_their_nodes_are_refused_with_the_nearest_that_do
 def test_round_up_takes_more_slots_and_says_so():
     layout = lay_out(ask(10, round_up=True), SLURM)
     assert (layout.slots, layout.nodes, layout.slots_per_node) == (16, 2, 8)
-    assert layout.remark == "16 slots instead of 10: nodes of 8 are filled"
+    assert layout.remark == "rounded 10 slots up to 16, to fill nodes of 8"
 
 
 def test_spares_are_nodes_beside_those_of_the_slots():
@@ -230,19 +233,20 @@ def test_spares_are_nodes_beside_those_of_the_slots():
 
 
 IMPOSSIBLE = [
-    (ask(0), "--slots=0: at least 1 is needed"),
-    (ask(72), "9 nodes with 8 GPUs are asked for; pool gpu has 4"),
-    (ask(16, slots_per_node=16), "a node with 16 GPUs is asked for; those of pool gpu have 8 at most"),
-    (ask(16, pool="gpv"), "--pool=gpv: there is none; the nearest is gpu"),
-    (ask(16, pool="long"), "--pool=long: there is none; there are gpu"),
-    (ask(16, gpu_type="a100"), "--gpu_type=a100: there are none in pool gpu; its GPUs have no types"),
+    (ask(0), "--slots=0: expected at least 1"),
+    (ask(72), "the request needs 9 nodes with 8 GPUs; pool gpu has 4"),
+    (ask(16, slots_per_node=16), "the request needs nodes with 16 GPUs; those of pool gpu have at most 8"),
+    (ask(16, pool="gpv"), "--pool=gpv: unknown pool; did you mean gpu?"),
+    (ask(16, pool="long"), "--pool=long: unknown pool; use gpu"),
+    (ask(16, gpu_type="a100"), "--gpu_type=a100: unknown in pool gpu; its GPUs have no types, so drop it"),
     (ask(16, gpu_type="a100", gres=False),
-     "--gpu_type=a100: the scheduler does not know GPUs; choose a --pool that has them"),
-    (ask(16, gpu_type="a100", slot_type="cpu"), "--gpu_type=a100: the slots are CPUs"),
-    (ask(8, cpus_per_slot=9), "--cpus_per_slot: 72 CPUs on a node; those of pool gpu have 64"),
-    (ask(8, mem_mb_per_slot=1001), "--mem_per_slot: 8008 MB on a node; those of pool gpu have 8000"),
-    (ask(320, slot_type="cpu"), "5 nodes with 64 CPUs are asked for; pool gpu has 4"),
-    (ask(32, spares=1), "5 nodes with 8 GPUs are asked for (1 spare among them); pool gpu has 4"),
+     "--gpu_type=a100: the scheduler knows no GPUs; use a --pool that has them"),
+    (ask(16, gpu_type="a100", slot_type="cpu"),
+     "--gpu_type=a100: conflicts with slots that are CPUs; drop it, or use --slot_type=cuda"),
+    (ask(8, cpus_per_slot=9), "--cpus_per_slot: needs 72 CPUs per node; those of pool gpu have 64"),
+    (ask(8, mem_mb_per_slot=1001), "--mem_per_slot: needs 8008 MB per node; those of pool gpu have 8000"),
+    (ask(320, slot_type="cpu"), "the request needs 5 nodes with 64 CPUs; pool gpu has 4"),
+    (ask(32, spares=1), "the request needs 5 nodes with 8 GPUs (1 spare among them); pool gpu has 4"),
 ]  # fmt: skip
 
 
@@ -256,7 +260,7 @@ def test_what_cannot_be_is_refused_before_anything_is_submitted(request_, wanted
 @pytest.mark.parametrize("style", ["default", "determined"])
 def test_a_pool_is_to_be_named_where_none_is_the_default(style):
     pools = (pool_of("a", [NODE]), pool_of("b", [NODE]))
-    with pytest.raises(UsageError, match=r"there is no default pool: give --pool=a\|b"):
+    with pytest.raises(UsageError, match=r"missing --pool, as there is no default; use --pool=a\|b"):
         lay_out(ask(8, slots_per_node=8, layout=style), replace(SLURM, pools=pools))
 
 
@@ -265,14 +269,14 @@ def test_all_that_is_wrong_is_told_at_once():
     with pytest.raises(UsageError) as told:
         lay_out(ask(0, slot_type="cuda", time_s=7200), replace(SLURM, pools=(pool,)))
     assert str(told.value).splitlines() == [
-        "--slots=0: at least 1 is needed",
-        "--slot_type=cuda: pool cpu has no GPUs that the scheduler knows of",
-        "--time: pool cpu lets jobs run for 1h at most",
+        "--slots=0: expected at least 1",
+        "--slot_type=cuda: the scheduler knows no GPUs in pool cpu; use another --pool, or --slot_type=cpu",
+        "--time: expected at most 1h, the limit of pool cpu",
     ]
 
 
 def test_nobody_guesses_how_many_gpus_a_node_has():
-    with pytest.raises(UsageError, match="nobody says how many GPUs a node has: give --slots_per_node=N"):
+    with pytest.raises(UsageError, match="GPUs per node unknown; add --slots_per_node=N"):
         lay_out(ask(16), NOTHING["slurm"])
 
 

@@ -92,7 +92,7 @@ def test_a_comment_is_of_one_of_three_classes(comment, letter, holds, wanted):
 
 def test_a_host_that_is_not_there_is_named():
     comment = "Can Never Run: Insufficient amount of resource: host (nohost != node1,node2,node3)"
-    assert hold_of(comment)[1] == "no node of the queue has host=nohost: pbsnodes -a lists them"
+    assert hold_of(comment)[1] == "no node of the queue has host=nohost; run pbsnodes -a to list them"
 
 
 def test_a_job_that_waits_for_another_is_not_held_by_an_administrator():
@@ -244,7 +244,7 @@ def test_a_job_of_which_an_answer_says_nothing_is_asked_for_by_itself(pbs, pbs_q
     assert set(pbs.query(list(jobs), jobs)) == set(jobs)
     assert len(pbs_queue.calls("qstat")) == 3
     pbs_queue.fail("qstat", "first", "first", "empty")
-    with pytest.raises(QueryError, match="says nothing of job 103"):
+    with pytest.raises(QueryError, match="shows nothing of job 103"):
         pbs.query(list(jobs), jobs)
     for job in jobs.values():
         pbs.cancel(job)
@@ -280,7 +280,7 @@ def test_jobs_without_ids_are_listed_by_their_name_or_as_all_of_ours(pbs, pbs_qu
     assert first.split() == ["qselect", "-x", "-N", "ir-1"]
     assert second.split()[:3] == ["qselect", "-x", "-u"]
     pbs_queue.fail("qselect", "garbage")
-    with pytest.raises(QueryError, match="qselect: an answer that cannot be understood"):
+    with pytest.raises(QueryError, match="qselect: cannot understand its answer"):
         pbs.find("ir-1")
 
 
@@ -365,9 +365,9 @@ def test_a_slow_answer_is_an_answer(pbs, pbs_queue, script):
 
 
 REFUSED = [
-    ("#PBS -q nosuch", "Unknown queue; infini-job clusters lists the pools"),
-    ("#PBS -l foo=1", "Unknown resource Resource_List.foo; the cluster has no resource of that name"),
-    ("#PBS -b", "invalid option -- 'b'; `man qsub` lists its options"),
+    ("#PBS -q nosuch", "Unknown queue; run infini-job clusters to list the pools"),
+    ("#PBS -l foo=1", "Unknown resource Resource_List.foo; the cluster has no such resource"),
+    ("#PBS -b", "invalid option -- 'b'; run `man qsub` to list its options"),
     ("#PBS -N :()", "illegal -N value"),
 ]
 
@@ -423,7 +423,7 @@ def test_one_host_for_several_nodes_is_refused(pbs, item):
     """PBS says "Not Running: Insufficient amount of resource: vnode" for ever."""
     request = JobRequest(name="ir-1", folder="/f", command=("x",), cwd="/", python="/bin/true", slots=8,
                       slots_per_node=4, options=("-l", f"select=1:{item}"))  # fmt: skip
-    with pytest.raises(UsageError, match=f"{item}: 2 nodes are asked for, and that is one$"):
+    with pytest.raises(UsageError, match=f"{item}: names one node, and the job needs 2; drop it$"):
         plan(request, pbs.facts())
     assert plan(replace(request, slots=4), pbs.facts()).nodes == 1
 

@@ -297,12 +297,12 @@ def test_a_job_that_is_suspended_is_told_so(bare):
 def test_a_warning_before_no_limit_is_told(bare):
     """Neither the queue nor the server of the bed has one."""
     done = bare.call("submit", *ONE, "--warn=5m", "--print", "--", "true")
-    assert done.stderr == "infini-job: --warn has no effect: nothing limits a job of workq but --time\n"
+    assert done.stderr == "infini-job: --warn: no effect in workq without a limit; add --time=TIME\n"
 
 
 WAITING = [
     (("--options=-l select=1:host=nohost",), "hopeless", "no node of the queue has host=nohost"),
-    (("--options=-h",), "waiting", "you hold it: qrls lets it go"),
+    (("--options=-h",), "waiting", "you hold it; run qrls to release it"),
     (("--pool=stopped",), "passing", ""),
 ]
 
@@ -320,10 +320,10 @@ def test_why_a_job_waits_is_told_in_the_words_of_pbs(bare):
 
 
 REFUSED = [
-    (("--options=-l select=1:foo=3",), "Unknown resource: foo; the cluster has no resource of that name"),
-    (("--options=-l foo=1",), "Unknown resource Resource_List.foo; the cluster has no resource of that name"),
-    (("--pool=closed",), "Queue is not enabled; the queue takes no jobs now: give another --pool"),
-    (("--options=-q nosuch",), "-q nosuch: --pool says it"),
+    (("--options=-l select=1:foo=3",), "Unknown resource: foo; the cluster has no such resource"),
+    (("--options=-l foo=1",), "Unknown resource Resource_List.foo; the cluster has no such resource"),
+    (("--pool=closed",), "Queue is not enabled; the queue takes no jobs now; use another --pool"),
+    (("--options=-q nosuch",), "-q nosuch: use --pool of infini-job"),
 ]
 
 

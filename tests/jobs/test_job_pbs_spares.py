@@ -67,7 +67,7 @@ def test_a_node_that_is_lost_is_replaced_by_the_spare_and_serves_as_one_when_it_
     until(lambda: pbs.status(name)[0]["spares"] == [other], LIMIT_S)
     (pbs.save / "go").touch()
     assert pbs.wait(name)[0]["headline"] == "COMPLETED"
-    assert "node 1 (node2) was lost" in pbs.logs(name)
+    assert "lost node 1 (node2)" in pbs.logs(name)
 
 
 def test_a_script_by_hand_goes_on_without_a_node(pbs):

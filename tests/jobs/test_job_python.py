@@ -117,7 +117,7 @@ def test_an_array_may_be_a_list_of_indices(submit, array, tasks):
 
 def test_what_is_no_name_and_no_time_is_refused(submit, local):
     for name in (None, 3, b"ir-00000000aa"):
-        with pytest.raises(ir.UsageError, match=" is no job: they are called ir-0123456789"):
+        with pytest.raises(ir.UsageError, match=r": not a job name \(ir-0123456789\)"):
             ir.find_job(name, dir=local.path)
     with pytest.raises(ir.UsageError, match="names='ir-00000000aa': expected a list of texts"):
         ir.find_jobs("ir-00000000aa", dir=local.path)

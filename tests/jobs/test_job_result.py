@@ -10,10 +10,10 @@ from infini_run.report.exit import Exit
 from infini_run.report.report import Report
 
 KILLED = NodeLost(
-    "node 0 (n1) was lost, and with it n2: srun ended with 137: slurmstepd-n2: error: StepId=1.0 exceeded "
+    "lost node 0 (n1), and with it n2: srun exited with 137: slurmstepd-n2: error: StepId=1.0 exceeded "
     "memory limit (451506176 > 104857600), being killed", "n1", 0,
 )  # fmt: skip
-LOST = NodeLost("node 1 (n2) was lost: gone", "n2", 1)
+LOST = NodeLost("lost node 1 (n2): gone", "n2", 1)
 
 
 def ended(rank=5, code=None, signal=0, **more):

@@ -132,7 +132,7 @@ def test_output_pattern_of_slurm_names_folder_with_any_characters(folder, patter
 @pytest.mark.parametrize(("scheduler", "array"), [("pbs", ""), ("pbs", "0-3"), ("slurm", "0-3")])
 def test_folder_that_scheduler_cannot_name_is_refused(scheduler, array):
     facts = {"pbs": PBS, "slurm": SLURM}[scheduler]
-    with pytest.raises(UsageError, match=r"backslash.*; give another --dir"):
+    with pytest.raises(UsageError, match=r"backslash.*; use another --dir"):
         plan(replace(PLAIN, folder="/j/a\\b", array=array), facts)
 
 
@@ -151,7 +151,7 @@ def test_a_directory_that_the_node_does_not_have_is_told(tmp_path):
 
 
 def test_a_directory_that_pbs_would_take_for_a_host_is_refused():
-    with pytest.raises(UsageError, match="/a:b: PBS takes what is before a : for a host; give another --dir"):
+    with pytest.raises(UsageError, match="/a:b: PBS reads text before a : as a host; use another --dir"):
         plan(replace(PLAIN, folder="/a:b"), PBS)
     plan(replace(PLAIN, folder="/a:b"), SLURM)
 
@@ -195,7 +195,10 @@ def test_without_a_container_or_where_srun_starts_it_there_is_no_such_script():
     assert render_node(PLAIN, plan(PLAIN, SLURM)) == ""
     request = replace(PLAIN, container=replace(IMAGE, runtime="pyxis"))
     assert render_node(request, plan(request, SLURM)) == ""
-    with pytest.raises(UsageError, match="--runtime=pyxis: --scheduler=pbs has no srun"):
+    with pytest.raises(
+        UsageError,
+        match="--runtime=pyxis: needs srun, which --scheduler=pbs lacks; use --runtime=apptainer, podman, or enroot",
+    ):
         plan(request, PBS)
 
 
@@ -207,7 +210,7 @@ def test_what_is_wrong_with_a_container_is_told_with_the_rest():
 
 @pytest.mark.parametrize("field", ["pool", "account", "project"])
 def test_a_line_break_cannot_become_a_directive(field):
-    with pytest.raises(UsageError, match=f"--{field}='a.n#SBATCH -N9': one line of printable text is expected"):
+    with pytest.raises(UsageError, match=f"--{field}='a.n#SBATCH -N9': expected one line of printable text"):
         plan(replace(PLAIN, **{field: "a\n#SBATCH -N9"}), replace(SLURM, pools=()))
 
 
@@ -232,8 +235,8 @@ def test_a_layout_is_told_in_words(request_, wanted):
 @pytest.mark.parametrize(
     ("changes", "facts", "said"),
     [
-        ({"options": ("-W", "tolerate_node_failures=none")}, PBS, "--spares=N says it"),
-        ({"container": Image(name="i", runtime="pyxis")}, SLURM, "--spares=1 with --runtime=pyxis: nobody outside"),
+        ({"options": ("-W", "tolerate_node_failures=none")}, PBS, "use --spares=N of infini-job"),
+        ({"container": Image(name="i", runtime="pyxis")}, SLURM, "--spares=1 with --runtime=pyxis: nothing outside"),
     ],
 )
 def test_what_contradicts_spares_is_refused(changes, facts, said):

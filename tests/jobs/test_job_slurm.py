@@ -371,7 +371,7 @@ def test_a_job_that_waits_says_why(slurm, slurm_queue, script):
     seen = slurm.query(["ir-1", "ir-2"])
     assert (seen["ir-1"].state, seen["ir-1"].reason, seen["ir-1"].hopeless) == ("QUEUED", "Resources", False)
     assert (seen["ir-2"].reason, seen["ir-2"].hopeless) == ("PartitionNodeLimit", True)
-    assert "ask for fewer nodes" in seen["ir-2"].advice
+    assert "request fewer" in seen["ir-2"].advice
 
 
 # ---- a real Slurm
@@ -481,7 +481,7 @@ IMPOSSIBLE = [
     ("--gres=gpu:9", "Requested node configuration is not available"),
     ("--gres=nothing:1", "Invalid generic resource"),
     ("--partition=nosuch", "nvalid partition"),
-    ("--constraint=nosuch", "Invalid feature specification; no node has what --constraint asks for"),
+    ("--constraint=nosuch", "Invalid feature specification; no node has what --constraint requests"),
     ("--no-such-option", "unrecognized option"),
 ]
 
@@ -498,12 +498,12 @@ def test_what_can_never_run_is_refused_by_the_check_in_one_line(real, tmp_path, 
 
 def test_nine_nodes_are_refused_by_us_and_by_slurm_itself(real, facts, tmp_path):
     request = ask(72)
-    with pytest.raises(UsageError, match="9 nodes with 8 GPUs are asked for; pool debug has 4"):
+    with pytest.raises(UsageError, match="the request needs 9 nodes with 8 GPUs; pool debug has 4"):
         plan(request, facts)
     blind = Facts(scheduler="slurm", has_gres=True, has_tres=True)
     path = tmp_path / "job.sh"
     path.write_text(render(request, lay_out(ask(72, slots_per_node=8), blind), blind))
-    assert real.slurm.check(str(path)).startswith("Requested node configuration is not available; no nodes")
+    assert real.slurm.check(str(path)).startswith("Requested node configuration is not available; no node of")
 
 
 def test_nine_nodes_that_were_submitted_all_the_same_are_hopeless(real, tmp_path):

@@ -172,7 +172,7 @@ def test_scancel_is_a_cancel_too(queue, bell):
     status = queue.wait(name)
     assert status["headline"] == "CANCELLED"
     # where its ranks, which Slurm signals too, end before the launcher is told, it is Slurm that says why
-    assert status["reason"] in ("it was told to stop (SIGTERM)", "it was cancelled")
+    assert status["reason"] in ("it was asked to stop (SIGTERM)", "it was cancelled")
 
 
 def forget(queue, name):
@@ -222,7 +222,7 @@ def test_a_step_beside_ours_takes_nothing_from_the_job(queue, bell):
     subprocess.run(["scancel", f"{number}.0"], env=queue.env, check=True)
     status = queue.wait(name)
     assert status["state"] == "NODE_FAIL"
-    assert "srun ended with 137: srun: error: node" in status["reason"]
+    assert "srun exited with 137: srun: error: node" in status["reason"]
 
 
 def preempt(queue):
@@ -281,7 +281,7 @@ def test_cancel_of_a_job_that_waits(queue, bell):
     status = queue.wait(name, "QUEUED")
     until(lambda: queue.status(name)["reason"] == "Resources")
     assert queue.status(name)["hold"] == "waiting"
-    waits = f"infini-job: {name} waits in the queue: Resources\n"
+    waits = f"infini-job: {name} is waiting in the queue: Resources\n"
     done = queue.call("logs", name)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", waits)
     following = queue.start("logs", "-f", name)
@@ -338,7 +338,7 @@ def test_a_step_that_dies_on_a_node_is_a_node_that_failed(queue, bell, eights):
         os.kill(pid, signal.SIGKILL)
     status = queue.wait(name)
     assert (status["state"], status["node"]) == ("NODE_FAIL", "node2"), status
-    assert "was lost" in status["reason"]
+    assert "lost node" in status["reason"]
 
 
 def test_a_controller_that_took_it_without_an_answer_has_one_job(queue, eights):
@@ -354,7 +354,7 @@ def test_a_controller_that_took_it_without_an_answer_has_one_job(queue, eights):
     queue.env = frozen
     submitting = queue.start("submit", "--slots=2", "--slots_per_node=1", "--", "sh", "-c", "echo once $RANK")
     try:
-        submitting.read_error_until(b"slurm has not answered")
+        submitting.read_error_until(b"slurm has not responded")
     finally:
         os.kill(pid, signal.SIGCONT)
     assert submitting.wait(LIMIT_S * 2) == 0, submitting.err
@@ -368,17 +368,17 @@ def test_a_controller_that_took_it_without_an_answer_has_one_job(queue, eights):
 def test_more_nodes_than_there_are_is_refused_before_the_queue(queue):
     done = queue.call("submit", "--slots=72", "--slots_per_node=8", "--check", "--", "true")
     assert done.returncode == 2
-    assert done.stderr.startswith("infini-job: 9 nodes with 8 GPUs are asked for; pool debug has 4")
+    assert done.stderr.startswith("infini-job: the request needs 9 nodes with 8 GPUs; pool debug has 4")
     assert queue.is_empty()
 
 
 def test_check_asks_slurm_itself(queue):
     done = queue.call("submit", *TWO, "--options=--constraint=nosuch", "--check", "--", "true")
     assert done.returncode == 1
-    assert done.stderr.startswith("infini-job: it could never run: ")
+    assert done.stderr.startswith("infini-job: --check: slurm can never run this job: ")
     assert len(done.stderr.splitlines()) == 1
     done = queue.call("submit", *TWO, "--check", "--", "true")
-    assert (done.returncode, done.stderr) == (0, "infini-job: slurm could run it\n")
+    assert (done.returncode, done.stderr) == (0, "infini-job: slurm can run this job\n")
     assert queue.is_empty()
 
 
@@ -393,10 +393,10 @@ def test_what_slurm_refuses_leaves_nothing(queue):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--pool=nosuch",), "--pool=nosuch: there is none; there are debug"),
+        (("--pool=nosuch",), "--pool=nosuch: unknown pool; use debug"),
         (("--slots=3", "--slots_per_node=2"), "--slots=3: 3 slots do not fill nodes of 2"),
-        (("--slots=12", "--slots_per_node=12"), "a node with 12 GPUs is asked for"),
-        (("--options=--nodes=3",), "--nodes=3: it is computed from --slots"),
+        (("--slots=12", "--slots_per_node=12"), "the request needs nodes with 12 GPUs; "),
+        (("--options=--nodes=3",), "--nodes=3: computed from the slots"),
         (("--gpu_type=h900",), "--gpu_type=h900: "),
     ],
 )
@@ -463,7 +463,7 @@ def test_a_directory_that_the_nodes_do_not_have_is_told(queue):
         hidden.rename(queue.path / name)
     status = queue.status(name)
     assert (status["state"], status["is_final"], status["attempt"]) == ("FAILED", True, -1)
-    assert f"nothing of it has run: do its nodes share {queue.path / name}?" in status["reason"]
+    assert f"it started nothing; check that its nodes share {queue.path / name}, " in status["reason"]
 
 
 # ---- arrays

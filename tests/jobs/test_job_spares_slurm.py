@@ -90,7 +90,7 @@ def test_a_node_that_goes_down_is_replaced_by_the_spare_that_was_allocated(queue
     assert queue.wait(name)["headline"] == "COMPLETED"
     assert queue.lines(name, "--node=node2") == []
     assert len(queue.lines(name, "--node=node4")) == 1
-    assert re.search(r"^infini-run: node 1 \(node2\) was lost", queue.logs(name), re.M)
+    assert re.search(r"^infini-run: lost node 1 \(node2\)", queue.logs(name), re.M)
 
 
 def test_an_agent_that_is_killed_ends_no_job_and_its_node_is_a_spare_again(queue, bell, tmp_path):
@@ -115,7 +115,7 @@ def test_the_loss_of_the_node_that_has_the_head_ends_the_job(queue, down, bell):
     down(1)
     status = queue.wait(name)
     assert (status["headline"], status["nodes"]) == ("NODE_FAIL 1 node1", ["node1", "node2", "node3"])
-    assert status["reason"] == "node1 was lost, which had the job's script and its head"
+    assert status["reason"] == "lost node1, which ran the job's script and its head"
 
 
 def test_it_is_queued_again_then_if_it_may_be(queue, down, bell):
@@ -133,12 +133,18 @@ def test_it_is_queued_again_then_if_it_may_be(queue, down, bell):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--slots=4", "--spares=1"), "5 nodes with 1 CPU are asked for (1 spare among them); pool debug has 4"),
-        (("--spares=1", "--options=--no-kill"), "--no-kill: --spares=N says it"),
-        (("--spares=1", "--run_options=--keep_going"), "--spares=1 with --run_options=--keep_going: a failure ends"),
-        (("--run_options=--spares=1",), "--run_options: --spares=1: --spares of infini-job allocates them, too"),
-        (("--spares=1", "--layout=determined"), "--spares: --layout=determined has no row for it"),
-        (("--spares=1", "--scheduler=local"), "--spares=1: this machine is one node"),
+        (("--slots=4", "--spares=1"), "the request needs 5 nodes with 1 CPU (1 spare among them); pool debug has 4"),
+        (("--spares=1", "--options=--no-kill"), "--no-kill: use --spares=N of infini-job"),
+        (
+            ("--spares=1", "--run_options=--keep_going"),
+            "--spares=1: conflicts with --run_options=--keep_going: a failure ends",
+        ),
+        (
+            ("--run_options=--spares=1",),
+            "--run_options: --spares=1: use --spares of infini-job, which also allocates the nodes",
+        ),
+        (("--spares=1", "--layout=determined"), "--spares: conflicts with --layout=determined"),
+        (("--spares=1", "--scheduler=local"), "--spares=1: needs several nodes"),
     ],
 )
 def test_what_contradicts_spares_is_one_line(queue, words, said):

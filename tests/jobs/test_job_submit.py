@@ -80,7 +80,7 @@ def test_one_that_was_taken_without_an_answer_is_adopted(queue, hand):
     assert hand().startswith("101")
     assert len(queue.jobs()) == 1
     assert len(hand.said) == 1
-    assert hand.said[0].startswith(f"{queue.kind} has not answered (")
+    assert hand.said[0].startswith(f"{queue.kind} has not responded (")
 
 
 def test_one_that_ended_before_it_was_looked_for_is_adopted_too(queue, hand):
@@ -107,7 +107,7 @@ def test_nothing_is_handed_over_again_before_the_scheduler_has_answered(queue, h
     with pytest.raises(SubmitError) as error:
         hand()
     assert error.value.kind == "timed_out"
-    assert "it may have the job all the same; infini-job status ir-0123456789 knows" in str(error.value)
+    assert "but may have the job; later, run infini-job status ir-0123456789" in str(error.value)
     assert len(queue.calls(COMMAND[queue.kind])) == 1
 
 
@@ -196,7 +196,7 @@ def test_one_of_which_nobody_knows_keeps_its_directory_and_is_found_again(queue,
     queue.fail(COMMAND[queue.kind], "lost")
     queue.fail({"slurm": "squeue", "pbs": "qselect"}[queue.kind], *["away"] * 9)
     submitting = jobs.start("submit", *TWO, "--", "true")
-    submitting.read_error_until(b"looking whether it has the job")
+    submitting.read_error_until(b"checking whether it has the job")
     submitting.process.kill()
     submitting.wait()
     (name,) = os.listdir(jobs.path)
@@ -363,10 +363,10 @@ def test_what_never_begins_is_told_at_once(slurm_queue, tmp_path, case):
     slurm_queue.set(hold="PartitionTimeLimit")
     jobs = Jobs(tmp_path / "jobs", case, {"PATH": slurm_queue.env["PATH"], "TEST_BATCH": slurm_queue.folder})
     waiting = jobs.start("submit", *TWO, "--wait", "--", "true")
-    waiting.read_error_until(b"QUEUED PartitionTimeLimit: ask for less --time, or for another --pool\n")
+    waiting.read_error_until(b"QUEUED PartitionTimeLimit: request less --time, or use another --pool\n")
     name = waiting.out.split()[1].decode() if waiting.out else os.listdir(jobs.path)[0]
     assert jobs.status(name)["hold"] == "hopeless"
-    assert "hopeless: ask for less --time" in jobs.call("status").stdout
+    assert "hopeless: request less --time" in jobs.call("status").stdout
     jobs.call("cancel", name)
     assert waiting.wait() == 1
     jobs.close()
@@ -474,7 +474,7 @@ def test_a_requeue_without_any_answer_is_no_end_before_slurm_has_said_so(slurm_q
     assert (ending["state"], ending["scheduler_ended_it"]) == ("FAILED", True)
     status = slurm_jobs.wait(name)
     assert (status["headline"].split()[:2], status["is_final"]) == (["FAILED", "4"], True)
-    assert "it could not be queued again: scontrol requeue ended with 1" in status["reason"]
+    assert "cannot queue it again: scontrol requeue exited with 1" in status["reason"]
 
 
 def test_jobs_of_one_scheduler_are_one_query(queue, jobs):

@@ -98,7 +98,7 @@ def test_logs_without_name_are_of_newest_job(local):
         local.call("submit", "--wait", "--", "echo", word)
     done = local.call("logs")
     assert done.stdout == "[rank 0] new\n"
-    assert re.fullmatch(r"infini-job: logs of ir-[0-9a-f]{10}, the newest job\n", done.stderr)
+    assert re.fullmatch(r"infini-job: showing logs of ir-[0-9a-f]{10}, the newest job\n", done.stderr)
 
 
 def test_tail_is_last_lines_of_all_runs_or_of_one_rank(local):
@@ -111,7 +111,7 @@ def test_tail_is_last_lines_of_all_runs_or_of_one_rank(local):
     assert local.logs(name, "--tail=2", "--rank=0") == "[rank 0] 1 2\n[rank 0] 1 3\n"
     job = ir.find_job(name, dir=local.path)
     assert list(job.logs(tail=1)) == [whole[-1].rstrip("\n")]
-    with pytest.raises(UsageError, match="tail=-1: give a whole number"):
+    with pytest.raises(UsageError, match="tail=-1: expected a whole number"):
         list(job.logs(tail=-1))
 
 
@@ -162,7 +162,7 @@ def test_time_is_that_of_the_last_change_and_says_so(local, bell):
     local.wait(name)
     assert re.search(r"^ir-\w+  CANCELLED  \d+ s ago  local", local.call("status", name).stdout)
     done = local.call("cancel", name)
-    assert (done.returncode, done.stderr) == (0, f"infini-job: job {name} has ended already: CANCELLED\n")
+    assert (done.returncode, done.stderr) == (0, f"infini-job: job {name} already finished: CANCELLED\n")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -174,7 +174,8 @@ def test_stopping_who_waits_names_the_job_and_dies_of_the_signal(local, bell, nu
     waiting.read_error_until(b"RUNNING")
     waiting.signal(number)
     assert waiting.wait() == -number
-    said = f"infini-job: job {name} goes on: infini-job logs -f {name} shows it, infini-job cancel {name} ends it\n"
+    how = f"run infini-job logs -f {name} to follow it, or infini-job cancel {name} to stop it"
+    said = f"infini-job: job {name} keeps running; {how}\n"
     assert waiting.err.decode().endswith(said)
     local.call("cancel", name)
     local.wait(name)
@@ -187,7 +188,7 @@ def test_wait_ends_when_dependency_cannot_be_met(tmp_path, case, slurm_queue):
     name = json.loads(done.stdout)["name"]
     assert done.returncode == 1
     assert done.stderr == (
-        f"infini-job: job {name} never begins (DependencyNeverSatisfied): what it waits for has ended otherwise; "
+        f"infini-job: job {name} cannot start (DependencyNeverSatisfied): its dependency cannot be met; run "
         f"infini-job cancel {name}\n"
     )
     assert jobs.call("cancel", name).returncode == 0

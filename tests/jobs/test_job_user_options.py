@@ -87,16 +87,16 @@ def test_options_of_qsub_have_one_letter():
 
 
 UNREADABLE = [
-    ("--node=2", "--node=2: it may be any of --nodefile, --nodelist, --nodes"),
-    ("--hold 'a", "--hold 'a: no closing quotation; a shell would not read it"),
+    ("--node=2", "--node=2: ambiguous; use one of --nodefile, --nodelist, --nodes"),
+    ("--hold 'a", "--hold 'a: a shell cannot read it: no closing quotation"),
     ("--hold=1", "--hold=1: --hold takes no value"),
-    ("--constraint", "--constraint: its value is missing"),
-    ("-x", "-x: its value is missing"),
-    ("-Hx", "-x: its value is missing"),
-    ("a100", "a100: it is no option; quotes keep the words of a value together"),
-    ("--", "--: it is no option"),
-    ("-", "-: it is no option"),
-    ("-Ca\nb", r"'-Ca\nb': an option is one line of printable text"),
+    ("--constraint", "--constraint: missing value"),
+    ("-x", "-x: missing value"),
+    ("-Hx", "-x: missing value"),
+    ("a100", "a100: not an option; use quotes around a value with blanks"),
+    ("--", "--: not an option"),
+    ("-", "-: not an option"),
+    ("-Ca\nb", r"'-Ca\nb': expected one line of printable text"),
 ]
 
 
@@ -197,16 +197,16 @@ def test_all_that_is_wrong_is_told_at_once_and_so_is_the_size():
 
 
 def test_memory_is_said_once():
-    assert problems("slurm", "--mem=4G", mem_mb_per_slot=100) == ["--mem=4G: --mem_per_slot says it"]
+    assert problems("slurm", "--mem=4G", mem_mb_per_slot=100) == ["--mem=4G: use --mem_per_slot of infini-job"]
     assert "--mem=4G" in rendered(slurm_script, FACTS["slurm"], "--mem=4G")
     assert problems("pbs", "-l select=1:mem=4gb", mem_mb_per_slot=100) == [
-        "-l select=1:mem=4gb: mem: --mem_per_slot says it"
+        "-l select=1:mem=4gb: mem: use --mem_per_slot of infini-job"
     ]
 
 
 def test_a_job_of_several_parts_is_refused():
-    assert problems("slurm", "hetjob") == ["hetjob: it is no option; quotes keep the words of a value together"]
-    assert problems("slurm", ":") == [":: it is no option; quotes keep the words of a value together"]
+    assert problems("slurm", "hetjob") == ["hetjob: not an option; use quotes around a value with blanks"]
+    assert problems("slurm", ":") == [":: not an option; use quotes around a value with blanks"]
 
 
 # ---- merging
@@ -226,13 +226,13 @@ def test_gres_of_the_user_is_one_with_ours(options, wanted):
 @pytest.mark.parametrize("value", ["gpu:1", "nvme:1,gpu:a100:2", "GPU:1", "gres:gpu:1", "gres/gpu:1", "gpu"])
 def test_gres_is_not_to_have_gpus(value):
     assert problems("slurm", f"--gres={value}") == [
-        f"--gres={value}: GPUs are computed from --slots; --gpu_type says which"
+        f"--gres={value}: GPUs are computed from --slots; use --gpu_type for their type"
     ]
 
 
 @pytest.mark.parametrize("value", ["none", "", "nvme:1,,x", "help"])
 def test_gres_that_is_no_list_of_resources_is_refused(value):
-    assert problems("slurm", f"--gres={value}")[0].endswith("names of resources are expected, such as nvme:1")
+    assert problems("slurm", f"--gres={value}")[0].endswith("expected names of resources, such as nvme:1")
 
 
 def test_all_excludes_are_one_option():
@@ -306,19 +306,19 @@ def test_any_words_are_options_or_problems(words):
 CHUNKS = [
     (
         "-l select=2:mem=4gb",
-        "it is computed from --slots and --slots_per_node; -l select=1:... says what each node has",
+        "computed from the slots; use --slots and --slots_per_node, and -l select=1:... for each node",
     ),
-    ("-l select=1:ngpus=4", "ngpus: it is computed from --slots and --slots_per_node"),
-    ("-l select=1:ncpus=4", "ncpus: --cpus_per_slot says it"),
-    ("-l select=1:mpiprocs=4", "mpiprocs: one launcher is started on each node"),
-    ("-l select=1:mem=4gb+1:mem=8gb", "all nodes are alike; one chunk is expected"),
-    ("-l select=1:mem", "name=value is expected, not 'mem'"),
-    ("-l place=pack", "each node gets one part of the job; scatter is what we say"),
-    ("-l place=nowhere", "'nowhere' is no way to place a job"),
-    ("-l walltime=1:00:00", "--time of infini-job says it"),
-    ("-l mem=4gb", "it belongs to a node: -l select=1:mem=4gb says how much each has"),
-    ("-l ncpus=4", "it is computed from --slots and --slots_per_node"),
-    ("-y", "qsub has no such option"),
+    ("-l select=1:ngpus=4", "ngpus: computed from the slots; use --slots and --slots_per_node"),
+    ("-l select=1:ncpus=4", "ncpus: use --cpus_per_slot of infini-job"),
+    ("-l select=1:mpiprocs=4", "mpiprocs: each node runs one launcher; drop it"),
+    ("-l select=1:mem=4gb+1:mem=8gb", "expected one chunk, as all nodes are alike"),
+    ("-l select=1:mem", "expected name=value, not 'mem'"),
+    ("-l place=pack", "conflicts with one part of the job per node; use scatter"),
+    ("-l place=nowhere", "'nowhere': unknown placement; use scatter, excl, exclhost, shared, or group=RESOURCE"),
+    ("-l walltime=1:00:00", "use --time of infini-job"),
+    ("-l mem=4gb", "per node; use -l select=1:mem=4gb"),
+    ("-l ncpus=4", "computed from the slots; use --slots and --slots_per_node"),
+    ("-y", "unknown option of qsub"),
 ]
 
 
@@ -335,5 +335,5 @@ def test_resources_of_the_whole_job_are_passed_on():
 
 
 def test_the_local_scheduler_takes_no_options():
-    with pytest.raises(UsageError, match="-C a100: --scheduler=local takes no options"):
+    with pytest.raises(UsageError, match="-C a100: --scheduler=local takes no options; drop it"):
         plan(ask("-C a100", slots=1), Facts(scheduler="local"))

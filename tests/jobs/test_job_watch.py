@@ -175,7 +175,7 @@ def test_no_news_keeps_what_was_known(folder, slurm, monkeypatch):
     monkeypatch.setattr(module, "FIRST_S", 0.01)
     job = JobWatcher(folder, slurm)
     try:
-        slurm.error = "squeue: no answer in time"
+        slurm.error = "squeue: no response in time"
         while not job.status.query_error:
             job.poll()
         assert (job.status.headline, job.has_ended) == ("QUEUED Priority", False)

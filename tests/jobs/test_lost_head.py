@@ -68,7 +68,7 @@ def test_the_head_is_known_by_the_token(infini_run, port, has_lost, suspended, m
     env = {**os.environ, "INFINI_RUN_TOKEN": TOKEN}
     flags = ("--nnodes=2", "--spares=1", f"--rdzv_endpoint=127.0.0.1:{port}")
     head = infini_run(*flags, "true", env=env)
-    read_error_until([head], b"1 of at least 2 nodes are here")
+    read_error_until([head], b"1 of at least 2 nodes joined")
     assert not has_lost(port + 1)
     assert has_lost(port + 1, token="another one of sixteen characters")
     monkeypatch.setattr(lost_head, "HANDSHAKE_S", 0.2)

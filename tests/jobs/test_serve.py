@@ -21,7 +21,7 @@ from tests.support.waiting import LIMIT_S, until
 
 HOLD = "exec sleep 1000"
 HOST = os.uname().nodename
-OWN = "is the command's own: POST /v1/scripts shows and checks a script"
+OWN = "only for the command; use POST /v1/scripts to show or check a script"
 
 
 def hold(bell):
@@ -156,7 +156,7 @@ def test_logs_of_one_rank_or_node(service):
     assert len(service.client.get(f"/v1/jobs/{name}/logs", params={"node": HOST}).text.splitlines()) == 3
     for follow in (False, True):
         answer = service.client.get(f"/v1/jobs/{name}/logs", params={"rank": 3, "follow": follow})
-        assert (answer.status_code, answer.json()["detail"]) == (400, "--rank=3: there are ranks 0 to 2")
+        assert (answer.status_code, answer.json()["detail"]) == (400, "--rank=3: unknown rank; use 0 to 2")
     answer = service.client.get(f"/v1/jobs/{name}/logs", params={"attempt": 1})
     assert answer.json()["detail"] == f"--attempt=1: job {name} ran 1 time, counted from 0"
 
@@ -239,8 +239,8 @@ def test_wrong_requests_are_told_in_the_commands_own_words(service, local):
     for body, said in (
         ({"command": []}, "command: List should have at least 1 item after validation, not 0"),
         ({"command": ["true"], "slots": 2}, "slots: Extra inputs are not permitted"),
-        ({"command": ["true"], "flags": {"dir": "/"}}, f"--dir {OWN}"),
-        ({"command": ["true"], "flags": {"help": True}}, "help: --help is no flag of a job"),
+        ({"command": ["true"], "flags": {"dir": "/"}}, f"--dir: {OWN}"),
+        ({"command": ["true"], "flags": {"help": True}}, "help: --help is not a flag of a job"),
         ({"command": ["true"], "cwd": "/nosuch"}, "--cwd=/nosuch is not a directory"),
     ):  # fmt: skip
         answer = service.client.post("/v1/jobs", json=body)
@@ -252,7 +252,7 @@ def test_a_job_that_is_not_there_or_not_ours_is_told(service, local):
     for path in ("", "/logs", "/timeline"):
         answer = service.client.get(f"/v1/jobs/ir-0123456789{path}")
         assert answer.status_code == 404
-        assert answer.json()["detail"].startswith(f"there is no job ir-0123456789 in {local.path}; ")
+        assert answer.json()["detail"].startswith(f"job ir-0123456789: unknown in {local.path}; ")
     assert service.client.post("/v1/jobs/ir-0123456789/cancel").status_code == 404
     assert service.client.get("/v1/jobs/..%2f..%2fetc").status_code == 404
     assert service.client.get("/v1/nosuch").status_code == 404
@@ -264,7 +264,7 @@ def test_a_job_that_is_not_there_or_not_ours_is_told(service, local):
     os.chown(local.path / name, 65534, 65534)
     answer = service.client.get(f"/v1/jobs/{name}")
     assert answer.status_code == 403
-    assert answer.json()["detail"] == f"job {name} belongs to user nobody: only its owner can ask about it"
+    assert answer.json()["detail"] == f"job {name} belongs to user nobody: only its owner can read it"
 
 
 OTHERS = (
@@ -299,7 +299,7 @@ def test_what_changes_something_needs_our_header(service, local):
     for path in ("/v1/jobs", "/v1/scripts", "/v1/jobs/ir-0123456789/cancel"):
         answer = service.client.post(path, json={"command": ["true"]})
         assert answer.status_code == 403
-        assert answer.json()["detail"] == "what changes something needs the header X-Infini-Job: 1"
+        assert answer.json()["detail"] == "a request that changes something needs the header X-Infini-Job: 1"
     assert local.is_empty()
 
 
@@ -462,7 +462,10 @@ def test_no_more_follow_at_once_than_are_served(service, local, bell):
         streams[-1].sendall(ask.encode())
         assert streams[-1].recv(12) == b"HTTP/1.1 200"
     answer = service.client.get(f"/v1/jobs/{name}/logs", params={"follow": True})
-    assert (answer.status_code, answer.json()["detail"]) == (503, "32 follow logs already; close one of them")
+    assert (answer.status_code, answer.json()["detail"]) == (
+        503,
+        "32 requests already follow logs; close one of them",
+    )
     assert service.get(f"/v1/jobs/{name}")["state"] == "RUNNING"  # who follows is in nobody's way
     for stream in streams:
         stream.close()
@@ -492,5 +495,5 @@ def test_a_body_that_is_no_json_is_a_sentence(service):
     answer = service.client.post("/v1/jobs", content=b"{command: 1}", headers=headers)
     assert answer.status_code == 400
     assert answer.json()["detail"] == (
-        "the body is no JSON: Expecting property name enclosed in double quotes at character 1"
+        "the body is not JSON: Expecting property name enclosed in double quotes at character 1"
     )

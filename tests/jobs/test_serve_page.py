@@ -98,6 +98,23 @@ def test_the_list_is_live(page, local, bell):
     expect(row(page, name)).to_have_count(0)
 
 
+def test_durations_have_two_units(page):
+    shown = page.evaluate("[0, 0.9, 59, 60, 89, 3600, 5340, 86399, 90061].map(duration)")
+    assert shown == ["0 s", "0 s", "59 s", "1 min", "1 min 29 s", "1 h", "1 h 29 min", "23 h 59 min", "1 d 1 h"]
+
+
+NO_EVENTS = """window.EventSource = class extends EventTarget {
+  constructor() { super(); setTimeout(() => this.dispatchEvent(new Event("error"))); }
+};"""
+
+
+def test_page_says_when_it_is_not_connected(page):
+    expect(page.locator("#news")).to_have_text("Live")
+    page.add_init_script(NO_EVENTS)
+    page.reload()
+    expect(page.locator("#news")).to_have_text("Not connected; retrying. Check that infini-job serve runs")
+
+
 def test_lines_appear_as_they_are_written(page, local, bell, tmp_path):
     os.mkfifo(tmp_path / "go")
     script = f"echo first; echo > {bell.path}; read word < {tmp_path}/go; echo $word"
@@ -109,7 +126,7 @@ def test_lines_appear_as_they_are_written(page, local, bell, tmp_path):
     assert "second" not in page.locator("#log").inner_text()
     (tmp_path / "go").write_text("second\n")
     expect(page.locator("#log")).to_contain_text("[rank 0] second")
-    expect(page.locator("#log-news")).to_have_text("The job has ended")
+    expect(page.locator("#log-news")).to_have_text("The job finished")
     expect(page.locator("#headline")).to_have_text("COMPLETED")
 
 
@@ -120,7 +137,7 @@ def test_the_timeline_shows_the_ranks_of_a_running_job(page, address, local, bel
     ranks = page.locator("#runs tbody tr").filter(has_text="running")
     expect(ranks).to_have_count(3)
     expect(page.locator("#runs th[scope=rowgroup]")).to_have_text(HOST)
-    expect(page.locator("#runs caption")).to_have_text("Run 0: RUNNING")
+    expect(page.locator("#runs caption")).to_have_text("Attempt 0: RUNNING")
     widths = [bar.bounding_box()["width"] for bar in page.locator("#runs .bar.running").all()]
     assert len(widths) == 3
     assert min(widths) > 20  # from when they began to now is the whole width
@@ -159,7 +176,7 @@ def test_cancel_asks_first(page, local, bell):
     row(page, name).get_by_role("link").click()
     page.locator("#cancel").click()
     expect(page.get_by_role("dialog")).to_contain_text(f"Cancel {name}?")
-    page.get_by_role("button", name="Leave it").click()
+    page.get_by_role("button", name="Keep the job").click()
     expect(page.get_by_role("dialog")).to_be_hidden()
     assert local.status(name)["state"] == "RUNNING"
     page.locator("#cancel").click()
@@ -195,7 +212,7 @@ def test_lines_of_one_rank_are_shown(page, local):
     page.locator("#rank").blur()
     expect(page.locator("#log div")).to_have_count(3)
     page.locator("#node").select_option(HOST)
-    expect(page.locator("#log-news")).to_have_text("The job has ended")
+    expect(page.locator("#log-news")).to_have_text("The job finished")
     expect(page.locator("#log div")).to_have_count(3)
     options = page.locator("#node option")
     expect(options).to_have_text(["all", HOST])
@@ -218,7 +235,7 @@ def test_it_can_be_used_by_keyboard_in_light_and_dark(page, local, bell):
     assert backs == ["rgb(255, 255, 255)", "rgb(18, 22, 27)"]
     page.locator("#cancel").focus()
     page.keyboard.press("Enter")
-    expect(page.get_by_role("button", name="Leave it")).to_be_focused()  # the harmless one
+    expect(page.get_by_role("button", name="Keep the job")).to_be_focused()  # the harmless one
     page.keyboard.press("Escape")
     expect(page.get_by_role("dialog")).to_be_hidden()
     assert page.evaluate(UNNAMED) == 0

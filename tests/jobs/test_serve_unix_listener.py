@@ -69,8 +69,8 @@ def test_another_user_is_not_read_from_even_where_the_socket_can_be_reached(loca
         assert ask_as_nobody(service.path) == "PermissionError"
         os.chmod(service.path, 0o666)
         assert ask_as_nobody(service.path) in ("b''", "ConnectionResetError", "BrokenPipeError")
-        service.command.read_error_until(b" was refused: this service is its owner's alone\n")
-        assert service.command.err.startswith(b"infini-job: a connection of user 65534 (process ")
+        service.command.read_error_until(b": this service is only for its owner\n")
+        assert service.command.err.startswith(b"infini-job: refused a connection of user 65534 (process ")
         assert service.get("/v1/jobs") == []  # it goes on
         service.end()
 
@@ -79,8 +79,8 @@ def test_a_live_one_is_not_replaced(service, local):
     refused(
         local,
         service.path,
-        f"--socket={service.path}: a service listens there already (process {service.command.pid}); "
-        "give another path, or end it",
+        f"--socket={service.path}: already in use by a service (process {service.command.pid}); "
+        "use another path, or stop it",
     )
     assert service.get("/v1/jobs") == []
 
@@ -130,17 +130,17 @@ def test_another_ones_socket_is_left_at_the_end(local, tmp_path):
 def test_what_is_no_socket_is_left_alone(local, tmp_path):
     path = tmp_path / "s"
     path.write_text("precious")
-    refused(local, path, f"--socket={path} is there, and is no socket of yours: it is left alone; give another path")
+    refused(local, path, f"--socket={path}: already exists, and is not your socket; use another path")
     assert path.read_text() == "precious"
     path.unlink()
     path.symlink_to(tmp_path / "elsewhere")
-    refused(local, path, f"--socket={path} is there, and is no socket of yours: it is left alone; give another path")
+    refused(local, path, f"--socket={path}: already exists, and is not your socket; use another path")
 
 
 def test_a_directory_of_jobs_that_cannot_be_made_is_one_line(local, tmp_path):
     done = local.call("serve", f"--socket={tmp_path}/s", "--dir=/proc/no/such")
     assert (done.returncode, done.stdout) == (2, "")
-    said = "--dir=/proc/no/such: No such file or directory; give a folder that you may write"
+    said = "--dir=/proc/no/such: No such file or directory; use a directory that you can write"
     assert done.stderr == f"infini-job: {said}\n"
 
 
@@ -148,32 +148,33 @@ def test_a_directory_that_others_may_write_is_refused(local, tmp_path):
     for folder in ("open", "open/closed"):
         (tmp_path / folder).mkdir(mode=0o700)
     (tmp_path / "open").chmod(0o770)
-    said = f"--socket: others may write in {tmp_path}/open, and replace the socket; chmod go-w {tmp_path}/open"
+    said = f"--socket: others can write in {tmp_path}/open, and replace the socket; run chmod go-w {tmp_path}/open"
     refused(local, tmp_path / "open" / "s", said)
     refused(local, tmp_path / "open" / "closed" / "s", said)
     refused(
         local,
         tmp_path / "nosuch" / "s",
-        f"--socket: {tmp_path}/nosuch is no directory; make it first: mkdir -m 700 {tmp_path}/nosuch",
+        f"--socket: {tmp_path}/nosuch is not a directory; run mkdir -m 700 {tmp_path}/nosuch",
     )
     if os.geteuid() == 0:
         os.chown(tmp_path / "open", NOBODY, NOBODY)
         refused(
             local,
             tmp_path / "open" / "s",
-            f"--socket: {tmp_path}/open belongs to another user, who could replace the socket; use your own",
+            f"--socket: {tmp_path}/open belongs to another user, who could replace the socket; use a directory of "
+            "your own",
         )
 
 
 def test_a_path_that_is_too_long_is_told(local, tmp_path):
     path = tmp_path / ("s" * 100)
-    refused(local, path, f"--socket={path}: a socket's path may have 107 bytes; give a shorter one")
+    refused(local, path, f"--socket={path}: expected a path of at most 107 bytes; use a shorter one")
 
 
 def test_without_a_path_one_is_asked_for(local):
     done = local.call("serve")
     assert (done.returncode, done.stderr) == (
-        2, "infini-job: where? infini-job serve --socket=$XDG_RUNTIME_DIR/infini-job.sock\n",
+        2, "infini-job: missing --socket; use infini-job serve --socket=$XDG_RUNTIME_DIR/infini-job.sock\n",
     )  # fmt: skip
 
 

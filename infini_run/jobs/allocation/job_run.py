@@ -113,7 +113,7 @@ class JobRun:
             given = self._folder.read_env()
         except OSError as error:
             raise UsageError(
-                f"{error.filename} on {os.uname().nodename}: {error.strerror}; do the nodes share it?"
+                f"{error.filename} on {os.uname().nodename}: {error.strerror}; use a directory that the nodes share"
             ) from None
         given |= {"INFINI_JOB_NAME": self._folder.name, "INFINI_JOB_ATTEMPT": str(self._number)}
         given["INFINI_JOB_FOLDER"] = self._folder.path
@@ -135,7 +135,7 @@ class JobRun:
         words.append(f"--nproc_per_node={job.slots_per_node or 'gpu'}")
         asked = resolve([*words, "--", *request.command], environ)
         if asked.options is None:
-            raise UsageError(f"--run_options: {' '.join(request.run_options)} asks a question, and runs nothing")
+            raise UsageError(f"--run_options: {' '.join(request.run_options)} only prints, and runs nothing")
         options = replace(asked.options, export=(*asked.options.export, *map(_literal, given)))
         if request.container is not None:  # the agent is in there, and the ranks with it
             options = replace(options, remote_python=self._folder.program("node") or request.container.python)
@@ -156,7 +156,7 @@ class JobRun:
         cluster = detect(self._outer_environ, read_file)
         if cluster is None or cluster.form != BATCH or not cluster.hosts:
             name = self._job.request.scheduler
-            raise UsageError(f"there is no allocation of {name} here: the script of a job is run by its scheduler")
+            raise UsageError(f"{name}: no allocation here; only its scheduler can run the script of a job")
         return [host.name for host in cluster.hosts]
 
     # ---- how far it is
@@ -217,7 +217,7 @@ class JobRun:
 
     def _warn(self, head: Head, left_s: float) -> None:
         number = self._job.request.warn_signal
-        print_line(f"{signal_name(number)} to all ranks: {left_s:.0f} s are left of the time limit")
+        print_line(f"sent {signal_name(number)} to all ranks: {left_s:.0f} s left until the time limit")
         head.forward_signal(number)
         self._write_phase(WARNED)
 

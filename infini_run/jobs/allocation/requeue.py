@@ -31,7 +31,7 @@ def keep_out(
     try:
         find_scheduler(job.request.scheduler, folder.home, environ).cancel(folder.id)
     except (UsageError, QueryError) as error:
-        print_line(f"it may be queued again: {error}")  # then it ends when it begins
+        print_line(f"it may run again: {error}")  # then it ends when it begins
 
 
 def requeue(
@@ -56,9 +56,7 @@ def requeue(
     except SubmitError as error:
         if error.kind != TIMED_OUT:
             return error
-        print_line(
-            f"it may be queued again: {error}"
-        )  # the scheduler knows, and who asks for its state asks that one
+        print_line(f"it may run again: {error}")  # the scheduler knows, and who asks for its state asks that one
     except (UsageError, QueryError) as error:
         return error
     return None

@@ -75,7 +75,7 @@ def classify(
         state = OOM if first.out_of_memory else FAILED
         return _changed(end, state, report.headline(), node=first.host, rank=first.rank)
     if end.code:
-        return _changed(end, FAILED, "something of it could not be ended")
+        return _changed(end, FAILED, "some of its processes did not end")
     return end
 
 
@@ -89,7 +89,7 @@ def _of_signal(stop_signal: int, end: JobResult, is_cancelled: bool, is_preempte
         return _changed(end, PREEMPTED, END_REASONS[PREEMPTED])
     if is_late:
         return _changed(end, TIMEOUT, END_REASONS[TIMEOUT], scheduler_ended_it=True)
-    return _changed(end, CANCELLED, f"it was told to stop ({signal_name(stop_signal)})", scheduler_ended_it=True)
+    return _changed(end, CANCELLED, f"it was asked to stop ({signal_name(stop_signal)})", scheduler_ended_it=True)
 
 
 def _of_error(error: InfiniRunError, end: JobResult) -> JobResult:
@@ -118,7 +118,7 @@ def restart_reason(ending: JobResult, *, failures: int, restarts: int) -> str:
     if ending.state in (COMPLETED, CANCELLED, TIMEOUT):
         return ""
     if ending.code == AGAIN:
-        return f"rank {ending.rank} on {ending.node} asked for it (exit code {AGAIN})"
+        return f"rank {ending.rank} on {ending.node} asked to run again (exit code {AGAIN})"
     if failures < restarts:
         return f"restart {failures + 1} of {restarts}: {ending.reason}"
     return ""

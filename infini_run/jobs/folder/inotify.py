@@ -63,7 +63,7 @@ class Changes:
     def _checked(self, result: int) -> int:
         if result < 0:
             number = ctypes.get_errno()
-            hint = "; fs.inotify limits how many there may be (sysctl)" if number in _LIMITS else ""
+            hint = "; raise fs.inotify.max_user_instances or max_user_watches (sysctl)" if number in _LIMITS else ""
             raise InfiniRunError(f"inotify: {os.strerror(number)}{hint}")
         return result
 

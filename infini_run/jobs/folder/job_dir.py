@@ -142,7 +142,7 @@ class JobDir:
         content = self._read_json("request.json")
         if not content or content.pop("format", 0) != FORMAT:
             raise UsageError(
-                f"{self.path} is no job's directory, or another version's: it has no request.json of ours"
+                f"{self.path}: not a job directory of this version; request.json is missing or different"
             )
         try:
             request = content.pop("request")
@@ -152,7 +152,9 @@ class JobDir:
             _ = order.tasks  # ValueError: another version allows larger indices
             return order
         except (TypeError, KeyError, AttributeError, ValueError):
-            raise UsageError(f"{self.path} is another version's job: its request.json cannot be read") from None
+            raise UsageError(
+                f"{self.path}: job of another infini-run version; cannot read its request.json"
+            ) from None
 
     def read_env(self) -> dict[str, str]:
         """Return the ranks' environment. Raises OSError."""
@@ -339,7 +341,7 @@ class JobDir:
             raise InfiniRunError(self._is_foreign(name)) from None
 
     def _is_foreign(self, name: str) -> str:
-        return f"{self.file(name)} is not what infini-job has written: look who changed it"
+        return f"{self.file(name)}: not as infini-job wrote it; check who changed it"
 
 
 def _remove(path: str) -> None:
@@ -365,7 +367,7 @@ def _make(cls: type[T], content: dict[str, Any]) -> T:
     for name, annotation in cls.__annotations__.items():
         is_good = _IS_OF.get(annotation)
         if is_good is not None and not is_good(getattr(made, name)):
-            raise TypeError(f"{cls.__name__}.{name} is no {annotation}")
+            raise TypeError(f"{cls.__name__}.{name} is not a {annotation}")
     return made
 
 

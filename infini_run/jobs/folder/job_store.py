@@ -28,7 +28,7 @@ def home(given: str, environ: Mapping[str, str]) -> str:
     try:
         return os.path.abspath(path)
     except FileNotFoundError:
-        raise UsageError(f"--dir={path}: the current directory was removed; give a path from /") from None
+        raise UsageError(f"--dir={path}: the current directory was removed; use a path from /") from None
 
 
 def home_to_write(given: str, environ: Mapping[str, str]) -> str:
@@ -40,8 +40,8 @@ def home_to_write(given: str, environ: Mapping[str, str]) -> str:
     user = environ.get("HOME") or os.path.expanduser("~")
     if not given and not (user.startswith("/") and os.path.isdir(user)):
         raise UsageError(
-            f"HOME={user}: jobs are kept in ~/.infini-run, and there is no such home directory; set HOME, or give "
-            "--dir=DIR that the nodes share"
+            f"HOME={user}: not a directory, and jobs need ~/.infini-run; set HOME, or add "
+            "--dir=DIR on storage that the nodes share"
         )
     return home(given, environ)
 
@@ -63,8 +63,8 @@ def make_folder(above: str, name: str) -> JobDir:
         os.mkdir(path, 0o700)
     except OSError as error:
         raise UsageError(
-            f"--dir={above}: no job's directory can be made there: {error.strerror}; "
-            "give a folder that you may write, and that the nodes share"
+            f"--dir={above}: cannot create a job directory there: {error.strerror}; "
+            "use a directory that you can write and that the nodes share"
         ) from None
     return JobDir(path)
 
@@ -83,18 +83,18 @@ def find_folder(above: str, name: str) -> JobDir:
     if index >= 0 and is_name(split(base)[0]):  # of a task `task_of` says that it has none
         return task_of(find_folder(above, base), index)
     if not isinstance(name, str) or not is_name(name):
-        raise UsageError(f"{name!a} is no job: they are called {PREFIX}0123456789; infini-job list shows yours")
+        raise UsageError(f"{name!a}: not a job name ({PREFIX}0123456789); run infini-job list")
     path = os.path.join(above, name)
     try:
         found = os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
-        raise UsageError(f"there is no job {name} in {above}; infini-job list shows those that are") from None
+        raise UsageError(f"job {name}: unknown in {above}; run infini-job list") from None
     except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}; only its owner can ask about a job") from None
+        raise UsageError(f"{path}: {error.strerror}; only its owner can read a job") from None
     if not stat.S_ISDIR(found.st_mode):
-        raise UsageError(f"{path} is no directory: it is no job of ours")
+        raise UsageError(f"{path}: not a job directory")
     if found.st_uid != os.geteuid():
-        raise UsageError(f"job {name} belongs to {_user(found.st_uid)}: only its owner can ask about it")
+        raise UsageError(f"job {name} belongs to {_user(found.st_uid)}: only its owner can read it")
     return JobDir(path)
 
 

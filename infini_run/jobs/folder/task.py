@@ -87,11 +87,11 @@ def task_of(folder: JobDir, index: int) -> Task:
     """Return the task of that index. Raises UsageError: there is none, or the directory is no array's."""
     order = folder.read_submission()
     if isinstance(folder, Task):
-        raise UsageError(f"{folder.name} is a task, and has no tasks: {folder.array.name} is the array")
+        raise UsageError(f"{folder.name}: a task has no tasks; use {folder.array.name}, the array")
     if not order.tasks:
-        raise UsageError(f"{folder.name} is no array: there is no task {index} of it")
+        raise UsageError(f"{folder.name}: not an array, so it has no task {index}")
     if index not in order.tasks:
-        raise UsageError(f"job {folder.name} has the tasks {order.request.array}, and no task {index}")
+        raise UsageError(f"job {folder.name}: no task {index}; its tasks are {order.request.array}")
     return Task(folder, index)
 
 

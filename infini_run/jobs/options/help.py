@@ -1,4 +1,4 @@
-"""What `infini-job --help` and `infini-job VERB --help` print, out of the tables of flags."""
+"""Texts of `infini-job --help` and `infini-job VERB --help`, from the tables of flags."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from infini_run.options.grammar import Flag
 
 SHORT = {
-    "submit": "write a job down, hand it to a batch scheduler once, and say what it is called",
-    "status": "how jobs are: those named, or all that have not ended",
-    "list": "every job that was submitted from here",
-    "logs": "what the ranks of a job, or of the newest, have written, merged and labelled",
-    "cancel": "end jobs; their ranks have their grace",
-    "forget": "remove the directories of jobs that have ended, or are LOST",
-    "clusters": "the schedulers that are here, and what they have",
-    "serve": "the same over HTTP at a Unix socket, for its owner alone, with a page",
+    "submit": "submit a job once and print its name",
+    "status": "show the named jobs, or all unfinished ones",
+    "list": "list all jobs in the directory of jobs",
+    "logs": "print what the ranks of a job wrote, merged and labeled; by default the newest job",
+    "cancel": "stop jobs; their ranks get their grace",
+    "forget": "remove the directories of jobs that finished or are LOST",
+    "clusters": "list the available schedulers and what they have",
+    "serve": "serve jobs over HTTP at a Unix socket, with a page, for their owner alone",
 }
 USAGE = {
     "submit": "infini-job submit [flags] [--] program [args...]",
@@ -33,35 +33,35 @@ USAGE = {
     "serve": "infini-job serve --socket=PATH",
 }
 TITLES = {
-    "slots": "What it needs",
+    "slots": "Size",
     "scheduler": "Scheduler",
     "job": "Job",
     "container": "Container",
-    "answer": "Answer",
+    "answer": "Output",
     "flags": "Flags about flags",
 }
 GRAMMAR_TEXT = """\
---name=value and --name value, --name and --noname, one dash or two, - and _
-are the same. A flag that is not given is taken from the variable INFINI_JOB_
-and its name in capitals. Variables INFINI_RUN_... of the job's environment are
-flags of infini-run, which runs its ranks.
+--name=value and --name value are the same, and so are one dash or two, - and
+_. A switch is --name or --noname. The variable INFINI_JOB_NAME sets flag NAME
+if the command line does not. Variables INFINI_RUN_... of the job's environment
+set flags of infini-run, which starts its ranks.
 """
 COMPLETION_TEXT = """\
-infini-job --completion=bash|zsh|fish prints what makes this shell complete it;
---completion=install writes it to where your shells look for it.
+infini-job --completion=bash|zsh|fish prints a completion script for a shell;
+--completion=install writes scripts to where your shells look for them.
 """
 STATES_TEXT = """\
 JOB is a name such as ir-7f3a91c2e4; ir-7f3a91c2e4.4 is task 4 of an array.
-States: QUEUED, STARTING (nodes are there, not all of them ready), RUNNING,
-WARNED (the limit is near), SUSPENDED, COMPLETED, FAILED (code, node and rank
-of the first failure), CANCELLED, TIMEOUT, NODE_FAIL, OOM, PREEMPTED, LOST.
-The time is that since the last change of the state: "for 5 min", "5 min ago".
+States: QUEUED, STARTING (it has nodes, but not all are ready), RUNNING, WARNED
+(the limit is near), SUSPENDED, COMPLETED, FAILED (with code, node, and rank of
+the first failure), CANCELLED, TIMEOUT, NODE_FAIL, OOM, PREEMPTED, LOST.
+The time is counted from the last change of state: "for 5 min", "5 min ago".
 """
 EXIT_CODES = """\
 Exit code of submit --wait: that of the first rank to fail, 128+N for signal N;
-143 (128 + TERM) where it reached its limit (TIMEOUT) or was cancelled;
-1 where a job ended badly without one. Else 0; 2 for a request that makes no
-sense; 1 where a scheduler did not take it or did not answer.
+143 (128 + TERM) if the job reached its limit (TIMEOUT) or was cancelled; 1 if
+it failed without a code. Otherwise 0; 2 for an invalid request; 1 if the
+scheduler rejected the job or did not respond.
 """
 EXAMPLES = """\
 Examples:
@@ -85,13 +85,19 @@ def help_text(verb: str) -> str:
         return "\n".join(parts).rstrip()
     lines = [
         "usage: infini-job VERB [flags] ...\n",
-        "Submits jobs to Slurm, PBS or this machine, and watches them.\n",
+        "Submit jobs to Slurm, PBS, or this machine, and watch them.\n",
     ]
     for name, text in SHORT.items():
         first, *rest = textwrap.wrap(text, WIDTH - 14)
         lines += [f"  {name:12}{first}", *(f"{'':14}{line}" for line in rest)]
     return "\n".join(
-        [*lines, f"\ninfini-job VERB --help shows its flags.\n{COMPLETION_TEXT}", STATES_TEXT, EXIT_CODES, EXAMPLES]
+        [
+            *lines,
+            f"\nFor the flags of a command, run infini-job VERB --help.\n{COMPLETION_TEXT}",
+            STATES_TEXT,
+            EXIT_CODES,
+            EXAMPLES,
+        ]
     ).rstrip()
 
 

@@ -17,26 +17,26 @@ from infini_run.jobs.options.table import SUBMIT_GROUPS, VERBS
 from infini_run.options.manpage import entry, escape, page, paragraph
 
 _DESCRIPTION = """\
-Describes a distributed training job by its slots, writes a script for Slurm or PBS, submits it once, and knows what
-becomes of it: how far it is, what its ranks write, which of them failed first and how. There is no daemon, and
-nothing needs root: a job is a directory. On the nodes infini-run(1) starts, watches and takes down the ranks.
+infini-job describes a distributed training job by its slots, writes a script for Slurm or PBS, and submits it once.
+It then reports the state of the job, what its ranks write, and which rank failed first and how. There is no daemon,
+and nothing needs root: a job is a directory. On the nodes, infini-run(1) starts, watches, and stops the ranks.
 """
 _FILES = """\
-~/.infini-run/jobs has a directory for each job, which its owner alone can read: request.json, job.sh, env, id, exit,
-and for each run 0/log, 0/phase, 0/first_failure and 0/report.json. Of an array each task has its own, in task/K.
+~/.infini-run/jobs has a directory per job, which only its owner can read: request.json, job.sh, env, id, exit,
+and per attempt 0/log, 0/phase, 0/first_failure, and 0/report.json. Each task of an array has its own, in task/K.
 """
 _ENVIRONMENT = """\
-INFINI_JOB_SLOTS stands for --slots, and so on. Ranks find INFINI_JOB_NAME, INFINI_JOB_ATTEMPT (0, and one more
-for each restart) and INFINI_JOB_FOLDER; those of an array also INFINI_JOB_TASK and INFINI_JOB_TASKS, the index of
-their task and how many there are, and in INFINI_JOB_NAME that task. All variables of who submits go with a job, but
-for those of schedulers (SLURM_, SBATCH_, SRUN_, SALLOC_, PBS_) and those that name devices.
+INFINI_JOB_SLOTS sets --slots, and so on. Ranks get INFINI_JOB_NAME, INFINI_JOB_ATTEMPT (0, plus one per restart), and
+INFINI_JOB_FOLDER. Those of an array also get INFINI_JOB_TASK and INFINI_JOB_TASKS, the index of their task and the
+number of tasks; INFINI_JOB_NAME then names the task. A job gets all variables of the shell that submits it, except
+those of schedulers (SLURM_, SBATCH_, SRUN_, SALLOC_, PBS_) and those that name devices.
 """
 
 
 def man_page(version: str) -> str:
     """Return the whole page as roff. version: of infini-run."""
     sections = [
-        ("NAME", "infini\\-job \\- submits distributed training to Slurm, PBS or this machine, and watches it\n"),
+        ("NAME", "infini\\-job \\- submit distributed training to Slurm, PBS, or this machine, and watch it\n"),
         ("SYNOPSIS", ".br\n".join(f".B {escape(text)}\n" for text in USAGE.values())),
         ("DESCRIPTION", paragraph(_DESCRIPTION) + ".PP\n" + paragraph(GRAMMAR_TEXT)),
         (

@@ -27,14 +27,14 @@ def _argv(text: str) -> tuple[str, ...]:
     try:
         return tuple(shlex.split(text))
     except ValueError as error:
-        raise ValueError(f"words as a shell reads them are allowed: {error}") from None
+        raise ValueError(f"expected words that a shell can split: {error}") from None
 
 
 def _variables(text: str) -> tuple[tuple[str, str], ...]:
     pairs = [word.partition("=") for word in _argv(text)]
     for name, equals, _ in pairs:
         if not name or not equals:
-            raise ValueError("NAME=VALUE words are allowed, quoted as a shell needs it")
+            raise ValueError("expected NAME=VALUE words, quoted as for a shell")
     return tuple((name, value) for name, _, value in pairs)
 
 
@@ -45,7 +45,7 @@ def _time(text: str) -> int:
     days, _, clock = text.rpartition("-")
     parts = clock.split(":")
     if len(parts) != 3 or not all(part.isdecimal() for part in [*parts, days or "0"]):
-        raise ValueError("a time is allowed, such as 4h, 90min, 1h30m, 1d or 1-12:00:00")
+        raise ValueError("not a time; use 10m, 4h, 1h30m, 1d, or 1-12:00:00")
     hours, minutes, seconds = map(int, parts)
     return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
 
@@ -54,7 +54,7 @@ def _memory(text: str) -> int:
     """Read an amount of memory in MiB."""
     body, unit = (text[:-1], text[-1:].upper()) if text[-1:].upper() in "KMGT" and text else (text, "M")
     if not body.isdecimal():
-        raise ValueError("a size is allowed, such as 500M, 16G or 1T")
+        raise ValueError("not a size; use 500M, 16G, or 1T")
     return max(1, int(body) * {"K": 1, "M": 1 << 10, "G": 1 << 20, "T": 1 << 30}[unit] >> 10)
 
 
@@ -82,72 +82,78 @@ def _support(name: str, help: str) -> Flag:  # noqa: A002
     )  # fmt: skip
 
 
-DIR = _flag("dir", plain, "", "job", "DIR", "where jobs are kept, on storage that the nodes share",
+DIR = _flag("dir", plain, "", "job", "DIR", "keep jobs in DIR, on storage that the nodes share",
             shown="~/.infini-run/jobs")  # fmt: skip
-JSON = switch("json", "answer", "as JSON")
-SOCKET = _flag("socket", plain, "", "answer", "PATH", "where to listen, in a directory that nobody else may write",
+JSON = switch("json", "answer", "print JSON")
+SOCKET = _flag("socket", plain, "", "answer", "PATH", "listen at PATH, in a directory that only you can write",
                shown="none")  # fmt: skip
 
 SUBMIT = (
-    _flag("slots", bounded_int(1), 1, "slots", "N", "devices (GPUs, or CPUs) in all: one rank each"),
-    _flag("slots_per_node", bounded_int(1), 0, "slots", "N", "slots of each node", shown="as many as a node has"),
-    _flag("slot_type", plain, "", "slots", "", "what a slot is", choices=(CUDA, ROCM, CPU), shown="detected"),
-    _flag("gpu_type", plain, "", "slots", "TYPE", "which of a pool's GPUs", shown="any"),
-    _flag("cpus_per_slot", bounded_int(1), 0, "slots", "N", "CPUs for each slot", shown="a GPU's share of its node"),
-    _flag("mem_per_slot", _memory, 0, "slots", "SIZE", "memory for each slot, such as 16G", shown="the pool's"),
-    switch("single_node", "slots", "all slots on one node"),
-    _flag("spares", bounded_int(0, MAX_LISTED), 0, "slots", "N",
-          "more nodes, which run nothing; one takes the place of a node that is lost, and all ranks start again"),
-    switch("round_up", "slots", "take more slots where those asked for do not fill their nodes"),
-    _flag("layout", plain, DEFAULT, "slots", "", "how slots become nodes; determined: as Determined's tables have it",
-          choices=(DEFAULT, DETERMINED)),
-    _flag("scheduler", plain, "auto", "scheduler", "", "who runs it; auto: the one whose commands are on PATH",
-          choices=SCHEDULERS),
-    _flag("pool", plain, "", "scheduler", "NAME", "the partition or queue", aliases=("partition", "queue"),
-          shown="the scheduler's"),
-    _flag("account", plain, "", "scheduler", "NAME", "whom to charge", shown="the scheduler's"),
-    _flag("project", plain, "", "scheduler", "NAME", "Slurm's wckey, PBS's project", shown="none"),
-    _flag("time", _time, 0, "scheduler", "TIME", "the limit, such as 4h, 1h30m, 1d or 1-12:00:00; a bare number is "
-          "seconds (sbatch: minutes)",
+    _flag("slots", bounded_int(1), 1, "slots", "N", "request N devices (GPUs or CPUs) in all, one rank each"),
+    _flag("slots_per_node", bounded_int(1), 0, "slots", "N", "request N slots per node", shown="all of a node"),
+    _flag("slot_type", plain, "", "slots", "", "set what a slot is", choices=(CUDA, ROCM, CPU), shown="detected"),
+    _flag("gpu_type", plain, "", "slots", "TYPE", "request GPUs of this type in the pool", shown="any"),
+    _flag("cpus_per_slot", bounded_int(1), 0, "slots", "N", "request N CPUs per slot",
+          shown="a GPU's share of its node"),
+    _flag("mem_per_slot", _memory, 0, "slots", "SIZE", "request SIZE of memory per slot, such as 16G",
           shown="the pool's"),
-    _flag("options", _argv, (), "scheduler", "WORDS", "further options for sbatch or qsub, quoted as in a shell",
+    switch("single_node", "slots", "put all slots on one node"),
+    _flag("spares", bounded_int(0, MAX_LISTED), 0, "slots", "N",
+          "allocate N idle nodes; one replaces a lost node, and all ranks restart"),
+    switch("round_up", "slots", "round slots up to fill their nodes"),
+    _flag("layout", plain, DEFAULT, "slots", "",
+          "choose how slots become nodes; determined: as in Determined's tables",
+          choices=(DEFAULT, DETERMINED)),
+    _flag("scheduler", plain, "auto", "scheduler", "",
+          "submit to this scheduler; auto: the one with commands on PATH", choices=SCHEDULERS),
+    _flag("pool", plain, "", "scheduler", "NAME", "submit to this partition or queue", aliases=("partition", "queue"),
+          shown="the scheduler's"),
+    _flag("account", plain, "", "scheduler", "NAME", "charge this account", shown="the scheduler's"),
+    _flag("project", plain, "", "scheduler", "NAME", "set the wckey of Slurm or the project of PBS", shown="none"),
+    _flag("time", _time, 0, "scheduler", "TIME",
+          "limit the job to TIME, such as 4h, 1h30m, 1d, or 1-12:00:00; a bare number is seconds (sbatch: minutes)",
+          shown="the pool's"),
+    _flag("options", _argv, (), "scheduler", "WORDS", "pass options to sbatch or qsub, quoted as for a shell",
           shown="none"),
-    _support("gres", "the scheduler knows GPUs as a resource"),
-    _support("tres", "Slurm has cons_tres"),
-    _flag("title", _title, "", "job", "TEXT", "show TEXT before its name in squeue, qstat, and infini-job list",
+    _support("gres", "treat GPUs as a resource of the scheduler"),
+    _support("tres", "use cons_tres of Slurm"),
+    _flag("title", _title, "", "job", "TEXT", "show TEXT before the job's name in squeue, qstat, and infini-job list",
           shown="none"),
     DIR,
-    _flag("cwd", plain, "", "job", "DIR", "where the ranks start", shown="here"),
-    _flag("env", _variables, (), "job", "NAME=VALUE ...", "variables for the ranks, beside all of ours",
+    _flag("cwd", plain, "", "job", "DIR", "start ranks in DIR", shown="the current directory"),
+    _flag("env", _variables, (), "job", "NAME=VALUE ...",
+          "set variables of the ranks, in addition to your environment", shown="none"),
+    _flag("python", plain, "", "job", "FILE", "run the nodes' Python FILE, which needs infini-run", shown="this one"),
+    _flag("run_options", _argv, (), "job", "WORDS", "pass flags to infini-run, such as --hang_timeout=10m",
           shown="none"),
-    _flag("python", plain, "", "job", "FILE", "the Python of the nodes, which has infini-run", shown="this one"),
-    _flag("run_options", _argv, (), "job", "WORDS", "flags for infini-run itself, such as --hang_timeout=10m",
-          shown="none"),
-    _flag("warn", _warn, (USR2, 0), "job", "[SIGNAL@]TIME", "tell the ranks so long before the limit", shown="off"),
+    _flag("warn", _warn, (USR2, 0), "job", "[SIGNAL@]TIME",
+          "send ranks SIGNAL (by default USR2) TIME before the limit", shown="off"),
     _flag("array", notation, "", "job", "LIST[%M]",
-          "a task for each index of 0-9, 1,3,7 or 0-20:5, at most M at a time; INFINI_JOB_TASK is its index",
+          "run a task per index of 0-9, 1,3,7, or 0-20:5, at most M at a time; INFINI_JOB_TASK is its index",
           shown="none"),
-    _flag("restarts", bounded_int(0), 0, "job", "N", "run it again so often after a failure, through the queue"),
-    _flag("container", plain, "", "container", "IMAGE", "run in this image", shown="none"),
-    _flag("runtime", plain, "", "container", "", "by which program", choices=RUNTIMES, shown="the one that is there"),
-    _flag("container_python", plain, "python3", "container", "FILE", "the image's Python, which has infini-run"),
-    _flag("bind", _argv, (), "container", "WORDS", "HOST[:THERE[:ro]] words, beside the job's directories",
-          shown="none"),
-    _flag("container_options", _argv, (), "container", "WORDS", "further options for the runtime", shown="none"),
-    switch("wait", "answer", "stay until it has ended; our exit code is that of the first rank to fail"),
-    switch("print", "answer", "show the script, and submit nothing"),
-    switch("check", "answer", "ask the scheduler whether it could ever run, and submit nothing"),
+    _flag("restarts", bounded_int(0), 0, "job", "N", "queue the job again after a failure, at most N times"),
+    _flag("container", plain, "", "container", "IMAGE", "run ranks in IMAGE", shown="none"),
+    _flag("runtime", plain, "", "container", "", "use this container runtime", choices=RUNTIMES,
+          shown="the one on PATH"),
+    _flag("container_python", plain, "python3", "container", "FILE",
+          "run the image's Python FILE, which needs infini-run"),
+    _flag("bind", _argv, (), "container", "WORDS",
+          "bind HOST[:THERE[:ro]] paths, in addition to the job's directories", shown="none"),
+    _flag("container_options", _argv, (), "container", "WORDS", "pass options to the runtime", shown="none"),
+    switch("wait", "answer", "wait until the job finishes, and exit with the code of the first rank to fail"),
+    switch("print", "answer", "print the script and submit nothing"),
+    switch("check", "answer", "ask the scheduler whether the job can run, and submit nothing"),
     JSON,
 )  # fmt: skip
 
 LOGS = (
-    switch("follow", "answer", "go on until the job has ended", aliases=("f",)),
-    _flag("task", indices, (), "answer", "LIST", "of these tasks of an array only: 4, or 0,3-5", shown="all"),
-    _flag("rank", bounded_int(0), -1, "answer", "R", "of this rank only", shown="all"),
-    _flag("node", plain, "", "answer", "N|HOST", "of this node only", shown="all"),
-    _flag("attempt", bounded_int(0), -1, "answer", "K", "of this run only, counted from 0", shown="all"),
+    switch("follow", "answer", "keep printing until the job finishes", aliases=("f",)),
+    _flag("task", indices, (), "answer", "LIST", "print only these tasks of an array: 4, or 0,3-5", shown="all"),
+    _flag("rank", bounded_int(0), -1, "answer", "R", "print only this rank", shown="all"),
+    _flag("node", plain, "", "answer", "N|HOST", "print only this node", shown="all"),
+    _flag("attempt", bounded_int(0), -1, "answer", "K", "print only attempt K, counted from 0", shown="all"),
     _flag("tail", bounded_int(0), -1, "answer", "N", "print at most the last N lines, then follow", shown="all"),
-    switch("scheduler_log", "answer", "what its scheduler has said"),
+    switch("scheduler_log", "answer", "print what the scheduler wrote about the job"),
     DIR,
 )
 

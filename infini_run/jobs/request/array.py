@@ -9,7 +9,7 @@ from infini_run.record import record
 from infini_run.value_types import number
 
 MOST = 1000  # the last index that Slurm takes by default (MaxArraySize: 1001)
-_FORMS = "0-9, 1,3,7, 0-20:5 or 0-9%3 (at most three at a time)"
+_FORMS = "0-9, 1,3,7, 0-20:5, or 0-9%3 (at most three at a time)"
 
 
 @record
@@ -38,11 +38,11 @@ def parse(text: str) -> Array:
     """
     indices, percent, most = text.partition("%")
     if not indices:
-        raise ValueError(f"no index is given; such as {_FORMS}")
+        raise ValueError(f"missing index; use {_FORMS}")
     tasks = {index for item in indices.split(",") for index in _range(item)}
     at_once = _number(most, "%M") if percent else 0
     if percent and not at_once:
-        raise ValueError("%0 lets no task run; give %1 or more")
+        raise ValueError("%0 would run no task; use %1 or more")
     return Array(tasks=tuple(sorted(tasks)), at_once=at_once)
 
 
@@ -50,16 +50,16 @@ def _range(item: str) -> range:
     span, colon, step = item.partition(":")
     first, dash, last = span.partition("-")
     if not item:
-        raise ValueError(f"an index is missing beside a comma; such as {_FORMS}")
+        raise ValueError(f"missing index beside a comma; use {_FORMS}")
     if colon and not dash:
-        raise ValueError(f"{item!a} has a step and no range; such as 0-20:5")
+        raise ValueError(f"{item!a} has a step but no range; use 0-20:5")
     start = _number(first, "an index")
     end = _number(last, "an index") if dash else start
     width = _number(step, "a step") if colon else 1
     if end < start:
-        raise ValueError(f"the range {span} ends before it begins")
+        raise ValueError(f"range {span} ends before it starts")
     if not width:
-        raise ValueError(f"the step of {item} is 0; give 1 or more")
+        raise ValueError(f"the step of {item} is 0; use 1 or more")
     return range(start, end + 1, width)
 
 
@@ -68,10 +68,10 @@ def _number(text: str, what: str) -> int:
     large."""
     value = number(text)
     if value is None or value < 0:
-        fault = f"{text!a} is not {what}" if text else f"{what} is missing"
-        raise ValueError(f"{fault}; such as {_FORMS}")
+        fault = f"{text!a} is not {what}" if text else f"missing {what.split()[-1]}"
+        raise ValueError(f"{fault}; use {_FORMS}")
     if value > MOST:
-        raise ValueError(f"{what} is at most {MOST}, not {value}")
+        raise ValueError(f"expected {what} of at most {MOST}, not {value}")
     return value
 
 
@@ -84,7 +84,7 @@ def notation(text: str) -> str:
 def indices(text: str) -> tuple[int, ...]:
     """Read the indices of tasks: as `parse`, without `%M`. Raises ValueError."""
     if "%" in text:
-        raise ValueError("%M is of --array; tasks are chosen as 4, 0,3-5 or 0-20:5")
+        raise ValueError("%M is only for --array; use 4, 0,3-5, or 0-20:5")
     return parse(text).tasks
 
 

@@ -75,16 +75,16 @@ def problems(image: Image, place: Place) -> list[str]:
     """Return what is wrong with it, one line each."""
     found = []
     if image.runtime not in RUNTIMES:
-        found.append(f"--runtime={image.runtime}: {', '.join(RUNTIMES[:-1])} or {RUNTIMES[-1]} is allowed")
+        found.append(f"--runtime={image.runtime}: expected {', '.join(RUNTIMES[:-1])}, or {RUNTIMES[-1]}")
     if not image.name or image.name.startswith("-") or not image.name.isprintable():
-        found.append(f"--container={image.name!r}: the name or the path of an image is expected")
+        found.append(f"--container={image.name!r}: expected the name or path of an image")
     for bind in image.binds:
         parts = bind.split(":")
         if not 1 <= len(parts) <= 3 or not all(parts) or parts[2:] not in ([], ["ro"], ["rw"]) or "," in bind:
-            found.append(f"--bind={bind}: HOST, HOST:THERE or HOST:THERE:ro is expected")
+            found.append(f"--bind={bind}: expected HOST, HOST:THERE, or HOST:THERE:ro")
     for path in place.paths:
         if ":" in path or "," in path:
-            found.append(f"{path}: a directory with : or , in its name cannot be bound into a container")
+            found.append(f"{path}: cannot bind a directory with : or , in its name into a container")
     return found
 
 
@@ -92,9 +92,7 @@ def wrap(image: Image, place: Place, command: Sequence[str]) -> list[str]:
     """Return the command line that runs `command` in a container. Raises UsageError for pyxis, which is srun's
     business: `srun_options`."""
     if image.runtime == "pyxis":
-        raise UsageError(
-            "--runtime=pyxis: it takes srun, which Slurm has; --runtime=apptainer, podman or enroot do without"
-        )
+        raise UsageError("--runtime=pyxis: needs srun of Slurm; use --runtime=apptainer, podman, or enroot")
     runtimes: dict[str, Callable[[Image, Place, Sequence[str]], list[str]]] = {
         "apptainer": apptainer, "singularity": apptainer, "podman": podman, "enroot": enroot,
     }  # fmt: skip

@@ -94,14 +94,13 @@ def _unknown_pool(request: JobRequest, facts: Facts, pool: Queue | None) -> list
     if not facts.pools or pool is not None:
         return []
     if not request.pool:
-        return [f"there is no default pool: give --pool={'|'.join(pool.name for pool in facts.pools)}"]
+        return [f"missing --pool, as there is no default; use --pool={'|'.join(pool.name for pool in facts.pools)}"]
     from infini_run.options.hints import nearest
 
     names = [pool.name for pool in facts.pools]
     near = nearest(request.pool, names)
     return [
-        f"--pool={request.pool}: there is none; "
-        + (f"the nearest is {near}" if near else f"there are {', '.join(names)}")
+        f"--pool={request.pool}: unknown pool; " + (f"did you mean {near}?" if near else f"use {', '.join(names)}")
     ]
 
 
@@ -165,7 +164,7 @@ def _per_node(request: JobRequest, kind: Kind | None, slot_type: str) -> int:
     if request.slots_per_node:
         return request.slots_per_node
     if kind is None and slot_type != CPU and request.slots > 1:
-        raise UsageError(f"--slots={request.slots}: nobody says how many GPUs a node has: give --slots_per_node=N")
+        raise UsageError(f"--slots={request.slots}: GPUs per node unknown; add --slots_per_node=N")
     if kind is None:
         return request.slots
     has = kind.cpus // (request.cpus_per_slot or 1) if slot_type == CPU else kind.gpus_of(request.gpu_type)
@@ -184,14 +183,14 @@ def _filled(request: JobRequest, per_node: int) -> tuple[int, str]:
     low = request.slots // per_node * per_node
     high = low + per_node
     if request.round_up:
-        return high, f"{high} slots instead of {request.slots}: nodes of {per_node} are filled"
+        return high, f"rounded {request.slots} slots up to {high}, to fill nodes of {per_node}"
     divisors = [n for n in range(1, per_node) if request.slots % n == 0][-2:]
     others = " or ".join(f"{n}" for n in reversed(divisors))
     nearest = f"{low} or {high}" if low else f"{high}"
     verb = "does" if request.slots == 1 else "do"
     raise UsageError(
-        f"--slots={request.slots}: {counted(request.slots, 'slot')} {verb} not fill nodes of {per_node}: "
-        f"ask for {nearest}, or for --slots_per_node={others}; --round_up takes {high}"
+        f"--slots={request.slots}: {counted(request.slots, 'slot')} {verb} not fill nodes of {per_node}; "
+        f"use {nearest}, --slots_per_node={others}, or --round_up ({high})"
     )
 
 
@@ -199,24 +198,27 @@ def _pool_problems(request: JobRequest, facts: Facts, pool: Queue | None) -> lis
     """Return what is wrong whatever the numbers of nodes."""
     found = []
     if request.slots < 1:
-        found.append(f"--slots={request.slots}: at least 1 is needed")
+        found.append(f"--slots={request.slots}: expected at least 1")
     if pool is None:
         return found
     slot_type = slot_type_of(request, pool)
     types = sorted({name for kind in pool.kinds for name, _ in kind.gpu_types})
     if request.gpu_type and slot_type == CPU:
-        found.append(f"--gpu_type={request.gpu_type}: the slots are CPUs")
-    elif request.gpu_type and not _has_gres(request, facts):
         found.append(
-            f"--gpu_type={request.gpu_type}: the scheduler does not know GPUs; choose a --pool that has them"
+            f"--gpu_type={request.gpu_type}: conflicts with slots that are CPUs; drop it, or use --slot_type=cuda"
         )
+    elif request.gpu_type and not _has_gres(request, facts):
+        found.append(f"--gpu_type={request.gpu_type}: the scheduler knows no GPUs; use a --pool that has them")
     elif request.gpu_type and pool.kinds and request.gpu_type not in types:
-        has = f"it has {', '.join(types)}" if types else "its GPUs have no types"
-        found.append(f"--gpu_type={request.gpu_type}: there are none in pool {pool.name}; {has}")
+        has = f"use {', '.join(types)}" if types else "its GPUs have no types, so drop it"
+        found.append(f"--gpu_type={request.gpu_type}: unknown in pool {pool.name}; {has}")
     elif slot_type != CPU and facts.has_gres and pool.kinds and not pool.gpus_per_node and request.gres is not False:
-        found.append(f"--slot_type={slot_type}: pool {pool.name} has no GPUs that the scheduler knows of")
+        found.append(
+            f"--slot_type={slot_type}: the scheduler knows no GPUs in pool {pool.name}; use another --pool, or "
+            "--slot_type=cpu"
+        )
     if pool.limit_s and request.time_s > pool.limit_s:
-        found.append(f"--time: pool {pool.name} lets jobs run for {_span(pool.limit_s)} at most")
+        found.append(f"--time: expected at most {_span(pool.limit_s)}, the limit of pool {pool.name}")
     return found
 
 
@@ -236,11 +238,10 @@ def _size_problems(request: JobRequest, layout: Layout, pool: Queue | None) -> l
         most, what = max(kind.cpus for kind in pool.kinds), counted(need, "CPU")
     nodes = sum(kind.nodes for kind in fits)
     if not fits:
-        return [f"a node with {what} is asked for; those of pool {pool.name} have {most} at most"]
+        return [f"the request needs nodes with {what}; those of pool {pool.name} have at most {most}"]
     if nodes < layout.all_nodes:
-        verb = "is" if layout.all_nodes == 1 else "are"
         spares = f" ({counted(layout.spares, 'spare')} among them)" if layout.spares else ""
-        asked = f"{counted(layout.all_nodes, 'node')} with {what} {verb} asked for{spares}"
+        asked = f"the request needs {counted(layout.all_nodes, 'node')} with {what}{spares}"
         return [f"{asked}; pool {pool.name} has {nodes}"]
     return _share_problems(layout, pool, fits)
 
@@ -251,10 +252,10 @@ def _share_problems(layout: Layout, pool: Queue, fits: list[Kind]) -> list[str]:
     most_cpus, most_mb = max(kind.cpus for kind in fits), max(kind.mem_mb for kind in fits)
     found = []
     if cpus > most_cpus:
-        found.append(f"--cpus_per_slot: {cpus} CPUs on a node; those of pool {pool.name} have {most_cpus}")
+        found.append(f"--cpus_per_slot: needs {cpus} CPUs per node; those of pool {pool.name} have {most_cpus}")
     if most_mb and layout.mem_mb_per_node > most_mb:
         found.append(
-            f"--mem_per_slot: {layout.mem_mb_per_node} MB on a node; those of pool {pool.name} have {most_mb}"
+            f"--mem_per_slot: needs {layout.mem_mb_per_node} MB per node; those of pool {pool.name} have {most_mb}"
         )
     return found
 
@@ -278,9 +279,13 @@ def _no_row(request: JobRequest) -> list[str]:
     """Return what Determined's tables have no place for."""
     given = [("--cpus_per_slot", request.cpus_per_slot), ("--mem_per_slot", request.mem_mb_per_slot)]
     given += [("--round_up", request.round_up), ("--spares", request.spares)]
-    found = [f"{name}: --layout=determined has no row for it; use the scheduler's option" for name, on in given if on]
+    found = [
+        f"{name}: conflicts with --layout=determined; use the scheduler's own option in --options"
+        for name, on in given
+        if on
+    ]
     if request.slots < 0 or (request.slots == 0 and request.slot_type != CPU):
-        found.append(f"--slots={request.slots}: at least 1 is needed")
+        found.append(f"--slots={request.slots}: expected at least 1")
     return found
 
 
@@ -289,7 +294,11 @@ def _determined(request: JobRequest, facts: Facts, pool: Queue | None) -> Layout
     slots, asked = request.slots, request.slots_per_node
     has_gres = request.gres is not False
     has_tres = request.tres is not False and has_gres
-    remark = "" if has_gres or request.tres is not True else "--tres without --gres is no row: taken as --notres"
+    remark = (
+        ""
+        if has_gres or request.tres is not True
+        else "--tres: no effect without --gres in --layout=determined; using --notres"
+    )
     slot_type = slot_type_of(request, pool)
     nodes, per_node = (-(-slots // asked), asked) if asked else (slots, 1)
     common = {"style": request.layout, "slots": slots, "slot_type": slot_type, "remark": remark}

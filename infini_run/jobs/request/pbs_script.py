@@ -24,25 +24,25 @@ _LETTERS = {letter: (letter, VALUE) for letter in "aACcehJjklmMNopPqrRSuvW"}
 _LETTERS |= {letter: (letter, NONE) for letter in "fhIVXzG"}
 OPTIONS = Table(longs={}, shorts=_LETTERS)
 
-_FILES = "the job's output goes to its directory; infini-job logs shows it"
-_ENV = "--env says it"
-_QSUB = "it is about qsub itself, which infini-job calls"
+_FILES = "the job's output goes to its directory; run infini-job logs to see it"
+_ENV = "use --env of infini-job"
+_QSUB = "concerns qsub itself, which infini-job runs; drop it"
 REASONS = {
-    "N": "--title of infini-job says it",
-    "q": "--pool says it",
-    "A": "--account of infini-job says it",
-    "P": "--project says it",
-    "J": "--array of infini-job says it",
-    "S": "the script is sh's",
-    "r": "--restarts=N says it",
-    "c": "checkpoints are the program's own",
+    "N": "use --title of infini-job",
+    "q": "use --pool of infini-job",
+    "A": "use --account of infini-job",
+    "P": "use --project of infini-job",
+    "J": "use --array of infini-job",
+    "S": "the job script needs sh; drop it",
+    "r": "use --restarts=N of infini-job",
+    "c": "checkpoints belong to the program; drop it",
     **dict.fromkeys("ejokR", _FILES),
     **dict.fromkeys("vV", _ENV),
     **dict.fromkeys("CfGIXz", _QSUB),
 }
 INDEX = "^array_index^"  # what PBS replaces in the names of a task's files
-_SIZE = "it is computed from --slots and --slots_per_node"
-_OF_A_NODE = "it belongs to a node: -l select=1:{}={} says how much each has"
+_SIZE = "computed from the slots; use --slots and --slots_per_node"
+_OF_A_NODE = "per node; use -l select=1:{}={}"
 _CHUNK_ONLY = (
     "ncpus",
     "ngpus",
@@ -110,14 +110,16 @@ def user_options(request: JobRequest) -> Asked:
     """Return the user's options, sorted by what they are, and all that is wrong with them."""
     given = read(request.options, OPTIONS)
     problems = [*given.problems, *refusals(given.options, REASONS)]
-    problems += [f"{option.text}: qsub has no such option" for option in given.options if not option.is_known]
+    problems += [f"{option.text}: unknown option of qsub" for option in given.options if not option.is_known]
     others = [option.argv for option in given.without("l")]
     for option in given.options:
         names = {item.partition("=")[0].strip().lower() for item in _items(option.value or "")}
         if option.name == "W" and not names.isdisjoint(_HIDDEN):
             problems.append(f"{option.text}: {_QSUB}")
         if option.name == "W" and _TOLERATE in names:
-            problems.append(f"{option.text}: --spares=N says it: without spares a job that has lost a node ends")
+            problems.append(
+                f"{option.text}: use --spares=N of infini-job; without spares, losing a node ends the job"
+            )
     resources = _Resources(request)
     for option in given.options:
         if option.name == "l":
@@ -151,7 +153,7 @@ class _Resources:
         elif name == "place":
             self._place(value, origin)
         elif name == "walltime":
-            self.problems.append(f"{origin}: --time of infini-job says it")
+            self.problems.append(f"{origin}: use --time of infini-job")
         elif name in ("nodes", "nodect"):
             self.problems.append(f"{origin}: {_SIZE}")
         elif name in _CHUNK_ONLY:
@@ -164,31 +166,31 @@ class _Resources:
         """Read [count:]name=value:..., where infini-job sets the count and the slots: Determined ignores them,
         infini-job rejects them."""
         if "+" in text:
-            self.problems.append(f"{origin}: all nodes are alike; one chunk is expected")
+            self.problems.append(f"{origin}: expected one chunk, as all nodes are alike")
             return
         first, *rest = text.split(":")
         if number(first) is None:
             rest = [first, *rest]
         elif number(first) != 1 and not self.is_determined:
-            self.problems.append(f"{origin}: {_SIZE}; -l select=1:... says what each node has")
+            self.problems.append(f"{origin}: {_SIZE}, and -l select=1:... for each node")
         for item in rest:
             self._resource(item, origin)
 
     def _resource(self, item: str, origin: str) -> None:
         name, equals, value = item.partition("=")
         if not equals or not name:
-            self.problems.append(f"{origin}: name=value is expected, not {item!r}")
+            self.problems.append(f"{origin}: expected name=value, not {item!r}")
         elif self.is_determined and name == ("ncpus" if self.request.slot_type == CPU else "ngpus"):
             return
         elif not self.is_determined and name in ("ngpus", "ncpus"):
-            why = "--cpus_per_slot says it" if name == "ncpus" else _SIZE
+            why = "use --cpus_per_slot of infini-job" if name == "ncpus" else _SIZE
             self.problems.append(f"{origin}: {name}: {why}")
         elif name == "mpiprocs":
-            self.problems.append(f"{origin}: mpiprocs: one launcher is started on each node")
+            self.problems.append(f"{origin}: mpiprocs: each node runs one launcher; drop it")
         elif name == "mem" and self.request.mem_mb_per_slot:
-            self.problems.append(f"{origin}: mem: --mem_per_slot says it")
+            self.problems.append(f"{origin}: mem: use --mem_per_slot of infini-job")
         elif any(other.partition("=")[0] == name and other != item for other in self.chunk):
-            self.problems.append(f"{origin}: {name} was said before with another value")
+            self.problems.append(f"{origin}: {name} already has another value; drop one of them")
         elif f"{name}={value}" not in self.chunk:
             self.chunk.append(item)
 
@@ -200,9 +202,11 @@ class _Resources:
             elif item.startswith("group="):
                 self.group = item
             elif item not in _ARRANGED:
-                self.problems.append(f"{origin}: {item!r} is no way to place a job")
+                self.problems.append(
+                    f"{origin}: {item!r}: unknown placement; use scatter, excl, exclhost, shared, or group=RESOURCE"
+                )
             elif item != "scatter" and not self.is_determined:
-                self.problems.append(f"{origin}: each node gets one part of the job; scatter is what we say")
+                self.problems.append(f"{origin}: conflicts with one part of the job per node; use scatter")
 
 
 def options(request: JobRequest, layout: Layout, log: str) -> list[tuple[str, ...]]:
@@ -234,7 +238,7 @@ def array_problems(request: JobRequest) -> list[str]:
     """Return why PBS rejects an array: it takes one range, of two tasks at least."""
     if not request.array or parse(request.array).range:
         return []
-    return [f"--array={request.array}: PBS takes one range of two tasks or more, such as 0-9 or 0-20:5"]
+    return [f"--array={request.array}: PBS needs one range of two or more tasks; use 0-9 or 0-20:5"]
 
 
 def misplaced(request: JobRequest, layout: Layout) -> list[str]:
@@ -242,7 +246,7 @@ def misplaced(request: JobRequest, layout: Layout) -> list[str]:
     if layout.all_nodes < 2:
         return []
     return [
-        f"-l select: {item}: {layout.all_nodes} nodes are asked for, and that is one"
+        f"-l select: {item}: names one node, and the job needs {layout.all_nodes}; drop it"
         for item in user_options(request).chunk
         if item.partition("=")[0] in ("host", "vnode")
     ]

@@ -140,34 +140,37 @@ def _tasks(array: str) -> str:
 
 def _option_problems(request: JobRequest, facts: Facts) -> list[str]:
     problems = [
-        f"{name}={text!r}: one line of printable text is expected"
+        f"{name}={text!r}: expected one line of printable text"
         for name, text in (("--pool", request.pool), ("--account", request.account), ("--project", request.project))
         if not text.isprintable()
     ]
     if "\n" in request.folder:
-        problems.append(f"{request.folder!r}: a job's directory with a line break in its name cannot be told")
-    if facts.scheduler == "pbs" and ":" in request.folder:
-        problems.append(f"{request.folder}: PBS takes what is before a : for a host; give another --dir")
-    if "\\" in request.folder and facts.scheduler == "pbs":
         problems.append(
-            f"{request.folder}: a backslash in the name of a file is no character for PBS; give another --dir"
+            f"{request.folder!r}: cannot use a job directory with a line break in its name; use another --dir"
         )
+    if facts.scheduler == "pbs" and ":" in request.folder:
+        problems.append(f"{request.folder}: PBS reads text before a : as a host; use another --dir")
+    if "\\" in request.folder and facts.scheduler == "pbs":
+        problems.append(f"{request.folder}: PBS cannot use a backslash in the name of a file; use another --dir")
     if "\\" in request.folder and facts.scheduler == "slurm" and request.array:
         problems.append(
-            f"{request.folder}: Slurm names the files of tasks in no directory with a backslash; give another --dir"
+            f"{request.folder}: Slurm cannot write files of tasks in a directory with a backslash; use another --dir"
         )
     if request.container is not None:
         problems += image_problems(request.container, _place(request, request.slot_type))
         if request.container.runtime == "pyxis" and facts.scheduler != "slurm":
-            problems.append(f"--runtime=pyxis: --scheduler={facts.scheduler} has no srun")
+            problems.append(
+                f"--runtime=pyxis: needs srun, which --scheduler={facts.scheduler} lacks; use --runtime=apptainer, "
+                "podman, or enroot"
+            )
         elif request.container.runtime == "pyxis" and request.spares:
             problems.append(
-                f"--spares={request.spares} with --runtime=pyxis: nobody outside of the image could end the job when "
-                "its first node is lost; give another --runtime"
+                f"--spares={request.spares} with --runtime=pyxis: nothing outside the image can end the job when "
+                "its first node is lost; use another --runtime"
             )
     if facts.scheduler == "slurm":
         return problems + slurm_script.user_options(request)[1]
     if facts.scheduler == "pbs":
         problems += pbs_script.array_problems(request)
         return problems + list(pbs_script.user_options(request).problems)
-    return problems + [f"{text}: --scheduler={facts.scheduler} takes no options" for text in request.options]
+    return problems + [f"{text}: --scheduler={facts.scheduler} takes no options; drop it" for text in request.options]

@@ -42,11 +42,11 @@ k=no-kill m=distribution n=ntasks o=output p=partition q=qos s=oversubscribe t=t
 """
 OPTIONS = Table(longs=_LONGS, shorts={pair[0]: (pair[2:], _LONGS[pair[2:]]) for pair in _SHORTS.split()})
 
-_SIZE = "it is computed from --slots and --slots_per_node"
-_CPUS = "--cpus_per_slot says it"
-_FILES = "the job's output goes to its directory; infini-job logs shows it"
-_SBATCH = "it is about sbatch itself, which infini-job calls"
-_ENV = "--env says it"
+_SIZE = "computed from the slots; use --slots and --slots_per_node"
+_CPUS = "use --cpus_per_slot of infini-job"
+_FILES = "the job's output goes to its directory; run infini-job logs to see it"
+_SBATCH = "concerns sbatch itself, which infini-job runs; drop it"
+_ENV = "use --env of infini-job"
 REASONS = {
     **dict.fromkeys(("nodes", "ntasks", "ntasks-per-node", "tasks-per-node", "ntasks-per-gpu"), _SIZE),
     **dict.fromkeys(("ntasks-per-tres", "ntasks-per-core", "ntasks-per-socket"), _SIZE),
@@ -56,21 +56,21 @@ REASONS = {
     **dict.fromkeys(("parsable", "wait", "wrap", "test-only"), _SBATCH),
     **dict.fromkeys(("help", "usage", "version", "verbose", "quiet"), _SBATCH),
     **dict.fromkeys(("export", "export-file"), _ENV),
-    "job-name": "--title of infini-job says it",
-    "partition": "--pool says it",
-    "account": "--account of infini-job says it",
-    "wckey": "--project says it",
-    "time": "--time of infini-job says it",
-    "requeue": "--restarts=N says it",
-    "no-requeue": "--restarts=0 says it",
-    "signal": "--warn says when the ranks are warned",
-    "array": "--array of infini-job says it",
-    "chdir": "the job runs where it was submitted",
-    "workdir": "the job runs where it was submitted",
-    "container": "--container of infini-job says it",
-    "container-id": "--container of infini-job says it",
-    "clusters": "jobs go to the cluster whose commands are on PATH",
-    "no-kill": "--spares=N says it: without spares a job that has lost a node ends",
+    "job-name": "use --title of infini-job",
+    "partition": "use --pool of infini-job",
+    "account": "use --account of infini-job",
+    "wckey": "use --project of infini-job",
+    "time": "use --time of infini-job",
+    "requeue": "use --restarts=N of infini-job",
+    "no-requeue": "use --restarts=0 of infini-job, the default",
+    "signal": "use --warn of infini-job",
+    "array": "use --array of infini-job",
+    "chdir": "use --cwd of infini-job",
+    "workdir": "use --cwd of infini-job",
+    "container": "use --container of infini-job",
+    "container-id": "use --container of infini-job",
+    "clusters": "jobs run on the cluster whose commands are on PATH; drop it",
+    "no-kill": "use --spares=N of infini-job; without spares, losing a node ends the job",
 }  # fmt: skip
 _MEMORY = ("mem", "mem-per-cpu", "mem-per-gpu")
 _SAFE = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_=.,:/@%+[]*")
@@ -91,9 +91,9 @@ def user_options(request: JobRequest) -> tuple[Read, list[str]]:
     problems = [*given.problems, *refusals(given.options, REASONS)]
     for option in given.options:
         if option.name in _MEMORY and request.mem_mb_per_slot:
-            problems.append(f"{option.text}: --mem_per_slot says it")
+            problems.append(f"{option.text}: use --mem_per_slot of infini-job")
         if not option.is_known and option.name.startswith("container-"):
-            problems.append(f"{option.text}: --container of infini-job says it")
+            problems.append(f"{option.text}: use --container of infini-job")
         if option.name == "gres":
             problems += _gres_problems(option.text, option.value or "")
     return given, problems
@@ -103,9 +103,9 @@ def _gres_problems(origin: str, value: str) -> list[str]:
     names = [item.strip().lower().removeprefix("gres:").removeprefix("gres/") for item in value.split(",")]
     found = []
     if any(name.partition(":")[0].partition("=")[0] == "gpu" for name in names):
-        found.append(f"{origin}: GPUs are computed from --slots; --gpu_type says which")
+        found.append(f"{origin}: GPUs are computed from --slots; use --gpu_type for their type")
     if any(name in ("", "none", "help", "list") for name in names):
-        found.append(f"{origin}: names of resources are expected, such as nvme:1")
+        found.append(f"{origin}: expected names of resources, such as nvme:1")
     return found
 
 

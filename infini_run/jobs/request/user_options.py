@@ -85,7 +85,7 @@ def read(words: Iterable[str], table: Table) -> Read:
         if word.isprintable():
             kept.append(word)
         else:
-            problems.append(f"{quote(word)}: an option is one line of printable text")
+            problems.append(f"{quote(word)}: expected one line of printable text")
     scan = _Scan(kept, table, problems)
     while scan.at < len(scan.words):
         scan.read_next()
@@ -116,8 +116,8 @@ class _Scan:
         elif len(word) > 1 and word[0] == "-" and word != "--" and not word.startswith("--"):
             self._shorts(word)
         else:
-            hint = "" if word.startswith("-") else "; quotes keep the words of a value together"
-            self.problems.append(f"{quote(word)}: it is no option{hint}")
+            hint = "" if word.startswith("-") else "; use quotes around a value with blanks"
+            self.problems.append(f"{quote(word)}: not an option{hint}")
 
     def _pieces(self, text: str) -> list[str]:
         """Split a line as a shell does."""
@@ -129,7 +129,7 @@ class _Scan:
         try:
             return shlex.split(text)
         except ValueError as wrong:
-            self.problems.append(f"{quote(text)}: {str(wrong).lower()}; a shell would not read it")
+            self.problems.append(f"{quote(text)}: a shell cannot read it: {str(wrong).lower()}")
             return [name]
 
     def _long(self, word: str) -> None:
@@ -137,7 +137,7 @@ class _Scan:
         names = [spelled] if spelled in self.table.longs else [n for n in self.table.longs if n.startswith(spelled)]
         if len(names) > 1:
             shown = ", ".join(f"--{name}" for name in sorted(names))
-            self.problems.append(f"{quote(word)}: it may be any of {shown}")
+            self.problems.append(f"{quote(word)}: ambiguous; use one of {shown}")
             return
         follows = self.table.longs[names[0]] if names else MAYBE
         if follows == NONE and equals:
@@ -168,7 +168,7 @@ class _Scan:
     def _with_next(self, name: str, origin: str) -> None:
         """Take the next word as its value, whatever it looks like (getopt(3))."""
         if self.at == len(self.words):
-            self.problems.append(f"{quote(origin)}: its value is missing")
+            self.problems.append(f"{quote(origin)}: missing value")
             return
         self._add(name, self.words[self.at], origin, self.words[self.at])
         self.at += 1

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from infini_run.jobs.scheduler import Scheduler
 
 _COMMANDS = {"slurm": "sbatch", "pbs": "qsub"}
-_HERE = "--scheduler=local runs it on this machine"
+_HERE = "use --scheduler=local to run it on this machine"
 
 
 def find_scheduler(name: str, above: str, environ: Mapping[str, str]) -> Scheduler:
@@ -43,7 +43,7 @@ def find_scheduler(name: str, above: str, environ: Mapping[str, str]) -> Schedul
     command = _COMMANDS[name]
     if not find_program(command, environ.get("PATH", os.defpath)):
         raise UsageError(
-            f"--scheduler={name}: {command} is not on PATH; --scheduler=local runs a job on this machine"
+            f"--scheduler={name}: {command} is not on PATH; use --scheduler=local to run a job on this machine"
         )
     if name == "slurm":
         from infini_run.jobs.schedulers.slurm import Slurm
@@ -109,11 +109,11 @@ def choose(
         facts = facts_of(scheduler)
         if not facts.query_error:
             for trouble in troubles:
-                print_line(f"{trouble.scheduler} does not answer: {trouble.query_error}; {found} does, and is taken")
+                print_line(f"{trouble.scheduler} does not respond: {trouble.query_error}; using {found}, which does")
             return scheduler, facts
         troubles.append(facts)
     reasons = "; ".join(f"{trouble.scheduler}: {trouble.query_error}" for trouble in troubles)
-    raise QueryError(f"no scheduler answers: {reasons}; {_HERE}")
+    raise QueryError(f"no scheduler responds: {reasons}; {_HERE}")
 
 
 def facts_of(scheduler: Scheduler) -> Facts:
@@ -145,12 +145,12 @@ def _found(environ: Mapping[str, str]) -> list[str]:
             names.remove("pbs")
             if not names:
                 raise UsageError(
-                    f"{find_program('qsub', path)} is not PBS's (Grid Engine?), and sbatch is not on PATH; "
-                    "--scheduler=local runs a job on this machine"
+                    f"{find_program('qsub', path)} is not from PBS (Grid Engine?), and sbatch is not on PATH; "
+                    "use --scheduler=local to run a job on this machine"
                 )
     if not names:
         raise UsageError(
-            "no scheduler is here: neither sbatch (Slurm) nor qsub (PBS) is on PATH; log in where jobs are "
+            "no scheduler found: neither sbatch (Slurm) nor qsub (PBS) is on PATH; run infini-job where jobs are "
             f"submitted, or {_HERE}"
         )
     return names

@@ -80,7 +80,7 @@ class Local:
         made = run_command(["sh", "-c", _START, script_path, log], self._environ)
         pid = made.out.strip()
         if not pid.isdecimal():
-            raise SubmitError(REFUSED, made.error.strip() or "the shell has not started it")
+            raise SubmitError(REFUSED, made.error.strip() or "the shell did not start it")
         return id_of(int(pid))
 
     def find(self, name: str) -> str | None:
@@ -171,10 +171,10 @@ def _pid(id_: str) -> int:
     """Return its number; 0 after its end. Raises QueryError."""
     process, _, host = id_.partition("@")
     if host != os.uname().nodename:
-        raise QueryError(f"it runs on {host}: ask there")
+        raise QueryError(f"it runs on {host}; run infini-job there")
     pid, start = map(number, process.partition(".")[::2])
     if pid is None or start is None:
-        raise QueryError(f"{id_[:80]!a} is no process: look who changed its id")
+        raise QueryError(f"{id_[:80]!a} not a process; check who changed its id")
     return pid if start and _start_of(pid) == start else 0
 
 

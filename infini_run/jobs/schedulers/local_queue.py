@@ -134,10 +134,10 @@ class LocalQueue:
             except OSError as error:
                 if error.errno in _PASSING:
                     if not self._pause_s:
-                        write_line(f"{self._waiting[0].name} waits until it can be started: {error.strerror}")
+                        write_line(f"{self._waiting[0].name} cannot start yet: {error.strerror}; retrying")
                     return min(2 * self._pause_s or _FIRST_PAUSE_S, _LONGEST_PAUSE_S)
                 what = f"{error.filename}: " if error.filename else ""
-                self._end(self._waiting[0], FAILED, -1, f"it cannot be started: {what}{error.strerror}")
+                self._end(self._waiting[0], FAILED, -1, f"cannot start it: {what}{error.strerror}")
             self._waiting.pop(0)
         return 0.0
 

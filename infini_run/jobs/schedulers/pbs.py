@@ -183,7 +183,7 @@ class Pbs:
             raise QueryError(failure_text("qselect", result))
         lines = result.out.split()
         if not all(is_id(line) for line in lines):
-            raise QueryError(f"qselect: an answer that cannot be understood: {result.out[:80]!r}")
+            raise QueryError(f"qselect: cannot understand its answer: {result.out[:80]!r}")
         return lines
 
     def _jobs(self, ids: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -225,7 +225,7 @@ class Pbs:
         if silent and (len(ids) == 1 or not found):
             if result.code:
                 raise QueryError(failure_text("qstat -f", result))
-            raise QueryError(f"qstat -f says nothing of job {silent[0]}")
+            raise QueryError(f"qstat -f shows nothing of job {silent[0]}")
         for job_id in silent:
             one, is_over = self._query_some([job_id], *flags)
             found |= one

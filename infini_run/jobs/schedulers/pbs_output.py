@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 _FIRST = "Job Id: "
 _NUMBERS = ("Exit_status", "substate")
-_HELD = {"H": "held", "W": "its time has not come"}  # of those of which PBS says nothing
+_HELD = {"H": "held", "W": "its start time is in the future"}  # of those of which PBS says nothing
 _STATES = {"Q": QUEUED, "H": QUEUED, "W": QUEUED, "T": QUEUED, "M": QUEUED, "R": RUNNING, "E": RUNNING,
            "S": SUSPENDED, "U": SUSPENDED, "B": RUNNING}  # fmt: skip
 # substates of a job that is over (pbs_internal.h): with history they say how, Exit_status alone does not
@@ -48,14 +48,14 @@ _TIME, _MEMORY = (-28, -29), (-26, -27)  # JOB_EXEC_KILL_CPUT, _WALLTIME, _VMEM,
 _UNITS = " kmgtp"
 SEPARATOR = "\x1f"  # between two attributes: a value with one has ^_ there
 _ADVICE = {
-    "Unknown queue": "infini-job clusters lists the pools",
-    "Unknown resource": "the cluster has no resource of that name",
-    "Queue is not enabled": "the queue takes no jobs now: give another --pool",
-    "would exceed": "wait until fewer of yours are queued there, or give another --pool",
-    "Job exceeds": "ask for less, or for another --pool",
-    "Job violates queue": "ask for less, or for another --pool",
-    "invalid option": "`man qsub` lists its options",
-    "Unauthorized": "the server does not let you: give another --pool or --account",
+    "Unknown queue": "run infini-job clusters to list the pools",
+    "Unknown resource": "the cluster has no such resource",
+    "Queue is not enabled": "the queue takes no jobs now; use another --pool",
+    "would exceed": "wait until fewer of your jobs are queued there, or use another --pool",
+    "Job exceeds": "request less, or use another --pool",
+    "Job violates queue": "request less, or use another --pool",
+    "invalid option": "run `man qsub` to list its options",
+    "Unauthorized": "the server does not permit it; use another --pool or --account",
 }
 
 
@@ -66,7 +66,7 @@ def job_of(job_id: str, job: Mapping[str, Any]) -> SchedulerJob:
     holds, depends = str(job.get("Hold_Types", "")), str(job.get("depend", ""))
     hosts = ",".join(dict.fromkeys(part.partition("/")[0] for part in nodes.split("+") if part))
     if letter == "X":  # a task that ended before its array: all its other values are the array's
-        return SchedulerJob(id=job_id, state=LOST, reason=f"PBS says no more of it than: {comment}")
+        return SchedulerJob(id=job_id, state=LOST, reason=f"PBS reports only: {comment}")
     if letter == "F":
         state, code = _ended(job.get("Exit_status"), substate)
         return SchedulerJob(id=job_id, state=state, reason=comment, code=code, nodes=hosts)
@@ -170,16 +170,16 @@ def hold_of(comment: str, letter: str = "Q", holds: str = "n") -> tuple[str, str
         what, _, rest = comment.partition("resource: ")[2].partition(" (")
         asked, differs, _ = rest.partition(" != ")
         if what in ("host", "vnode") and differs:
-            return HOPELESS, f"no node of the queue has {what}={asked}: pbsnodes -a lists them"
-        return HOPELESS, "ask for less, or for another --pool: no nodes have what is asked for"
+            return HOPELESS, f"no node of the queue has {what}={asked}; run pbsnodes -a to list them"
+        return HOPELESS, "no nodes have what the job requests; request less, or use another --pool"
     if "too many failed attempts" in comment:
-        return HOPELESS, "PBS gave up starting it: cancel it, and ask an administrator about its nodes"
+        return HOPELESS, "PBS gave up starting it; cancel it, and ask an administrator about its nodes"
     if letter == "H" and any(kind in holds for kind in "so"):
-        return HOPELESS, "an administrator holds it: ask him"
+        return HOPELESS, "an administrator holds it; ask them"
     if letter == "H" and "p" in holds:
         return HOPELESS, "PBS has no valid password for it"
     if letter == "H":
-        return WAITING, "you hold it: qrls lets it go"
+        return WAITING, "you hold it; run qrls to release it"
     if any(part in comment for part in ("not started", "not running", "down", "dedicated time", "Draining")):
         return PASSING, ""
     return (WAITING, "") if comment or letter in "HW" else (PASSING, "")
@@ -280,7 +280,7 @@ def advised(result: CommandResult) -> str:
     lines = [line.strip() for line in (result.error or result.out).splitlines() if line.strip()]
     lines = [line for line in lines if not line.startswith(("usage:", "[-", "qsub --version"))]
     lines.sort(key=lambda line: not line.startswith("qsub: "))  # its own before a library's
-    text = (lines[0] if lines else f"qsub ended with {result.code} and said nothing").removeprefix("qsub: ")
+    text = (lines[0] if lines else f"qsub exited with {result.code} and no message").removeprefix("qsub: ")
     advice = next((advice for part, advice in _ADVICE.items() if part in text), "")
     return f"{text}; {advice}" if advice else text
 
@@ -288,12 +288,12 @@ def advised(result: CommandResult) -> str:
 def failure_text(what: str, result: CommandResult, is_garbage: bool = False) -> str:
     """Return what went wrong with a command, in one line."""
     if result.timed_out:
-        return f"{what}: no answer in time; the server may be down or busy"
+        return f"{what}: no response in time; the server may be down or busy"
     if result.code == MISSING:
         return result.error
     if is_garbage:
-        return f"{what}: an answer that cannot be understood: {result.out[:80]!r}"
+        return f"{what}: cannot understand its answer: {result.out[:80]!r}"
     words = result.last_line
     return (
-        f"{what} ended with {result.code}: {words}" if words else f"{what} ended with {result.code} and said nothing"
+        f"{what} exited with {result.code}: {words}" if words else f"{what} exited with {result.code} and no message"
     )

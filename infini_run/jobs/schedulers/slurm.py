@@ -199,7 +199,7 @@ def _jobs(names: Iterable[str]) -> list[str]:
 def _queue_line(line: str) -> list[tuple[str, SchedulerJob]]:
     fields = line.split("|")
     if len(fields) != 5 or not fields[1]:
-        raise QueryError(f"squeue: an answer that cannot be understood: {line[:80]!r}")
+        raise QueryError(f"squeue: cannot understand its answer: {line[:80]!r}")
     name, job_id, word, reason, nodes = (field.strip() for field in fields)
     state = state_of(word)
     hold, advice = hold_of(reason) if state == QUEUED else ("", "")
@@ -216,13 +216,13 @@ def _members(name: str, job_id: str) -> list[tuple[str, str]]:
     try:
         return members(name, job_id)
     except ValueError:
-        raise QueryError(f"{job_id[:80]}: tasks of an array that cannot be understood") from None
+        raise QueryError(f"{job_id[:80]}: cannot understand these tasks of an array") from None
 
 
 def _account_line(line: str) -> list[tuple[str, SchedulerJob]]:
     fields = line.split("|")
     if len(fields) != 5 or not fields[1]:
-        raise QueryError(f"sacct: an answer that cannot be understood: {line[:80]!r}")
+        raise QueryError(f"sacct: cannot understand its answer: {line[:80]!r}")
     name, job_id, word, code, nodes = (field.strip() for field in fields)
     status, _, by_signal = code.partition(":")
     ended = number(by_signal or "0") or 0
@@ -251,7 +251,7 @@ def _config(text: str) -> dict[str, str]:
     pairs = (line.partition("=") for line in text.splitlines() if "=" in line)
     found = {name.strip(): value.strip() for name, _, value in pairs}
     if "SLURM_VERSION" not in found:
-        raise QueryError("scontrol show config: an answer that cannot be understood")
+        raise QueryError("scontrol show config: cannot understand its answer")
     return found
 
 
@@ -262,7 +262,7 @@ def _pools(text: str) -> tuple[Queue, ...]:
     for line in text.splitlines():
         fields = line.split("|")
         if len(fields) != 6:
-            raise QueryError(f"sinfo: an answer that cannot be understood: {line[:80]!r}")
+            raise QueryError(f"sinfo: cannot understand its answer: {line[:80]!r}")
         name, nodes, cpus, mem, limit, gres = (field.strip() for field in fields)
         gpu_types = _gpus(gres)
         kind = Kind(

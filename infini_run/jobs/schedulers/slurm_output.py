@@ -40,25 +40,25 @@ _STATES = {
 
 # what no waiting helps against, and what to do about it
 _HOPELESS = {
-    "PartitionNodeLimit": "ask for fewer nodes, or for another --pool: this one has or allows fewer",
-    "PartitionTimeLimit": "ask for less --time, or for another --pool",
-    "PartitionConfig": "ask for less, or for another --pool",
-    "BadConstraints": "no node has what --constraint and the like ask for",
-    "InvalidAccount": "give another --account: `sacctmgr show assoc user=$USER` lists yours",
-    "AccountNotAllowed": "give another --account, or another --pool: this one does not take it",
-    "InvalidQOS": "give another --qos: `sacctmgr show assoc user=$USER` lists yours",
-    "QOSNotAllowed": "give another --qos, or another --pool: this one does not take it",
-    "JobHeldAdmin": "an administrator holds it: ask him",
-    "DependencyNeverSatisfied": "what it waits for has ended otherwise: cancel it",
-    "MaxMemPerLimit": "ask for less --mem_per_slot",
-    "ReservationDeleted": "its --reservation is gone: submit it without",
+    "PartitionNodeLimit": "the pool has or allows fewer nodes; request fewer, or use another --pool",
+    "PartitionTimeLimit": "request less --time, or use another --pool",
+    "PartitionConfig": "request less, or use another --pool",
+    "BadConstraints": "no node has what --constraint and similar options request",
+    "InvalidAccount": "use another --account; run `sacctmgr show assoc user=$USER` to list yours",
+    "AccountNotAllowed": "the pool does not take this account; use another --account or --pool",
+    "InvalidQOS": "use another --qos; run `sacctmgr show assoc user=$USER` to list yours",
+    "QOSNotAllowed": "the pool does not take this QOS; use another --qos or --pool",
+    "JobHeldAdmin": "an administrator holds it; ask them",
+    "DependencyNeverSatisfied": "its dependency cannot be met; cancel it",
+    "MaxMemPerLimit": "request less --mem_per_slot",
+    "ReservationDeleted": "its --reservation is gone; submit it without one",
     "DeadLine": "it cannot end before its --deadline",
-    "QOSTimeLimit": "ask for less --time: the QOS allows less",
-    "AssociationTimeLimit": "ask for less --time: the account allows less",
-    "JobHoldMaxRequeue": "it was run again as often as the cluster allows",
-    "launch_failed_requeued_held": "its nodes could not start it: cancel it, or `scontrol release` it",
+    "QOSTimeLimit": "the QOS allows less; request less --time",
+    "AssociationTimeLimit": "the account allows less; request less --time",
+    "JobHoldMaxRequeue": "the cluster permits no more runs of it",
+    "launch_failed_requeued_held": "its nodes could not start it; cancel it, or run `scontrol release`",
 }
-_OVER_A_LIMIT = "ask for less: its QOS or account allows less in one job"
+_OVER_A_LIMIT = "its QOS or account allows less per job; request less"
 _PASSING = (
     "None", "Prolog", "Cleaning", "WaitingForScheduling", "BeginTime", "NodeDown", "FrontEndDown", "PartitionDown",
     "PartitionInactive", "SystemFailure", "JobLaunchFailure", "NonZeroExitCode", "BurstBufferStageIn",
@@ -76,20 +76,20 @@ GONE = ("Invalid job id", "already completing or completed", "Job/step already")
 _OUT_OF_MEMORY = ("exceeded memory limit", "Exceeded job memory limit", "oom-kill event", "oom_kill event",
                   ": Out Of Memory")  # fmt: skip
 _ADVICE = {
-    "nvalid partition": "infini-job clusters lists the pools",
-    "Invalid account": "`sacctmgr show assoc user=$USER` lists the accounts",
-    "Invalid qos": "`sacctmgr show assoc user=$USER` lists the QOS",
-    "Requested node configuration is not available": "no nodes of the pool have what each was asked for",
-    "CPU count per node": "no node of the pool has so many CPUs",
-    "Invalid generic resource": "infini-job clusters lists the GPUs; the cluster has no other resource of that name",
-    "Requested time limit is invalid": "ask for less --time, or for another --pool",
-    "Memory specification": "no node of the pool has so much memory",
-    "Node count specification": "ask for fewer nodes, or for another --pool",
-    "Invalid job array": "the cluster has another MaxArraySize: `scontrol show config` says up to which index",
-    "Invalid feature": "no node has what --constraint asks for; `sinfo -o '%P %f'` lists what they have",
-    "Invalid node name": "`sinfo -N` lists the nodes",
-    "reservation is invalid": "`scontrol show reservation` lists them",
-    "unrecognized option": "`sbatch --help` lists its options",
+    "nvalid partition": "run infini-job clusters to list the pools",
+    "Invalid account": "run `sacctmgr show assoc user=$USER` to list the accounts",
+    "Invalid qos": "run `sacctmgr show assoc user=$USER` to list the QOS",
+    "Requested node configuration is not available": "no node of the pool has what the job requests per node",
+    "CPU count per node": "no node of the pool has that many CPUs",
+    "Invalid generic resource": "no such resource; run infini-job clusters to list the GPUs",
+    "Requested time limit is invalid": "request less --time, or use another --pool",
+    "Memory specification": "no node of the pool has that much memory",
+    "Node count specification": "request fewer nodes, or use another --pool",
+    "Invalid job array": "an index exceeds MaxArraySize; run `scontrol show config` to see it",
+    "Invalid feature": "no node has what --constraint requests; run `sinfo -o '%P %f'` to list what they have",
+    "Invalid node name": "run `sinfo -N` to list the nodes",
+    "reservation is invalid": "run `scontrol show reservation` to list them",
+    "unrecognized option": "run `sbatch --help` to list its options",
 }
 
 
@@ -101,7 +101,7 @@ def hold_of(reason: str) -> tuple[str, str]:
         return HOPELESS, _HOPELESS[word]
     if word.startswith("ReqNodeNotAvail"):
         is_down = "Unavailable" in reason
-        return (HOPELESS, "nodes that it needs are down: ask for others") if is_down else (PASSING, "")
+        return (HOPELESS, "nodes that it needs are down; request others") if is_down else (PASSING, "")
     is_limit = word.startswith(("QOSMax", "AssocMax")) and ("PerJob" in word or "PerNode" in word)
     if is_limit or word.startswith("QOSMin"):
         return HOPELESS, _OVER_A_LIMIT
@@ -144,7 +144,7 @@ def advised(result: CommandResult) -> str:
     """Return Slurm's own words, without the command's name, and what to do."""
     lines = [line.strip() for line in (result.error or result.out).splitlines() if line.strip()]
     lines = [line for line in lines if not line.startswith("Try ")]
-    text = lines[-1] if lines else f"sbatch ended with {result.code} and said nothing"
+    text = lines[-1] if lines else f"sbatch exited with {result.code} and no message"
     for prefix in ("sbatch: error: ", "sbatch: fatal: ", "sbatch: ", "allocation failure: "):
         text = text.removeprefix(prefix)
     advice = next((advice for part, advice in _ADVICE.items() if any(part in line for line in lines)), "")
@@ -154,10 +154,10 @@ def advised(result: CommandResult) -> str:
 def failure_text(what: str, result: CommandResult) -> str:
     """Return what went wrong with a command, in one line."""
     if result.timed_out:
-        return f"{what}: no answer in time; the controller may be down or busy"
+        return f"{what}: no response in time; the controller may be down or busy"
     if result.code == MISSING:
         return result.error
     words = result.last_line
     return (
-        f"{what} ended with {result.code}: {words}" if words else f"{what} ended with {result.code} and said nothing"
+        f"{what} exited with {result.code}: {words}" if words else f"{what} exited with {result.code} and no message"
     )

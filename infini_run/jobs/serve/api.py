@@ -44,18 +44,19 @@ if TYPE_CHECKING:
 
 _ABOUT = f"""Jobs of one user: those of `infini-job` in one directory.
 
-Over a Unix socket, for its owner alone. Host is localhost; whatever is no GET needs the header `{HEADER}: 1`."""
+Served at a Unix socket, only for its owner. Host is localhost; requests other than GET need the header
+`{HEADER}: 1`."""
 _PAGE = {
     "": ("index.html", "text/html"),
     "page.js": ("page.js", "text/javascript"),
     "page.css": ("page.css", "text/css"),
 }
 _PROBLEMS: dict[int | str, dict[str, Any]] = {
-    "default": {"description": "what is wrong", "content": {PROBLEM: {"schema": model.Problem.model_json_schema()}}}
+    "default": {"description": "the problem", "content": {PROBLEM: {"schema": model.Problem.model_json_schema()}}}
 }
 _TEXT: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
 _EVENTS: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}}
-Name = Annotated[str, Path(description="of a job: ir-0123456789; of its task 3: ir-0123456789.3")]
+Name = Annotated[str, Path(description="a job, such as ir-0123456789, or its task 3: ir-0123456789.3")]
 
 
 class Api:
@@ -69,7 +70,7 @@ class Api:
 
     # ---- looking
 
-    async def list_jobs(self, name: Annotated[list[str], Query(description="these only")] = []) -> Response:  # noqa: B006
+    async def list_jobs(self, name: Annotated[list[str], Query(description="only these")] = []) -> Response:  # noqa: B006
         """Return all jobs, or those named, the latest last: one query for each scheduler."""
 
         def call() -> list[Status]:
@@ -96,12 +97,12 @@ class Api:
     async def logs(
         self,
         name: Name,
-        follow: Annotated[bool, Query(description="go on until the job has ended")] = False,
-        task: Annotated[str, Query(description="of these tasks of an array only: 4, or 0,3-5")] = "",
-        rank: Annotated[int, Query(ge=-1, description="of this rank only; -1: all")] = -1,
-        node: Annotated[str, Query(description="of this node only: its index or its host")] = "",
-        attempt: Annotated[int, Query(ge=-1, description="of this run only, counted from 0; -1: all")] = -1,
-        tail: Annotated[int, Query(ge=-1, description="of what there is now, the last lines only; -1: all")] = -1,
+        follow: Annotated[bool, Query(description="keep sending until the job finishes")] = False,
+        task: Annotated[str, Query(description="only these tasks of an array: 4, or 0,3-5")] = "",
+        rank: Annotated[int, Query(ge=-1, description="only this rank; -1: all")] = -1,
+        node: Annotated[str, Query(description="only this node: its index or host")] = "",
+        attempt: Annotated[int, Query(ge=-1, description="only this attempt, counted from 0; -1: all")] = -1,
+        tail: Annotated[int, Query(ge=-1, description="only the last lines of what exists now; -1: all")] = -1,
     ) -> Response:
         """Return the output of its ranks, merged, each line with the name of its rank in front; of an array that of
         its task, too."""
@@ -148,7 +149,7 @@ class Api:
     async def script(
         self,
         submission: model.SubmissionBody,
-        check: Annotated[bool, Query(description="ask the scheduler whether it could ever run")] = False,
+        check: Annotated[bool, Query(description="ask the scheduler whether the job can run")] = False,
     ) -> Response:
         """Return the script that submit would use; submit nothing, and leave nothing."""
 
@@ -209,7 +210,7 @@ class Api:
         for name in submission.flags:
             own = name.replace("-", "_").removeprefix("no")
             if own in model.THE_COMMANDS_OWN:
-                raise UsageError(f"--{name} is the command's own: POST /v1/scripts shows and checks a script")
+                raise UsageError(f"--{name}: only for the command; use POST /v1/scripts to show or check a script")
         environ = dict(self._environ) if submission.env is None else check_environment(submission.env)
         values = {**read_flags(submission.flags, environ), "dir": self._above}
         if submission.cwd:
@@ -251,7 +252,7 @@ def _sentence(wrong: Mapping[str, Any]) -> str:
     """Return what pydantic found: the place in the request, and what is wrong there."""
     place = wrong["loc"]
     if wrong["type"] == "json_invalid":  # its place is a character
-        return f"the body is no JSON: {wrong['ctx']['error']} at character {place[1]}"
+        return f"the body is not JSON: {wrong['ctx']['error']} at character {place[1]}"
     return f"{'.'.join(map(str, place[1:])) or place[0]}: {wrong['msg']}"
 
 

@@ -38,14 +38,14 @@ def refusal(method: str, headers: Headers) -> tuple[int, str]:
     """Return the status and why; 0 and "" for a request that may pass. Pure."""
     host = headers.get("host", "")
     if not _HOST.fullmatch(host):
-        return 421, f"Host: {printable(host)} is not this service; ask for http://localhost/"
+        return 421, f"Host: {printable(host)} is not this service; use http://localhost/"
     origin = headers.get("origin")
     if origin is not None and origin != f"http://{host}":
-        return 403, f"Origin: {printable(origin)} is another page than ours"
+        return 403, f"Origin: {printable(origin)} is another site; use the page of this service"
     if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
-        return 403, "another page has sent this request; open this one by its own address"
+        return 403, "another page sent this request; open this page by its own address"
     if method not in _READS and HEADER not in headers:
-        return 403, f"what changes something needs the header {HEADER}: 1"
+        return 403, f"a request that changes something needs the header {HEADER}: 1"
     return 0, ""
 
 

@@ -76,7 +76,7 @@ def _reported(path: str) -> tuple[Bar, ...] | None:
     except OSError as error:
         raise InfiniRunError(f"{path} cannot be read: {error.strerror}") from None
     except UsageError as error:
-        raise InfiniRunError(f"{path} is not what infini-job has written: {error}") from None
+        raise InfiniRunError(f"{path}: not as infini-job wrote it: {error}") from None
 
 
 def _going(phase: Phase, end_s: float, is_last: bool) -> tuple[Bar, ...]:

@@ -66,9 +66,9 @@ class SubmissionBody(BaseModel):
     )
     env: dict[str, str] | None = Field(
         default=None,
-        description="the whole environment of the ranks; null: the service's own, less what is a shell's",
+        description="the whole environment of the ranks; null: that of the service, without what belongs to a shell",
     )
-    cwd: str = Field(default="", description="where the ranks start; empty: where the service was started")
+    cwd: str = Field(default="", description="the directory of the ranks; empty: that of the service")
 
 
 class Submitted(BaseModel):

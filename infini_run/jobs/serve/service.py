@@ -76,7 +76,7 @@ def serve(path: str, above: str, environ: Mapping[str, str]) -> int:
     try:
         os.makedirs(above, mode=0o700, exist_ok=True)
     except OSError as error:
-        raise UsageError(f"--dir={above}: {error.strerror}; give a folder that you may write") from None
+        raise UsageError(f"--dir={above}: {error.strerror}; use a directory that you can write") from None
     listener = UnixListener(path)
     threads = Threads()
     try:

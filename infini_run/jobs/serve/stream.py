@@ -81,13 +81,13 @@ class Threads:
             thread.start()
         except RuntimeError:  # ulimit -u
             among.discard(thread)
-            future.set_exception(Busy("no thread can be started for this request; try later"))
+            future.set_exception(Busy("cannot start a thread for this request; retry later"))
         return future
 
     def stop(self) -> int:
         """Return a descriptor for one more follower, readable when it has to stop. Raises Busy."""
         if len(self._stops) >= _FOLLOWERS:
-            raise Busy(f"{_FOLLOWERS} follow logs already; close one of them")
+            raise Busy(f"{_FOLLOWERS} requests already follow logs; close one of them")
         fd = os.eventfd(1 if self._is_over else 0, os.EFD_CLOEXEC)
         self._stops.add(fd)
         return fd
@@ -127,7 +127,7 @@ class Threads:
         _join(self._changing, _SILENCE_S)
         if left := len(self._changing):
             what = "1 request that changes jobs" if left == 1 else f"{left} requests that change jobs"
-            print_line(f"waiting for {what}, for {_CHANGE_S:.0f} s at most; TERM again ends now")
+            print_line(f"waiting up to {_CHANGE_S:.0f} s for {what}; SIGTERM again stops now")
             _join(self._changing, _CHANGE_S)
 
 

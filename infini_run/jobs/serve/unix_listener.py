@@ -34,7 +34,7 @@ class UnixListener:
         above = os.path.realpath(above)  # what the check sees is what the bind uses
         self.path = os.path.join(above, name)
         if len(os.fsencode(self.path)) > _LONGEST:
-            raise UsageError(f"--socket={self.path}: a socket's path may have {_LONGEST} bytes; give a shorter one")
+            raise UsageError(f"--socket={self.path}: expected a path of at most {_LONGEST} bytes; use a shorter one")
         check_directories(above)
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -44,7 +44,7 @@ class UnixListener:
             self._file = _identity(self.path)
         except OSError as error:
             self.socket.close()
-            raise UsageError(f"--socket={self.path} cannot be made: {error.strerror}; give another path") from None
+            raise UsageError(f"--socket={self.path}: cannot create it: {error.strerror}; use another path") from None
         except UsageError:
             self.socket.close()
             raise
@@ -70,13 +70,16 @@ def check_directories(above: str) -> None:
     """Check the directories from the root down to `above` (without links). Only this user and root may change what is
     in them, save where the sticky bit protects each one's own. Raises UsageError."""
     if not os.path.isdir(above):
-        raise UsageError(f"--socket: {above} is no directory; make it first: mkdir -m 700 {above}")
+        raise UsageError(f"--socket: {above} is not a directory; run mkdir -m 700 {above}")
     while True:
         found = os.stat(above)
         if found.st_uid not in (0, os.geteuid()):
-            raise UsageError(f"--socket: {above} belongs to another user, who could replace the socket; use your own")
+            raise UsageError(
+                f"--socket: {above} belongs to another user, who could replace the socket; use a directory of "
+                "your own"
+            )
         if found.st_mode & 0o022 and not found.st_mode & stat.S_ISVTX:
-            raise UsageError(f"--socket: others may write in {above}, and replace the socket; chmod go-w {above}")
+            raise UsageError(f"--socket: others can write in {above}, and replace the socket; run chmod go-w {above}")
         if above == "/":
             return
         above = os.path.dirname(above)
@@ -100,12 +103,12 @@ def _make_room(path: str) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(found.st_mode) or found.st_uid != os.geteuid():
-        raise UsageError(f"--socket={path} is there, and is no socket of yours: it is left alone; give another path")
+        raise UsageError(f"--socket={path}: already exists, and is not your socket; use another path")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
         result = probe.connect_ex(path)
         if result in (0, errno.EAGAIN):  # EAGAIN: it lives, and is busy
             who = f" (process {_credentials(probe)[0]})" if result == 0 else ""
-            raise UsageError(f"--socket={path}: a service listens there already{who}; give another path, or end it")
+            raise UsageError(f"--socket={path}: already in use by a service{who}; use another path, or stop it")
     if result != errno.ECONNREFUSED:
         raise OSError(result, os.strerror(result))
     os.unlink(path)
@@ -128,4 +131,4 @@ def refusal(connection: socket.socket) -> str:
     pid, uid = _credentials(connection)
     if uid == os.geteuid():
         return ""
-    return printable(f"a connection of user {uid} (process {pid}) was refused: this service is its owner's alone")
+    return printable(f"refused a connection of user {uid} (process {pid}): this service is only for its owner")

@@ -80,7 +80,7 @@ def kept(outcomes: Sequence[R | InfiniRunError], problem: Callable[[str], None] 
 
 
 def _silence(path: str, hung_s: float) -> str:
-    return f"{path} has not answered for {hung_s:.0f} s; look whether its file server is there"
+    return f"{path} has not responded for {hung_s:.0f} s; check its file server"
 
 
 def _outcome(outcome: Any) -> Any:

@@ -53,7 +53,7 @@ class Chosen:
         self.lacks_node = False
         self.is_sure = bool(nodes)
         if nodes and nproc and rank >= len(nodes) * nproc:
-            raise UsageError(f"--rank={rank}: there are ranks 0 to {len(nodes) * nproc - 1}")
+            raise UsageError(f"--rank={rank}: unknown rank; use 0 to {len(nodes) * nproc - 1}")
         if node and nodes:
             known = nodes if node.isdecimal() else hosts
             index = int(node) if node.isdecimal() else hosts.index(node) if node in hosts else -1
@@ -78,7 +78,7 @@ class Chosen:
 
 
 def _no_node(node: str, nodes: Iterable[str], count: int) -> UsageError:
-    return UsageError(f"--node={node}: the nodes are {', '.join(nodes)}, or 0 to {count - 1}")
+    return UsageError(f"--node={node}: unknown node; use {', '.join(nodes)}, or 0 to {count - 1}")
 
 
 class Reader:

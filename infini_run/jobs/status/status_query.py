@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from infini_run.jobs.scheduler import Scheduler, SchedulerJob
 
 LOCAL = "local"
-_LEFT_OUT = "its array is there without it: it was cancelled while it waited"
-_LEFT_OUT_OR_FORGOTTEN = f"{_LEFT_OUT}, or ended before it began and was forgotten: accounting would tell"
+_LEFT_OUT = "its array has no such task: it was cancelled while it waited"
+_LEFT_OUT_OR_FORGOTTEN = f"{_LEFT_OUT}, or ended before it started, and without accounting the scheduler forgot it"
 _LINES = 5  # of the scheduler's: earlier ones may be of an earlier run
 _END_BYTES = 1 << 16  # bytes of it that are read
 _KNOWN_S = 60.0  # a file server may hide a new file for this long (nfs(5), acdirmax)
@@ -283,10 +283,13 @@ def _gone(folder: JobDir, status: Status, answer: SchedulerJob, now_s: float) ->
     if state == CANCELLED and status.attempt < 0:
         reason = END_REASONS[state] if state != answer.state else reason or END_REASONS[state]
     elif status.attempt < 0 and state in (FAILED, COMPLETED):
-        why = _last_line(folder) or f"nothing of it has run: do its nodes share {folder.path}? --dir says another"
+        why = (
+            _last_line(folder)
+            or f"it started nothing; check that its nodes share {folder.path}, or set another --dir"
+        )
         reason = f"{reason}: {why}" if reason else why
     elif status.attempt >= 0 and not reason:
-        reason = f"it has not said why; infini-job logs {folder.name} may"
+        reason = f"reason unknown; run infini-job logs {folder.name}"
     return _record_end(folder, replace(status, state=state, code=answer.code, reason=reason), now_s)
 
 
@@ -307,15 +310,15 @@ def _missing(
     if not was_submitted and (_is_submitted(folder) or now_s - status.submitted_s < _KNOWN_S):
         return status  # it is being submitted, or was while the scheduler was asked
     if not was_submitted:
-        return replace(status, state=LOST, reason="it was never submitted: nobody but its directory knows it")
+        return replace(status, state=LOST, reason="it was never submitted: only its directory exists")
     if status.scheduler == LOCAL:  # this user sees everything here
-        who = "its process" if folder.id else "what starts the tasks of its array"
+        who = "its process" if folder.id else "the process that starts the tasks of its array"
         last_line = _last_line(folder)
         if isinstance(folder, Task) and not folder.id:
             last_line = last_line or _last_line(folder.array)
-        reason = last_line or f"{who} has ended without a word (SIGKILL?)"
+        reason = last_line or f"{who} is gone and left no reason (SIGKILL?)"
         return _record_end(folder, replace(status, state=LOST, reason=reason), now_s)
-    reason = f"{status.scheduler} does not know it any more, and it has not said how it ended"
+    reason = f"{status.scheduler} no longer knows it, and it did not record how it ended"
     last_line = _last_line(folder)
     return replace(status, state=LOST, reason=f"{reason}: {last_line}" if last_line else reason)
 

@@ -64,44 +64,44 @@ function __infini_job_flags --argument-names verb current
     switch $verb
         case submit
             printf '%s\t%s\n' \
-                slots= 'devices (GPUs, or CPUs) in all: one rank each' \
-                slots_per_node= 'slots of each node' \
-                slot_type= 'what a slot is' \
-                gpu_type= 'which of a pool\'s GPUs' \
-                cpus_per_slot= 'CPUs for each slot' \
-                mem_per_slot= 'memory for each slot, such as 16G' \
-                single_node 'all slots on one node' \
-                spares= 'more nodes, which run nothing' \
-                round_up 'take more slots where those asked for do not fill their nodes' \
-                layout= 'how slots become nodes' \
-                scheduler= 'who runs it' \
-                pool= 'the partition or queue' \
-                partition= 'the partition or queue' \
-                queue= 'the partition or queue' \
-                account= 'whom to charge' \
-                project= 'Slurm\'s wckey, PBS\'s project' \
-                time= 'the limit, such as 4h, 1h30m, 1d or 1-12:00:00' \
-                options= 'further options for sbatch or qsub, quoted as in a shell' \
-                gres 'the scheduler knows GPUs as a resource' \
-                tres 'Slurm has cons_tres' \
-                title= 'show TEXT before its name in squeue, qstat, and infini-job list' \
-                dir= 'where jobs are kept, on storage that the nodes share' \
-                cwd= 'where the ranks start' \
-                env= 'variables for the ranks, beside all of ours' \
-                python= 'the Python of the nodes, which has infini-run' \
-                run_options= 'flags for infini-run itself, such as --hang_timeout=10m' \
-                warn= 'tell the ranks so long before the limit' \
-                array= 'a task for each index of 0-9, 1,3,7 or 0-20:5, at most M at a time' \
-                restarts= 'run it again so often after a failure, through the queue' \
-                container= 'run in this image' \
-                runtime= 'by which program' \
-                container_python= 'the image\'s Python, which has infini-run' \
-                bind= 'HOST[:THERE[:ro]] words, beside the job\'s directories' \
-                container_options= 'further options for the runtime' \
-                wait 'stay until it has ended' \
-                print 'show the script, and submit nothing' \
-                check 'ask the scheduler whether it could ever run, and submit nothing' \
-                json 'as JSON' \
+                slots= 'request N devices (GPUs or CPUs) in all, one rank each' \
+                slots_per_node= 'request N slots per node' \
+                slot_type= 'set what a slot is' \
+                gpu_type= 'request GPUs of this type in the pool' \
+                cpus_per_slot= 'request N CPUs per slot' \
+                mem_per_slot= 'request SIZE of memory per slot, such as 16G' \
+                single_node 'put all slots on one node' \
+                spares= 'allocate N idle nodes' \
+                round_up 'round slots up to fill their nodes' \
+                layout= 'choose how slots become nodes' \
+                scheduler= 'submit to this scheduler' \
+                pool= 'submit to this partition or queue' \
+                partition= 'submit to this partition or queue' \
+                queue= 'submit to this partition or queue' \
+                account= 'charge this account' \
+                project= 'set the wckey of Slurm or the project of PBS' \
+                time= 'limit the job to TIME, such as 4h, 1h30m, 1d, or 1-12:00:00' \
+                options= 'pass options to sbatch or qsub, quoted as for a shell' \
+                gres 'treat GPUs as a resource of the scheduler' \
+                tres 'use cons_tres of Slurm' \
+                title= 'show TEXT before the job\'s name in squeue, qstat, and infini-job list' \
+                dir= 'keep jobs in DIR, on storage that the nodes share' \
+                cwd= 'start ranks in DIR' \
+                env= 'set variables of the ranks, in addition to your environment' \
+                python= 'run the nodes\' Python FILE, which needs infini-run' \
+                run_options= 'pass flags to infini-run, such as --hang_timeout=10m' \
+                warn= 'send ranks SIGNAL (by default USR2) TIME before the limit' \
+                array= 'run a task per index of 0-9, 1,3,7, or 0-20:5, at most M at a time' \
+                restarts= 'queue the job again after a failure, at most N times' \
+                container= 'run ranks in IMAGE' \
+                runtime= 'use this container runtime' \
+                container_python= 'run the image\'s Python FILE, which needs infini-run' \
+                bind= 'bind HOST[:THERE[:ro]] paths, in addition to the job\'s directories' \
+                container_options= 'pass options to the runtime' \
+                wait 'wait until the job finishes, and exit with the code of the first rank to fail' \
+                print 'print the script and submit nothing' \
+                check 'ask the scheduler whether the job can run, and submit nothing' \
+                json 'print JSON' \
                 flagfile= 'read flags from FILE: one per line, # comments, further flag files' \
                 fromenv= 'read flags a and b from the variables FLAGS_a and FLAGS_b' \
                 tryfromenv= 'do the same as --fromenv, if the variables are set' \
@@ -111,8 +111,8 @@ function __infini_job_flags --argument-names verb current
                 version 'print the version'
         case status
             printf '%s\t%s\n' \
-                json 'as JSON' \
-                dir= 'where jobs are kept, on storage that the nodes share' \
+                json 'print JSON' \
+                dir= 'keep jobs in DIR, on storage that the nodes share' \
                 flagfile= 'read flags from FILE: one per line, # comments, further flag files' \
                 fromenv= 'read flags a and b from the variables FLAGS_a and FLAGS_b' \
                 tryfromenv= 'do the same as --fromenv, if the variables are set' \
@@ -122,8 +122,8 @@ function __infini_job_flags --argument-names verb current
                 version 'print the version'
         case list
             printf '%s\t%s\n' \
-                json 'as JSON' \
-                dir= 'where jobs are kept, on storage that the nodes share' \
+                json 'print JSON' \
+                dir= 'keep jobs in DIR, on storage that the nodes share' \
                 flagfile= 'read flags from FILE: one per line, # comments, further flag files' \
                 fromenv= 'read flags a and b from the variables FLAGS_a and FLAGS_b' \
                 tryfromenv= 'do the same as --fromenv, if the variables are set' \
@@ -133,14 +133,14 @@ function __infini_job_flags --argument-names verb current
                 version 'print the version'
         case logs
             printf '%s\t%s\n' \
-                follow 'go on until the job has ended' \
-                task= 'of these tasks of an array only: 4, or 0,3-5' \
-                rank= 'of this rank only' \
-                node= 'of this node only' \
-                attempt= 'of this run only, counted from 0' \
+                follow 'keep printing until the job finishes' \
+                task= 'print only these tasks of an array: 4, or 0,3-5' \
+                rank= 'print only this rank' \
+                node= 'print only this node' \
+                attempt= 'print only attempt K, counted from 0' \
                 tail= 'print at most the last N lines, then follow' \
-                scheduler_log 'what its scheduler has said' \
-                dir= 'where jobs are kept, on storage that the nodes share' \
+                scheduler_log 'print what the scheduler wrote about the job' \
+                dir= 'keep jobs in DIR, on storage that the nodes share' \
                 flagfile= 'read flags from FILE: one per line, # comments, further flag files' \
                 fromenv= 'read flags a and b from the variables FLAGS_a and FLAGS_b' \
                 tryfromenv= 'do the same as --fromenv, if the variables are set' \
@@ -150,7 +150,7 @@ function __infini_job_flags --argument-names verb current
                 version 'print the version'
         case cancel
             printf '%s\t%s\n' \
-                dir= 'where jobs are kept, on storage that the nodes share' \
+                dir= 'keep jobs in DIR, on storage that the nodes share' \
                 flagfile= 'read flags from FILE: one per line, # comments, further flag files' \
                 fromenv= 'read flags a and b from the variables FLAGS_a and FLAGS_b' \
                 tryfromenv= 'do the same as --fromenv, if the variables are set' \
@@ -160,7 +160,7 @@ function __infini_job_flags --argument-names verb current
                 version 'print the version'
         case forget
             printf '%s\t%s\n' \
-                dir= 'where jobs are kept, on storage that the nodes share' \
+                dir= 'keep jobs in DIR, on storage that the nodes share' \
                 flagfile= 'read flags from FILE: one per line, # comments, further flag files' \
                 fromenv= 'read flags a and b from the variables FLAGS_a and FLAGS_b' \
                 tryfromenv= 'do the same as --fromenv, if the variables are set' \
@@ -170,8 +170,8 @@ function __infini_job_flags --argument-names verb current
                 version 'print the version'
         case clusters
             printf '%s\t%s\n' \
-                json 'as JSON' \
-                dir= 'where jobs are kept, on storage that the nodes share' \
+                json 'print JSON' \
+                dir= 'keep jobs in DIR, on storage that the nodes share' \
                 flagfile= 'read flags from FILE: one per line, # comments, further flag files' \
                 fromenv= 'read flags a and b from the variables FLAGS_a and FLAGS_b' \
                 tryfromenv= 'do the same as --fromenv, if the variables are set' \
@@ -181,8 +181,8 @@ function __infini_job_flags --argument-names verb current
                 version 'print the version'
         case serve
             printf '%s\t%s\n' \
-                socket= 'where to listen, in a directory that nobody else may write' \
-                dir= 'where jobs are kept, on storage that the nodes share' \
+                socket= 'listen at PATH, in a directory that only you can write' \
+                dir= 'keep jobs in DIR, on storage that the nodes share' \
                 flagfile= 'read flags from FILE: one per line, # comments, further flag files' \
                 fromenv= 'read flags a and b from the variables FLAGS_a and FLAGS_b' \
                 tryfromenv= 'do the same as --fromenv, if the variables are set' \
@@ -195,33 +195,33 @@ function __infini_job_flags --argument-names verb current
         switch $verb
         case submit
             printf '%s\t%s\n' \
-                nosingle_node 'not: all slots on one node' \
-                noround_up 'not: take more slots where those asked for do not fill their nodes' \
-                nogres 'not: the scheduler knows GPUs as a resource' \
-                notres 'not: Slurm has cons_tres' \
-                nowait 'not: stay until it has ended' \
-                noprint 'not: show the script, and submit nothing' \
-                nocheck 'not: ask the scheduler whether it could ever run, and submit nothing' \
-                nojson 'not: as JSON' \
+                nosingle_node 'not: put all slots on one node' \
+                noround_up 'not: round slots up to fill their nodes' \
+                nogres 'not: treat GPUs as a resource of the scheduler' \
+                notres 'not: use cons_tres of Slurm' \
+                nowait 'not: wait until the job finishes, and exit with the code of the first rank to fail' \
+                noprint 'not: print the script and submit nothing' \
+                nocheck 'not: ask the scheduler whether the job can run, and submit nothing' \
+                nojson 'not: print JSON' \
                 nohelp 'not: show the flags on one screen' \
                 nohelpfull 'not: show every flag, its values, and its default' \
                 noversion 'not: print the version'
         case status
             printf '%s\t%s\n' \
-                nojson 'not: as JSON' \
+                nojson 'not: print JSON' \
                 nohelp 'not: show the flags on one screen' \
                 nohelpfull 'not: show every flag, its values, and its default' \
                 noversion 'not: print the version'
         case list
             printf '%s\t%s\n' \
-                nojson 'not: as JSON' \
+                nojson 'not: print JSON' \
                 nohelp 'not: show the flags on one screen' \
                 nohelpfull 'not: show every flag, its values, and its default' \
                 noversion 'not: print the version'
         case logs
             printf '%s\t%s\n' \
-                nofollow 'not: go on until the job has ended' \
-                noscheduler_log 'not: what its scheduler has said' \
+                nofollow 'not: keep printing until the job finishes' \
+                noscheduler_log 'not: print what the scheduler wrote about the job' \
                 nohelp 'not: show the flags on one screen' \
                 nohelpfull 'not: show every flag, its values, and its default' \
                 noversion 'not: print the version'
@@ -237,7 +237,7 @@ function __infini_job_flags --argument-names verb current
                 noversion 'not: print the version'
         case clusters
             printf '%s\t%s\n' \
-                nojson 'not: as JSON' \
+                nojson 'not: print JSON' \
                 nohelp 'not: show the flags on one screen' \
                 nohelpfull 'not: show every flag, its values, and its default' \
                 noversion 'not: print the version'
@@ -273,14 +273,14 @@ function __infini_job_complete
     set -l verb "$words[2]"
     if test $last -eq 1
         printf '%s\t%s\n' \
-            submit 'write a job down, hand it to a batch scheduler once, and say what it is called' \
-            status 'how jobs are: those named, or all that have not ended' \
-            list 'every job that was submitted from here' \
-            logs 'what the ranks of a job, or of the newest, have written, merged and labelled' \
-            cancel 'end jobs; their ranks have their grace' \
-            forget 'remove the directories of jobs that have ended, or are LOST' \
-            clusters 'the schedulers that are here, and what they have' \
-            serve 'the same over HTTP at a Unix socket, for its owner alone, with a page'
+            submit 'submit a job once and print its name' \
+            status 'show the named jobs, or all unfinished ones' \
+            list 'list all jobs in the directory of jobs' \
+            logs 'print what the ranks of a job wrote, merged and labeled; by default the newest job' \
+            cancel 'stop jobs; their ranks get their grace' \
+            forget 'remove the directories of jobs that finished or are LOST' \
+            clusters 'list the available schedulers and what they have' \
+            serve 'serve jobs over HTTP at a Unix socket, with a page, for their owner alone'
         return
     end
     set -l i (math 2 + 1) # fish counts from 1

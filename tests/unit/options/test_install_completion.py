@@ -72,7 +72,7 @@ def test_infini_job_writes_its_own(home, tmp_path):
     wrong = subprocess.run([str(JOB), "--completion", "tcsh"], capture_output=True, text=True)
     assert (wrong.returncode, wrong.stderr) == (
         2,
-        "infini-job: --completion tcsh: give a shell, bash, zsh or fish, or install: --completion=bash\n",
+        "infini-job: --completion tcsh: expected bash, zsh, fish, or install; use --completion=bash\n",
     )
 
 

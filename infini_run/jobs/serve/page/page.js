@@ -5,7 +5,7 @@
 
 const at = (id) => document.getElementById(id);
 const KEPT = 5000; // lines on the page; all of them: infini-job logs
-const TICK_MS = 5000; // between two looks at the clock, for what is shown as a time that goes on
+const TICK_MS = 5000; // between two looks at the clock, for durations that grow
 const jobs = new Map(); // by name, the latest last
 let chosen = "";
 let lives = []; // of the chosen one
@@ -25,13 +25,16 @@ function shell(words) {
 const date = (s) => new Date(s * 1000).toLocaleString();
 const clock = (s) => (s ? new Date(s * 1000).toLocaleTimeString() : "");
 
-function ago(since) {
-  const seconds = Math.max(0, Date.now() / 1000 - since);
-  for (const [unit, each] of [["d", 86400], ["h", 3600], ["min", 60]]) {
-    if (seconds >= each) return `${Math.round(seconds / each)} ${unit}`;
-  }
-  return `${Math.round(seconds)} s`;
+function duration(seconds) { // in two units at most, such as 1 h 29 min
+  const units = [["d", 86400], ["h", 3600], ["min", 60], ["s", 1]];
+  const whole = Math.max(0, Math.floor(seconds));
+  const first = units.findIndex(([, each]) => whole >= each || each === 1);
+  const [[unit, each], below] = [units[first], units[first + 1]];
+  const rest = below ? Math.floor((whole % each) / below[1]) : 0;
+  return `${Math.floor(whole / each)} ${unit}${rest ? ` ${rest} ${below[0]}` : ""}`;
 }
+
+const ago = (since) => `${duration(Date.now() / 1000 - since)} ago`;
 
 // ---- the list
 
@@ -39,7 +42,7 @@ function listen() {
   const source = new EventSource("v1/events");
   let isNew = true;
   source.addEventListener("open", () => { isNew = true; });
-  source.addEventListener("error", () => { at("news").textContent = "Not connected: is the service there? Trying again"; });
+  source.addEventListener("error", () => { at("news").textContent = "Not connected; retrying. Check that infini-job serve runs"; });
   source.addEventListener("jobs", (event) => {
     const { jobs: changed, gone, problem } = JSON.parse(event.data);
     if (isNew) jobs.clear(); // connected anew: this is all there is
@@ -161,7 +164,7 @@ async function showLives(name) {
 }
 
 function drawLives() {
-  at("runs").replaceChildren(...(lives.length ? lives.map(life) : [make("p", "It has not begun.")]));
+  at("runs").replaceChildren(...(lives.length ? lives.map(life) : [make("p", "It has not started.")]));
 }
 
 function life(run) {
@@ -170,16 +173,16 @@ function life(run) {
   const until = Math.max(...run.ranks.map((rank) => rank.end_s || now));
   const scale = { from, span: until - from || 1, now };
   const table = make("table", undefined, { class: "ranks" });
-  table.append(make("caption", `Run ${run.attempt}: ${run.state}${run.failure ? `: ${run.failure}` : ""}`));
+  table.append(make("caption", `Attempt ${run.attempt}: ${run.state}${run.failure ? `: ${run.failure}` : ""}`));
   const head = make("thead");
   const names = make("tr");
-  names.append(...["Rank", "Started", "Ready", "Ended", "How", "When"].map((name) => make("th", name, { scope: "col" })));
+  names.append(...["Rank", "Started", "Ready", "Ended", "Ran for", "How", "When"].map((name) => make("th", name, { scope: "col" })));
   head.append(names);
   table.append(head);
   for (const host of new Set(run.ranks.map((rank) => rank.host))) {
     const body = make("tbody");
     const title = make("tr");
-    title.append(make("th", host || "a node that is not known", { scope: "rowgroup", colspan: "6" }));
+    title.append(make("th", host || "unknown node", { scope: "rowgroup", colspan: "7" }));
     body.append(title, ...run.ranks.filter((rank) => rank.host === host).map((rank) => line(rank, scale)));
     table.append(body);
   }
@@ -194,6 +197,7 @@ function line(rank, scale) {
     make("td", clock(rank.start_s)),
     make("td", clock(rank.ready_s)),
     make("td", clock(rank.end_s)),
+    make("td", duration((rank.end_s || scale.now) - rank.start_s)),
     make("td", end.filter(Boolean).join(", "), { class: rank.kind }),
     track(rank, scale),
   );
@@ -229,9 +233,9 @@ async function follow() {
   try {
     const answer = await fetch(`v1/jobs/${chosen}/logs?${ask}`, { signal: mine.signal });
     if (!answer.ok) say((await answer.json()).detail);
-    else if (await read(answer.body, mine)) say("The job has ended");
+    else if (await read(answer.body, mine)) say("The job finished");
   } catch (error) {
-    if (mine === lines) say("The connection was lost: reload the page");
+    if (mine === lines) say("Connection lost; reload the page");
   }
 }
 
