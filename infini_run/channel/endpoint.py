@@ -113,7 +113,7 @@ class Endpoint:
         return not was_closed
 
     def _closed_error(self) -> ChannelClosed:
-        return ChannelClosed(f"this {type(self).__name__} has been closed")
+        return ChannelClosed(f"this {type(self).__name__} is closed")
 
     def _after_fork(self) -> None:
         """Renew the state in a forked child, where threads that no longer exist may hold locks."""
@@ -127,7 +127,7 @@ class Endpoint:
         """Call `act(thing, deadline on the monotonic clock)` while holding the lock. Raises TimeoutError."""
         ident = get_ident()
         if self._owner == ident:
-            raise ChannelError(f"this {type(self).__name__} is in use by the very code that was interrupted for this")
+            raise ChannelError(f"this {type(self).__name__} is in use by the code that this call interrupts")
         if timeout_s is not None:
             if type(timeout_s) is not float or not timeout_s < LONGEST_S:
                 timeout_s = read_wait("timeout_s", timeout_s)

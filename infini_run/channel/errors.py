@@ -37,7 +37,7 @@ class MessageTooLong(ChannelError, ValueError):
     skipped a received one. `size` and `limit` are bytes."""
 
     def __init__(self, size: int, limit: int, finds_no_memory: bool = False) -> None:
-        why = f"finds no memory; {NO_MEMORY}" if finds_no_memory else f"is over the channel's limit of {limit}"
+        why = f"finds no memory; {NO_MEMORY}" if finds_no_memory else f"exceeds the channel's limit of {limit}"
         super().__init__(f"a message of {size} bytes {why}")
         self.size = size
         self.limit = limit

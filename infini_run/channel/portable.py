@@ -16,4 +16,4 @@ def check_portable(thing: object) -> None:
         TypeError: it is a connection of multiprocessing, or a `DupFd`.
     """
     if type(thing).__module__ in OF_DESCRIPTORS and (hasattr(thing, "fileno") or hasattr(thing, "detach")):
-        raise TypeError("its descriptor is of this process alone")
+        raise TypeError("its descriptor belongs to this process")

@@ -24,7 +24,7 @@ _ALL, _NOW = int(socket.MSG_WAITALL), int(socket.MSG_DONTWAIT)
 class Receiver(Endpoint):
     """The receiving end of a channel. Iterating, by `for` or `async for`, gives all messages, up to END."""
 
-    _too_late = "no message came in time"
+    _too_late = "no message arrived in time"
 
     def __init__(self, line: SharedSocket, limit: int = LIMIT) -> None:
         super().__init__(line, limit)
@@ -104,15 +104,15 @@ class Receiver(Endpoint):
                     raise
                 except (EOFError, ConnectionResetError):  # the latter: it has gone, and did not read all messages
                     where = "" if self._decoder.is_empty else " in the middle of a message"
-                    self._over = ChannelBroken, f"the other side has died{where}: its stream ends without END"
+                    self._over = ChannelBroken, f"the other side died{where}: its stream ends without END"
                 if message is None:
                     continue
             if message[0] == END:
-                self._over = ChannelEnd, "the other side has closed; everything has been received"
+                self._over = ChannelEnd, "the other side closed its channel; everything was received"
                 self._kept = None
             elif must_be and message[0] != must_be:
                 self._kept = message
-                raise TypeError("the next message is an object and not bytes: recv() takes it")
+                raise TypeError("the next message is an object, not bytes; use recv()")
             else:
                 self._kept = None
                 return message

@@ -36,7 +36,7 @@ _QUIET_NOW = int(socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
 class Sender(Endpoint):
     """The sending end of a channel. Threads and coroutines take turns."""
 
-    _too_late = "nobody made room for the message in time"
+    _too_late = "the receiver made no room for the message in time"
     _wakeup: Wakeup | None = None  # wakes who waits for room when this end closes; exists from the first such wait on
 
     def __init__(self, line: SharedSocket, limit: int = LIMIT) -> None:
@@ -219,7 +219,7 @@ class Sender(Endpoint):
         self._out = None
         if self._closed:
             return self._closed_error()
-        self._broken = "the other side takes no more: it has died, or closed its receiver"
+        self._broken = "the other side is gone: it died, or closed its receiver"
         return ChannelBroken(self._broken)
 
     def close(self, linger_s: float = LINGER_S) -> None:

@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 
 # Flags of a code object (inspect's CO_GENERATOR, CO_COROUTINE, CO_ASYNC_GENERATOR), and what to do about each
 _HINTS = {
-    0x20: "is a generator function, whose call runs nothing: return a list of what it yields",
-    0x80: "is an async function, whose call runs nothing: give a function that returns asyncio.run({name}(...))",
-    0x200: "is an async generator, whose call runs nothing: collect what it yields in a function with asyncio.run",
+    0x20: "is a generator function, and calling it runs nothing; return a list of what it yields",
+    0x80: "is an async function, and calling it runs nothing; use a function that returns asyncio.run({name}(...))",
+    0x200: "is an async generator, and calling it runs nothing; collect what it yields in a function with "
+    "asyncio.run",
 }
 
 

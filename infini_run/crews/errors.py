@@ -64,7 +64,7 @@ def crew_failed(causes: Sequence[BaseException], max_restarts: int, within_s: fl
     seconds."""
     count = sum(isinstance(cause, WorkerDied) for cause in causes)
     if count and max_restarts:
-        head = f"the crew failed: {count} failures, and {max_restarts} restarts within {within_s:g} s are allowed"
+        head = f"the crew failed: {count} failures, with at most {max_restarts} restarts within {within_s:g} s"
     else:
         head = "the crew failed"
     lines = [line for cause in causes[-3:] for line in (str(cause) or repr(cause)).split("\n")]
@@ -79,7 +79,7 @@ def drain_timeout(undone: Mapping[int | None, int], drain_s: float) -> DrainTime
     if len(ranks) > _NAMED:
         parts.append(f"others of {len(ranks) - _NAMED} more ranks")
     if None in undone:
-        parts.append(f"{undone[None]} that no worker had begun")
+        parts.append(f"{undone[None]} that no worker had started")
     count, where = sum(undone.values()), ", ".join(parts)
     text = f"the crew was closed, and {count} accepted tasks were not done within drain_s={drain_s:g}: {where}"
     return DrainTimeout(text, count, tuple(ranks))

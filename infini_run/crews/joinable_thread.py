@@ -38,7 +38,7 @@ class JoinableThread(Thread):
         except RuntimeError as error:
             if self.ident is not None or sys.is_finalizing() or "shutdown" in str(error):
                 raise  # it was started before, or comes too late
-            text = f"a thread cannot be started: {LIMITS[errno.EAGAIN]}; or there is no memory for its stack"
+            text = f"a thread cannot be started: {LIMITS[errno.EAGAIN]}, or no memory for its stack"
             raise StartError(text, "starting a thread", errno.EAGAIN) from None
         finally:
             _signal.pthread_sigmask(_signal.SIG_SETMASK, before)

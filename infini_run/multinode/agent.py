@@ -330,7 +330,7 @@ class Agent:
         except StartError as error:
             if error.errno != errno.ETIME or self._link.is_lost:
                 raise
-            self._link.give_up("the lease of the ranks was over before they could start")
+            self._link.give_up("the lease of the ranks expired before they could start")
             raise self._link.lost_error() from None
 
     def _await_end(self, launch_id: str, pids: Sequence[int]) -> None:
@@ -421,10 +421,10 @@ class Agent:
         run.renew_lease(lease.since_ns / 1e9)
         why = ""
         if run.guard_ended:
-            why = "the guard of the ranks has ended, and they with it"
+            why = "the guard of the ranks is gone, and so are they"
         elif run.lease_ended or lease.left_s <= 0:
             length = f"{lease.length_s:g} s (0.9 of --node_timeout)"
-            why = self._link.own_absence(LEAST_LEASE * self._link.silence_limit_s, f"its lease of {length} is over")
+            why = self._link.own_absence(LEAST_LEASE * self._link.silence_limit_s, f"its lease of {length} expired")
             why = why or f"the head has not renewed the lease for {length}"
         if why:
             if self._launch is not None:  # else the head would take it for a refusal to start them

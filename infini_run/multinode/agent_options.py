@@ -36,7 +36,7 @@ def working_directory() -> str:
     try:
         return os.getcwd()
     except OSError as error:
-        text = f"the current directory cannot be used: {error.strerror}; start from one that is there"
+        text = f"the current directory cannot be used: {error.strerror}; use an existing one"
         raise UsageError(text) from None
 
 

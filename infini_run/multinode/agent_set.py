@@ -117,7 +117,7 @@ class AgentSet:
             self._on_lost(agent, str(error))
             return
         except (KeyError, TypeError, ValueError) as error:  # a frame of the right form with impossible content
-            self._on_lost(agent, f"what it says is not what infini-run says ({type(error).__name__}: {error})")
+            self._on_lost(agent, f"its messages are not those of infini-run ({type(error).__name__}: {error})")
             return
         if not connection.has_ended:
             if had_pending:

@@ -72,7 +72,7 @@ def prepare(spec: Mapping[str, Any], own: Options | None, own_environ: Mapping[s
         os.chdir(cwd)
     except OSError as error:
         here = os.uname().nodename
-        raise UsageError(f"{cwd} on {here}: {error.strerror}; start from a directory that every node has") from None
+        raise UsageError(f"{cwd} on {here}: {error.strerror}; use a directory that every node has") from None
     environ = dict(own_environ)
     if not spec["is_by_hand"]:  # else the user started this one: what is set for MPI is for the ranks
         environ = strip_launcher_environment(environ)
@@ -126,7 +126,7 @@ def check_version(spec: object) -> None:
     theirs = spec.get("version") if isinstance(spec, dict) else None
     if isinstance(theirs, str) and theirs != VERSION:
         here = os.uname().nodename
-        raise UsageError(f"infini-run {VERSION} is on {here}, {theirs} on the head: install the same version on both")
+        raise UsageError(f"infini-run {VERSION} is on {here}, {theirs} on the head: run the same version on both")
 
 
 def _check_same(own: Options, heads: Options) -> None:
@@ -137,7 +137,7 @@ def _check_same(own: Options, heads: Options) -> None:
         ("master_port", own.master_port, heads.master_port),
     ):
         if ours != theirs:
-            raise UsageError(f"--{name}={ours} here, {theirs} on node 0: give every node the same")
+            raise UsageError(f"--{name}={ours} here, {theirs} on node 0; use the same on every node")
 
 
 def _node_count(options: Options) -> str:
@@ -151,7 +151,7 @@ def _idle_flags(own: Options, heads: Options, asked: Sequence[str]) -> tuple[str
     idle = [f"--{name}" for name in HEADS_OWN if getattr(own, name) not in ("", "auto", "off") and name not in asked]
     if own.stdin not in (0, heads.stdin):
         idle.append(f"--stdin={own.stdin}")
-    return (f"infini-run: {', '.join(idle)}: no effect here, it is node 0's",) if idle else ()
+    return (f"infini-run: {', '.join(idle)}: no effect here; set it on node 0",) if idle else ()
 
 
 def hello(setup: NodeSetup, engine_facts: Sequence[str], *, nothing_old_lives: bool) -> dict[str, Any]:

@@ -111,7 +111,7 @@ def _fill_stdio() -> None:
         while (fd := os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)) < 3:
             pass
     except OSError as error:
-        text = f"nothing can be started: /dev/null cannot be opened: {error.strerror}"
+        text = f"cannot start ranks: /dev/null cannot be opened: {error.strerror}"
         raise StartError(text, "opening /dev/null", error.errno or 0) from None
     os.close(fd)
 
@@ -121,9 +121,9 @@ def run_as_peer(options: Options, environ: Mapping[str, str], *, print_line: Cal
     join it. Returns the exit code; raises UsageError, LinkError, StartError."""
     _fill_stdio()
     if not options.rdzv_explicit:
-        raise UsageError("a token joins the nodes: give --rdzv_endpoint=HOST:PORT, so that they find the first one")
+        raise UsageError("a token needs the address of node 0; add --rdzv_endpoint=HOST:PORT")
     if options.isolate:
-        raise UsageError(f"--isolate with {TOKEN}: it is for one node; drop one of them")
+        raise UsageError(f"--isolate with {TOKEN}: needs one node; drop one of them")
     token = environ.get(TOKEN) or _token_in(options.token_file, _name_of_token_file(options, environ))
     port = options.link_port or options.master_port + 1
     options = replace(options, link_port=port)
@@ -141,11 +141,14 @@ def run_as_peer(options: Options, environ: Mapping[str, str], *, print_line: Cal
             listening = peer.listening
             if listening is None:
                 if is_head_host and peer.may_be_head:  # no head has spoken: another program may have the port
-                    raise LinkError(f"{error}; port {port} is in use on this machine: by another program?") from None
+                    raise LinkError(
+                        f"{error}; port {port} is in use on this machine, perhaps by another program"
+                    ) from None
                 raise
     if len(token) < _SHORT_TOKEN:
         print_line(
-            f"infini-run: {TOKEN} has fewer than {_SHORT_TOKEN} characters: whoever guesses it can join the job"
+            f"infini-run: {TOKEN} has fewer than {_SHORT_TOKEN} characters: others can guess it and join the job; "
+            "use a longer one"
         )
     hosts = (Host(name=os.uname().nodename), *(Host(name="") for _ in range(1, options.nnodes + options.spares)))
     node_list = NodeList(engine=MANUAL, hosts=hosts)
@@ -257,12 +260,14 @@ class HandStartedLauncher:
                     end_s, pause_s = time.monotonic() + self._options.join_timeout_s, _FIRST_PAUSE_S
                 elif time.monotonic() + _LONGEST_PAUSE_S > end_s:
                     limit_s = self._options.join_timeout_s
-                    raise LinkError(f"{error}; no job has taken us for {limit_s:g} s (--join_timeout)") from None
+                    raise LinkError(
+                        f"{error}; no job accepted this launcher within {limit_s:g} s (--join_timeout)"
+                    ) from None
                 elif not isinstance(error, (TurnedAway, Unheard)) and not self.has_ever_joined:
                     raise  # later it is another program that has the port for a while
                 if self.has_joined or str(error) not in reasons:
                     reasons.add(str(error))
-                    self._print(f"{error}; joining again")
+                    self._print(f"{error}; rejoining")
             time.sleep(pause_s)  # no event reports a free place
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
@@ -297,10 +302,10 @@ def _token_in(path: str, name: str) -> str:
         raise UsageError(f"{name}={path}: {getattr(error, 'strerror', error)}") from None
     token = line.decode("utf-8", "surrogateescape").strip()
     if not problem and not token:
-        problem = "its first line is empty; a token is any text that is hard to guess"
+        problem = "its first line is empty; use any text that is hard to guess"
     elif not problem and not (token.isprintable() and len(token) >= _SHORT_TOKEN):
         problem = (
-            f"its first line is not {_SHORT_TOKEN} printable characters or more; run openssl rand -hex 16 > {path}"
+            f"its first line is not at least {_SHORT_TOKEN} printable characters; run openssl rand -hex 16 > {path}"
         )
     if problem:
         raise UsageError(f"{name}={path}: {problem}")
@@ -320,8 +325,8 @@ def _why_no_secret(found: os.stat_result, path: str) -> str:
     if not (stat.S_ISREG(found.st_mode) or stat.S_ISFIFO(found.st_mode)):
         return "not a regular file"
     if found.st_uid not in (0, os.geteuid()):
-        return f"belongs to user {found.st_uid}, who knows the token then; chown {os.geteuid()} {path}"
-    return f"others may read or write it; chmod 600 {path}" if stat.S_IMODE(found.st_mode) & 0o077 else ""
+        return f"belongs to user {found.st_uid}, who can read the token; run chown {os.geteuid()} {path}"
+    return f"others can read or write it; run chmod 600 {path}" if stat.S_IMODE(found.st_mode) & 0o077 else ""
 
 
 def render_plan(options: Options, node_list: NodeList) -> str:
@@ -334,7 +339,7 @@ def render_plan(options: Options, node_list: NodeList) -> str:
     nproc = options.nproc_per_node
     if isinstance(nproc, str) or options.gpus_per_proc:
         asked = f"--nproc_per_node={nproc}" if isinstance(nproc, str) else f"--gpus_per_proc={options.gpus_per_proc}"
-        raise UsageError(f"--dry_run with {asked}: what the other nodes have is known only there; give a number")
+        raise UsageError(f"--dry_run with {asked}: the other nodes' counts are known only there; use a number")
     hosts, spares = node_list.hosts[: options.nnodes], node_list.hosts[options.nnodes :]
     counts = node_list.counts or [nproc] * len(hosts)
     plan = make_plan(

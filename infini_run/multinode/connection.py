@@ -124,7 +124,7 @@ class Connection:
         if not data:
             self.has_ended = True
             if not self._decoder.is_empty:
-                raise LinkError("the link broke in mid-frame")
+                raise LinkError("the link broke in the middle of a frame")
             return
         if len(data) == self._read_chunk:  # there may be more
             self._read_chunk = min(8 * self._read_chunk, self._most_chunk)
@@ -141,7 +141,10 @@ class Connection:
             self._preamble = None
             return bytes(preamble[at + len(MAGIC) :])
         if len(preamble) > _PREAMBLE_LIMIT:
-            raise LinkError(f"{_PREAMBLE_LIMIT >> 20} MiB came before the agent's first word: what prints it?")
+            raise LinkError(
+                f"{_PREAMBLE_LIMIT >> 20} MiB of other output came before the agent's first message; "
+                "find what prints it"
+            )
         return b""
 
     @property

@@ -57,7 +57,7 @@ class EndPhase:
         if now_s >= self._reader_end_s:
             self._reader_end_s = _NEVER
             if self._state.console.give_up():
-                self._state.notice("nobody reads our output: what was still to come is lost")
+                self._state.notice("output reader is gone; dropped the rest")
 
     # ---- agents and commands
 
@@ -94,7 +94,7 @@ class EndPhase:
             self.limit_reader()  # it fell behind only after the stop
         elif now_s >= self._notice_s:
             self._notice_s = _NEVER
-            self._state.notice("waiting for the reader of our output; Ctrl-C ends it")
+            self._state.notice("waiting until the output is read; Ctrl-C stops waiting")
 
     def _clean_up(self, agents: Sequence[RemoteAgent]) -> bool:
         """Have the engine end agents that do not listen: a suspended agent would leave its ranks for ever. Whether

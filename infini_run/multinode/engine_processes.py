@@ -152,7 +152,7 @@ class EngineProcesses:
         take longer than the launch."""
         path = find_program(command.argv[0], self._environ.get("PATH", os.defpath))
         if not path:
-            raise ProgramMissing(f"{command.argv[0]} is not on PATH: --engine needs it", command.argv[0])
+            raise ProgramMissing(f"{command.argv[0]} is not on PATH, and --engine needs it", command.argv[0])
         try:
             return self._spawn(command, tries, path, cleans_up)
         except StartError as error:

@@ -38,7 +38,7 @@ class FrameAuthenticator:
     def check(self, piece: Piece, tag: bytes) -> None:
         """Check the tag of the next piece. Raises LinkError: it is not the one that the sender made."""
         if not _compare_digest(self.tag(piece), tag):
-            raise LinkError("a frame of the link was changed, dropped, repeated or moved on its way")
+            raise LinkError("a frame of the link was changed, dropped, repeated, or reordered on its way")
 
 
 def derive(token: bytes, nonces: bytes, use: bytes) -> bytes:

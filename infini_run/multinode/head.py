@@ -228,7 +228,7 @@ class Head:
         for ended in self._processes.take_ended():
             self._losses.on_engine_exit(ended)
         for agent in self._processes.take_killed():
-            self._state.notice(f"{agent.title}: its agent did not answer, and was killed there with its ranks")
+            self._state.notice(f"{agent.title}: its agent did not respond; killed it and its ranks there")
             if self._state.changes is not None:
                 self._state.changes.on_ended(agent)
         self._run_due(time.monotonic())
@@ -280,12 +280,12 @@ class Head:
         if now_s >= state.stop_end_s:
             for agent in state.world:
                 if not agent.is_over:
-                    self._losses.on_lost(agent, "it has not stopped in time")
+                    self._losses.on_lost(agent, "it did not stop in time")
         if not self._end.has_begun and self._is_over():
             self._losses.add_engine_reason()
             if self._options.verbose and self._join.listener is not None:
                 dropped = self._join.listener.dropped
-                state.print(f"{dropped} connections to the link's port were let go that had proved nothing")
+                state.print(f"dropped {dropped} unauthenticated connections to the link's port")
             self._end.begin(now_s, self.report().exit_code)
         if self._end.has_begun:
             self._end.go_on(now_s)
@@ -318,7 +318,7 @@ class Head:
 
     def _handle_frame(self, agent: RemoteAgent, kind: bytes, payload: bytes) -> None:
         if agent.state not in _DUE_IN.get(kind, STATES):
-            raise LinkError("what came over the link was not due")
+            raise LinkError("unexpected message over the link")
         self._liveness.keep_lease(agent)
         if kind in (protocol.OUT, protocol.ERR):
             self._state.show(kind, agent.line_buffers[kind].feed(payload))
@@ -346,13 +346,13 @@ class Head:
     def _on_event(self, agent: RemoteAgent, payload: bytes) -> None:
         event = message_schema.read(payload, *message_schema.EVENTS)
         if agent.state != "running" and "signalled" not in event:
-            raise LinkError("what came over the link was not due")
+            raise LinkError("unexpected message over the link")
         if agent.state == "lost":
             return  # it has refused; the job ends for that
         if agent.state == "done" and self._state.changes is None and not self._state.stop_signal:
             if self._late_stop is None and self._agents.counts.count("running") and not self._state.is_stopping:
                 name = signal_name(event["signalled"])
-                self._state.print(f"{name} on {agent.name}: its ranks have ended, and the others run on")
+                self._state.print(f"{name} on {agent.name}: its ranks finished; the others keep running")
             self._late_stop = event["signalled"], agent
         elif "started" in event:
             agent.rank_pids[event["started"]] = event["pid"]
@@ -426,7 +426,7 @@ class Head:
             was_signalled=place_index in self._signalled,
         )
         if what == stop_signal.STOP_OR_FAIL and (line := state.engine.first_failure_line(self._processes.stderr())):
-            state.fail(InfiniRunError(f"an agent has ended, and all others with it: {line}"))
+            state.fail(InfiniRunError(f"an agent is gone, and all others with it: {line}"))
         elif what != stop_signal.IGNORE:
             self._signalled.add(place_index)
             where = f"{signal_name(number)}{f' on {host}' if host else ''}"
@@ -452,7 +452,7 @@ class Head:
         state = self._state
         state.stop_signal, self._stop_signal_s = number, time.monotonic()
         if self._observers is not None:
-            self._observers.note(f"told {where}")
+            self._observers.note(f"got {where}")
         grace_s = self._options.grace_s if state.is_stopping else self._options.signal_grace_s
         state.print(f"{where}: stopping; SIGKILL in {grace_s:g} s, or now if repeated")
         state.stop(number if number in stop_signal.BY_USER else 0, by_signal=True)

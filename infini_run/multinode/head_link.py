@@ -105,9 +105,11 @@ class HeadLink:
             if self.is_lost:
                 is_known = identity.get("last_job")  # a head has accepted the token before
                 error_class = LinkError if handshake.has_received and not is_known else Unheard
-                raise error_class("the head did not take our token, or is no infini-run")
+                raise error_class("the head rejected this launcher's token, or is not infini-run")
             if time.monotonic() >= end_s and not handshake.is_done:
-                notice = f"what listens there has said nothing for {silence_s:g} s: is it node 0's infini-run?"
+                notice = (
+                    f"no response from what listens there for {silence_s:g} s; check that it is node 0's infini-run"
+                )
                 if silence_s >= limit_s:
                     raise Silent(notice)
                 print_line(f"infini-run: {notice}")
@@ -115,11 +117,11 @@ class HeadLink:
         try:
             kind, payload = self.next_frame(protocol.SPEC, protocol.GOODBYE)
         except HeadGone:
-            raise TurnedAway("the head has gone before it said what is to run") from None  # another may come
+            raise TurnedAway("the head is gone, before it sent the job") from None  # another may come
         if kind == protocol.GOODBYE:
             answer = message_schema.read(payload, message_schema.TURNED_AWAY)
             node = "this node" if identity["node"] == -1 else f"node {identity['node']}"
-            text = f"the head has turned {node} away: {answer['error']}"
+            text = f"the head rejected {node}: {answer['error']}"
             if not answer["may_return"]:
                 raise LinkError(text)
             raise TurnedAway(text, answer["launch_id"], answer["timeout_s"])
@@ -167,7 +169,7 @@ class HeadLink:
         self._poller.poll(timeout_s, self._note_absence)
         left_s = self.silence_left_s()
         if left_s is not None and left_s <= 0 and not self.is_lost:
-            silence = f"nothing was heard of the head for {self.silence_limit_s:g} s (--node_timeout)"
+            silence = f"no message from the head for {self.silence_limit_s:g} s (--node_timeout)"
             self.give_up(self._given_up() or silence)
         for watch in self.watchers:  # while ranks run, their group waits for the poller's own descriptor
             watch()
@@ -189,10 +191,10 @@ class HeadLink:
         away_s, end_s = self._absence_s
         if away_s < least_s or _boot_s() - end_s >= self.silence_limit_s:
             return ""
-        return f"this launcher itself was stopped for {duration_text(away_s)}, or its machine slept: {what}"
+        return f"this launcher was suspended for {duration_text(away_s)}, or its machine slept: {what}"
 
     def _given_up(self) -> str:
-        what = f"the head gives a node up after {self.silence_limit_s:g} s (--node_timeout)"
+        what = f"the head gives up a node after {self.silence_limit_s:g} s (--node_timeout)"
         return self.own_absence(self.silence_limit_s + _LATE_S, what)
 
     def drain(self) -> None:
@@ -265,7 +267,7 @@ class HeadLink:
 
         if self.lease is not None:
             limit = f"{self.silence_limit_s:g} s (--node_timeout)"
-            print_line(f"infini-run: {os.uname().nodename}: suspended; after {limit} the job goes on without it")
+            print_line(f"infini-run: {os.uname().nodename}: suspended; the job continues without it after {limit}")
         if self.is_lost or self.lease is not None:  # whose lease nobody can extend meanwhile
             suspend()
             return
@@ -273,7 +275,7 @@ class HeadLink:
         try:
             substitute = HeartbeatProcess({self.connection: no_frame}, self.silence_limit_s / _HEARTBEATS)
         except OSError as error:
-            print_line(f"infini-run: node 0 will hear nothing of us, and give up: {error.strerror}")
+            print_line(f"infini-run: node 0 will get no messages from this node, and give up: {error.strerror}")
         before_s = self._last_wait_s
         suspend()
         if substitute is not None:

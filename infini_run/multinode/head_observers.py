@@ -158,7 +158,7 @@ class HeadObservers:
         """Use what the relay of a node has sent. Raises LinkError: it is something else."""
         node = self._nodes.get(agent.index)
         if node is None or not isinstance(content, list):
-            raise LinkError("what came over the link was not due")
+            raise LinkError("unexpected message over the link")
         try:
             for what in content:
                 self._handle_one(node, *what)
@@ -172,7 +172,7 @@ class HeadObservers:
             node.awaited = False
             node.update_usage(*fields)
         elif node.plan is None:
-            raise LinkError("what came over the link was not due")
+            raise LinkError("unexpected message over the link")
         elif kind == "event":
             self._on_event(node, node.event(*fields))
         elif kind == "written":

@@ -102,7 +102,7 @@ class IndependentNodes:
         if stuck:
             self._something_old_lives.add(agent)
             text = f"{agent.title}: SIGKILL did not end process {name_processes(stuck)}"
-            self._state.notice(f"{text}; its workers start nowhere until that has ended")
+            self._state.notice(f"{text}; its workers start nowhere until it is gone")
             return
         self._on_nothing_old_lives(agent)
 
@@ -146,7 +146,7 @@ class IndependentNodes:
         if lost is not None and lost.fence_s > now_s and proves_nothing_old_lives(agent, lost, is_by_hand=False):
             lost.fence_s = now_s
         if lost is not None or agent.index in self._refusals:
-            self._state.notice(f"{agent.name} has joined")
+            self._state.notice(f"{agent.name} joined")
         if self._state.has_check:
             self._check_due_s[agent] = now_s
         else:
@@ -155,7 +155,7 @@ class IndependentNodes:
     def on_checked(self, agent: RemoteAgent, reason: str) -> None:
         """Act on the end of its node's check. reason: why it failed, or ""."""
         if reason:
-            self.refuse(agent, f"{agent.name} is left out: {reason}")
+            self.refuse(agent, f"excluded {agent.name}: {reason}")
             self._check_due_s[agent] = time.monotonic() + CHECK_OUT_S
         else:
             self._start_due_s[agent] = time.monotonic()
@@ -171,7 +171,7 @@ class IndependentNodes:
         recent_s = [at_s for at_s in self._stop_signals_s.values() if now_s - at_s <= AT_ONCE_S]
         if 2 * len(recent_s) > state.agents.counts.count("ready", "running", "done"):
             return False
-        agent.is_leaving, agent.loss = True, f"{agent.title}: told {signal_name(number)} there, it leaves"
+        agent.is_leaving, agent.loss = True, f"{agent.title}: got {signal_name(number)} there, and leaves"
         state.notice(agent.loss)
         if agent.state == "running":
             state.agents.send(agent, pack_json(protocol.STOP, {"signal": 0, "by_signal": True}))
@@ -181,7 +181,7 @@ class IndependentNodes:
 
     def on_allocation_over(self, text: str, *, was_cancelled: bool) -> None:
         """Note that no node is reachable any more."""
-        self._state.fail(NodeLost(f"the allocation has ended: {text}", "", -1))
+        self._state.fail(NodeLost(f"the allocation ended: {text}", "", -1))
 
     def on_lost(self, agent: RemoteAgent, text: str) -> None:
         """Act on the loss of an agent that was ready. Its processes may live until the end of its lease."""

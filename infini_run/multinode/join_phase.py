@@ -128,7 +128,7 @@ class JoinPhase:
         )
         target = self.listener.open(state.options.link_port, state.options.link_address, self._listening)
         if state.options.link_address and state.node_list.engine == MANUAL:
-            self._link_address = f"node 0 listens on {target}, the others dial {state.options.master_addr}"
+            self._link_address = f"node 0 listens on {target}, the others connect to {state.options.master_addr}"
         path = os.path.join(self._cwd, f".infini-run-{state.launch_id}.token") if engine.TOKEN_BY_FILE else ""
         if path:
             self.listener.write_token(path)
@@ -157,19 +157,19 @@ class JoinPhase:
             connection.send(self._state.goodbye)
             connection.close()
             return
-        why = f"there are nodes 0 to {len(agents) - 1}"
+        why = f"the nodes are 0 to {len(agents) - 1}"
         if node == HANDED_OUT:
             now_s = time.monotonic()
             kept = join_names([each for each in agents if each.state == "connecting" and now_s < each.kept_end_s])
-            why += f"; the place of {kept} is kept for a moment" if kept else ", and all of them are here"
+            why += f"; the place of {kept} is reserved for a moment" if kept else ", and all of them joined"
         if is_other_job:
             why = f"its --rdzv_id is {identity.run_id or 'none'}, that of this job is {run_id or 'none'}: "
-            why += "give each job a port of its own"
+            why += "use a different port for each job"
         elif 0 <= node < len(agents):
             first = " at ".join(filter(None, (agents[node].name, agents[node].address)))
-            why = f"{first or 'another'} is that one already: give every node a --node_rank of its own"
+            why = f"{first or 'another'} already has that number; use a different --node_rank on every node"
         name = host or "a node" if node == HANDED_OUT else f"node {node}"
-        line = f"{address} says that it is {name}, and was turned away: {why}"
+        line = f"rejected {address}, which claims to be {name}: {why}"
         if line not in self._turned_away:  # whoever waits for a place retries again and again
             self._turned_away.add(line)
             self._state.notice(line)
@@ -251,7 +251,7 @@ class JoinPhase:
             self._losses.on_refusal(agent, error)
             return
         if agent.state != "connected":
-            raise LinkError("what came over the link was not due")
+            raise LinkError("unexpected message over the link")
         agent.hello, agent.free_port = hello, hello["port"]
         if not agent.name or self._state.node_list.engine == MANUAL:  # another launcher may have taken the place
             agent.name = hello["host"]
@@ -280,7 +280,7 @@ class JoinPhase:
         agents, missing = state.agents.all, counts.count(*NOT_READY)
         if now_s >= self._join_end_s:
             limit = f"{state.options.join_timeout_s:g} s (--join_timeout)"
-            text = f"{missing} of {counts.total} nodes have not come within {limit}: {missing_names(agents)}"
+            text = f"{missing} of {counts.total} nodes did not join within {limit}: {missing_names(agents)}"
             first = next(agent for agent in agents if agent.is_not_ready)
             state.fail(NodeLost(text, first.name, first.index))
         elif now_s >= self._next_notice_s:

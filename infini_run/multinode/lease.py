@@ -77,7 +77,7 @@ class AgentTime:
         """Note a request. Return the frame that answers it. Raises LinkError if it is no request."""
         asked_ns = _TIME.unpack(request)[0] if len(request) == _TIME.size else -1
         if not 0 <= asked_ns < _LIMIT_NS:
-            raise LinkError("what it says is not what infini-run says: a request for a lease")
+            raise LinkError("its messages are not those of infini-run: a request for a lease")
         now_ns = _now_ns()
         known_ns = self._ahead_at(now_ns)
         # a late request shows less than an earlier one

@@ -147,7 +147,7 @@ class AgentListener:
         try:
             fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise UsageError(f"{path}: {error.strerror}; start from a directory that the nodes share") from None
+            raise UsageError(f"{path}: {error.strerror}; use a directory that the nodes share") from None
         self._token_file = path
         try:
             with open(fd, "wb") as file:
@@ -220,7 +220,7 @@ class AgentListener:
                 if not self._waiting:  # it would be ready again and again
                     self._poller.unwatch(self._listener.fileno())
                     limit = LIMITS.get(error.errno or 0, error.strerror)
-                    self._notice(f"no more nodes can be let in: {limit}")
+                    self._notice(f"cannot accept more nodes: {limit}")
                     return None
                 self._make_room()
 
@@ -240,7 +240,7 @@ class AgentListener:
         except LinkError as error:
             is_launcher = waiting.handshake is not None and waiting.handshake.has_received
             self._turn_away(
-                f"{waiting.address} dialled the link's port and was turned away: {error}", is_launcher=is_launcher
+                f"rejected {waiting.address}, which connected to the link's port: {error}", is_launcher=is_launcher
             )
             self._drop(connection)
             return
@@ -256,9 +256,9 @@ class AgentListener:
         node, host, run_id = fields.get("node"), fields.get("host", ""), fields.get("run_id")
         last_job, last_timeout_s = fields.get("last_job", ""), fields.get("last_timeout_s", 0.0)
         if type(node) is not int or not isinstance(host, str) or not isinstance(run_id, (str, type(None))):
-            raise LinkError("it does not say which node it is")
+            raise LinkError("its messages do not name its node")
         if not isinstance(last_job, str) or not is_seconds(last_timeout_s):
-            raise LinkError("it does not say which node it is")
+            raise LinkError("its messages do not name its node")
         address = self._waiting[connection].address
         self._release(connection)
         identity = Identity(node=node, host=host, run_id=run_id, last_job=last_job, last_timeout_s=last_timeout_s)
@@ -268,7 +268,7 @@ class AgentListener:
         self._turned_away[is_launcher] += 1
         count = self._turned_away[is_launcher]
         if count <= _REPORTED:
-            self._notice(text + (" (no more of these will be told)" if count == _REPORTED else ""))
+            self._notice(text + (" (not reporting more of these)" if count == _REPORTED else ""))
 
     def _release(self, connection: Connection) -> None:
         waiting = self._waiting.pop(connection)

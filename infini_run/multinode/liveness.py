@@ -45,8 +45,8 @@ class Liveness:
             elif now_s - agent.last_received_s > timeout_s:
                 agent.is_silent = True
                 is_over = state.engine.ENDS_STOPPED or state.options.is_elastic  # its lease killed its ranks by then
-                hint = "" if is_over else "; its agent may only be suspended: its ranks then stay"
-                self._losses.on_lost(agent, f"nothing was heard of it for {timeout_s:g} s (--node_timeout){hint}")
+                hint = "" if is_over else "; if its agent is only suspended, its ranks stay"
+                self._losses.on_lost(agent, f"no message from it for {timeout_s:g} s (--node_timeout){hint}")
                 continue
             state.agents.send(agent, clock_question())
 
@@ -66,7 +66,7 @@ class Liveness:
         limit_s = self._state.options.join_timeout_s
         if now_s - agent.last_received_s > limit_s:
             agent.is_silent = True
-            self._losses.on_lost(agent, f"it did not say what it is like within {limit_s:g} s (--join_timeout)")
+            self._losses.on_lost(agent, f"it did not describe itself within {limit_s:g} s (--join_timeout)")
 
     def ask_running(self) -> None:
         """Ask all nodes for a sign of life now: a rank has failed, and a node that does not answer may be the
@@ -106,7 +106,7 @@ class Liveness:
             substitute = HeartbeatProcess(targets, timeout_s / HEARTBEATS)
         except OSError as error:
             limit = f"{timeout_s:g} s (--node_timeout)"
-            state.notice(f"the nodes will hear nothing of us, and give up in {limit}: {error.strerror}")
+            state.notice(f"the nodes will get no messages from this head, and give up in {limit}: {error.strerror}")
             stop_self()
             return 0.0
         stop_self()

@@ -112,12 +112,13 @@ def _on_joined(turn: _Turn, event: Joined) -> None:
     place = turn.m.places[event.place_index]
     if place.is_banned:
         turn.set_place(event.place_index, state="out")
-        why = f"its ranks were the first to fail in {attempts(place.failures)}" if place.failures else "it refused"
-        turn.notice(f"{place.name} is back, and stays out: {why}")
+        times = attempts(place.failures)
+        why = f"its ranks were the first to fail in {times}" if place.failures else "it refused to run"
+        turn.notice(f"{place.name} is back, but stays excluded: {why}")
         return
     turn.set_place(event.place_index, state="joined", is_leaving=False)
     if turn.m.phase == "running":
-        turn.notice(f"{place.name} has joined as a spare")
+        turn.notice(f"{place.name} joined as a spare")
 
 
 def _on_checked(turn: _Turn, event: Checked) -> None:
@@ -126,11 +127,14 @@ def _on_checked(turn: _Turn, event: Checked) -> None:
         return
     turn.set_place(event.place_index, checked_s=turn.now_s, state="out" if event.reason else "spare")
     if event.reason:
-        turn.notice(f"{place.name} is left out: {event.reason}")
+        turn.notice(f"excluded {place.name}: {event.reason}")
         failed = [at for at in turn.m.having("out") if not turn.m.places[at].is_banned]
         here = turn.m.having("joined", "checking", "spare", "active", "out")
         if turn.m.phase == "gathering" and len(failed) > 1 and 2 * len(failed) > len(here):
-            _end(turn, f"the check of {len(failed)} of {len(here)} nodes failed: it may be the check; {event.reason}")
+            _end(
+                turn,
+                f"the check of {len(failed)} of {len(here)} nodes failed, so the check may be wrong; {event.reason}",
+            )
 
 
 def _on_lost(turn: _Turn, event: Lost) -> None:
@@ -141,7 +145,7 @@ def _on_lost(turn: _Turn, event: Lost) -> None:
     # what joined after the loss and ran nothing proves nothing about ranks of before
     turn.set_place(event.place_index, state="absent", fence_s=event.fence_s if was_in_world else place.fence_s)
     if not was_in_world:
-        turn.notice(f"{event.reason}; no rank runs there")
+        turn.notice(f"{event.reason}; no rank ran there")
         return
     turn.set(lost=(*turn.m.lost, event.place_index))
     if turn.m.phase == "running":
@@ -197,7 +201,7 @@ def _count_failure(turn: _Turn) -> None:
     if before >= 0 and rank == place.node_rank:  # it was not the node
         turn.set_place(before, is_banned=False, failures=0)
         name = turn.m.places[before].name
-        turn.notice(f"{name} may be in again: node {rank} is the first to fail on {place.name}, too")
+        turn.notice(f"{name} is allowed again: node {rank} is also the first to fail on {place.name}")
     elif place.state == "active":
         turn.set_place(turn.m.failed, failures=place.failures + 1)
     turn.set(banned=(-1, -1))
@@ -211,11 +215,11 @@ def _on_over(turn: _Turn, event: Over) -> None:
         place = turn.m.places[at]
         turn.set_place(at, state="joined")
         if place.is_leaving:
-            _let_go(turn, at, "it was told to stop")
+            _let_go(turn, at, "it was asked to stop")
         elif 0 < turn.rules.max_failures <= place.failures and _can_spare(turn, at):
             turn.set_place(at, state="out", is_banned=True)
             turn.set(banned=(at, place.node_rank))
-            turn.notice(f"{place.name} is left out: its ranks were the first to fail in {attempts(place.failures)}")
+            turn.notice(f"excluded {place.name}: its ranks were the first to fail in {attempts(place.failures)}")
     for at in turn.m.having("spare"):
         turn.set_place(at, state="joined")
     turn.set(phase="gathering", wait_end_s=_NEVER, window_end_s=_NEVER, due_s=event.due_s)
@@ -326,10 +330,10 @@ def describe_missing(m: Membership, rules: Rules, when: str = "") -> str:
     if here >= rules.least and m.missed:
         missed = m.places[m.missed[0]]
         name = missed.name or "the node of the head"
-        how = "left out" if missed.state == "out" else "not here"
+        how = "excluded" if missed.state == "out" else "missing"
         return f"{name} is {how}{when}, and no attempt starts without it"
     missing = ", ".join([m.places[at].name for at in m.having("absent", "out") if m.places[at].name][:8])
-    return f"{here} of at least {rules.least} nodes are here{when}" + (f"; missing: {missing}" if missing else "")
+    return f"{here} of at least {rules.least} nodes joined{when}" + (f"; missing: {missing}" if missing else "")
 
 
 def _end(turn: _Turn, reason: str) -> None:

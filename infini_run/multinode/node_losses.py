@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _OTHERS_S = 2.0  # after the first node that cannot be reached, for others that cannot be reached either
 _NEVER = float("inf")
-_ENDED = "its connection has ended"  # all that the head knows of a manual launcher
+_ENDED = "its connection closed"  # all that the head knows of a manual launcher
 _CANCELLED_S = 60.0  # from the end of its steps to that of an allocation: twice Slurm's KillWait
 
 
@@ -104,7 +104,8 @@ class NodeLosses:
         was_running = agent.state in ("running", "done") or agent.was_running
         was_not_ready = agent.is_not_ready
         agent.was_running = was_running
-        text = f"{agent.title} {'was lost' if was_running else 'could not be reached'}" + (reason and f": {reason}")
+        what = f"lost {agent.title}" if was_running else f"{agent.title} could not be reached"
+        text = what + (reason and f": {reason}")
         error = self._own_absence() if was_running else None
         error = error or NodeLost(text, agent.name, agent.node_rank)
         agent.is_unexplained = reason in ("", _ENDED)
@@ -132,8 +133,10 @@ class NodeLosses:
         was_running, was_not_ready = agent.state == "running", agent.is_not_ready
         was_before = absence is not None and agent.alive_s < state.absence.noticed_s
         has_given_up = was_before and not agent.is_silent
-        how = "could not be reached" if was_not_ready else "has given this head up" if has_given_up else "was lost"
-        text = f"{agent.title} {how}" + (f": {reason}" if reason else "")
+        how = f"lost {agent.title}"
+        if was_not_ready or has_given_up:
+            how = f"{agent.title} {'could not be reached' if was_not_ready else 'gave up this head'}"
+        text = how + (f": {reason}" if reason else "")
         agent.was_running, agent.is_unexplained = was_running, reason in ("", _ENDED)
         state.agents.set_state(agent, "lost")
         if was_not_ready:
@@ -170,7 +173,7 @@ class NodeLosses:
         is_elastic = self._state.options.is_elastic
         after = f"{duration_text(LEAST_LEASE * limit_s)} or more" if is_elastic else f"{limit_s:g} s"
         return InfiniRunError(
-            "infini-run itself was stopped, or its machine slept: it sent no heartbeat for "
+            "infini-run was suspended, or its machine slept: it sent no heartbeat for "
             f"{duration_text(self._state.absence.away_s)}, and nodes end their ranks after {after} without one "
             "(--node_timeout)"
         )
@@ -256,7 +259,7 @@ class NodeLosses:
         reason = state.engine.explain_exit(host, self._engine_exit.code, self._engine_exit.stderr)
         if lost and isinstance(state.error, NodeLost) and state.error.node == lost[0].node_rank:
             others = f", and with it {join_names(lost[1:])}" if lost[1:] else ""
-            lost[0].loss = f"{lost[0].title} was lost{others}: {reason}"
+            lost[0].loss = f"lost {lost[0].title}{others}: {reason}"
             state.error = NodeLost(lost[0].loss, lost[0].name, lost[0].node_rank)
         elif (
             self._stops_for_engine and state.error is None and not lost and state.agents.counts.count("running") == 0

@@ -40,7 +40,7 @@ def explain_missed(
     more = f"; and {join_names([agent for agent, _ in missed[_NAMED:]])}" if missed[_NAMED:] else ""
     text = "; ".join(str(each) for _, each in missed[:_NAMED]) + more + rest
     if len(missed) > 1:
-        text = f"{len(missed)} of {len(agents)} nodes do not come: {text}"
+        text = f"{len(missed)} of {len(agents)} nodes did not join: {text}"
     merged = NodeLost(text, first.name, first.index) if isinstance(error, NodeLost) else type(error)(text)
     merged.exit_code = error.exit_code
     return merged
@@ -64,9 +64,9 @@ def count_ranks(agents: Sequence[RemoteAgent], reader: int | str) -> list[int]:
     counts = [int(agent.hello["nproc"]) for agent in agents]
     world_size = sum(counts)
     if world_size > MAX_INT:
-        raise UsageError(f"{len(agents)} nodes make {world_size} ranks: at most {MAX_INT} are allowed")
+        raise UsageError(f"{len(agents)} nodes make {world_size} ranks; expected at most {MAX_INT}")
     if isinstance(reader, int) and reader >= world_size:
-        raise UsageError(f"--stdin={reader}: there are ranks 0 to {world_size - 1}")
+        raise UsageError(f"--stdin={reader}: unknown rank; use 0 to {world_size - 1}")
     return counts
 
 
@@ -76,7 +76,7 @@ def uneven_notice(agents: Sequence[RemoteAgent], counts: Sequence[int]) -> str:
         return ""
     each = ", ".join(f"{agent.name}:{count}" for agent, count in zip(agents[:_NAMED], counts, strict=False))
     each += ", ..." if len(agents) > _NAMED else ""
-    return f"the nodes differ in how many ranks they run: {each}; {sum(counts)} in all"
+    return f"nodes run different numbers of ranks: {each}; {sum(counts)} in all"
 
 
 def rendezvous_address(options: Options, agents: Sequence[RemoteAgent], *, is_fresh: bool = False) -> tuple[str, int]:
@@ -105,4 +105,4 @@ def address_warning(address: str, agents: Sequence[RemoteAgent], hosts: str) -> 
     others = (str(agent.hello["address"]) or agent.name for agent in agents[1:])
     if not why or all(unreachable_reason(other, hosts) for other in others):
         return ""
-    return f"other nodes cannot reach node 0: {why}; give --rdzv_endpoint=HOST:PORT, or another name for it"
+    return f"other nodes cannot reach node 0: {why}; add --rdzv_endpoint=HOST:PORT, or change its name"

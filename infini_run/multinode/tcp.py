@@ -32,13 +32,13 @@ def find_address(asked: str) -> str:
     if asked in interfaces:
         found = _ipv4_of(asked) or _ipv6_of(asked)
         if not found:
-            raise UsageError(f"--link_address={asked}: this interface has no address")
+            raise UsageError(f"--link_address={asked}: interface has no address")
         return found
     try:
         known = socket.getaddrinfo(asked, 0, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
         names = ", ".join(interfaces)
-        raise UsageError(f"--link_address={asked}: neither an address nor an interface (here: {names})") from None
+        raise UsageError(f"--link_address={asked}: not an address or interface; use one of {names}") from None
     return str(known[0][4][0])
 
 
@@ -62,7 +62,7 @@ def listen(port: int = 0, address: str = "") -> socket.socket:
     except OSError as error:
         why = os.strerror(error.errno or 0)
         if error.errno == errno.EADDRNOTAVAIL:
-            raise UsageError(f"--link_address={address}: no address of this machine") from None
+            raise UsageError(f"--link_address={address}: not an address of this machine") from None
         raise UsageError(f"port {port} for the link between the nodes: {why}") from None
     listener.setblocking(False)
     return listener
@@ -208,7 +208,7 @@ def connect(target: str) -> Connection:
             problems.append(f"{host}: {getattr(error, 'strerror', None) or error}")
             if isinstance(error, TimeoutError):
                 error_class = Unheard
-    raise error_class(f"the head does not answer on port {port}: {'; '.join(problems)}")
+    raise error_class(f"the head does not respond on port {port}: {'; '.join(problems)}")
 
 
 def _connect(host: str, port: int) -> socket.socket:

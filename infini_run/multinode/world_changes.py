@@ -160,20 +160,20 @@ class WorldChanges:
         if max(fenced, earlier_s) > now_s + 0.05:
             left_s = max(fenced, earlier_s) - now_s
             whose = "a lost node" if fenced >= earlier_s else "an earlier head's job"
-            self._state.print(f"waiting up to {left_s:.1f} s until no rank of {whose} can live")
+            self._state.print(f"waiting up to {left_s:.1f} s until the ranks of {whose} are gone")
             return
         checking = [place.name for place in m.places if place.state == "checking"]
         if checking and (awaits_checks(m, self._rules) or not m.having("absent")):
             self._state.print(f"waiting for the check of {', '.join(checking[:8])}")
         elif now_s + 0.5 < m.wait_end_s < _NEVER:
             left_s = max(0.0, m.wait_end_s - now_s)
-            self._state.print(f"{describe_missing(m, self._rules)}; waiting for {left_s:.0f} s more")
+            self._state.print(f"{describe_missing(m, self._rules)}; waiting {left_s:.0f} s more")
         elif now_s + 0.5 < m.window_end_s < _NEVER:
             here = len(m.having("spare", "joined", "checking"))
             left_s = m.window_end_s - now_s
-            nodes = "node is" if here == 1 else "nodes are"
+            nodes = "node" if here == 1 else "nodes"
             self._state.print(
-                f"{here} {nodes} here, {self._rules.least} would do; for {left_s:.0f} s more others may join "
+                f"{here} {nodes} joined, {self._rules.least} needed; waiting {left_s:.0f} s more for others "
                 "(--join_window)"
             )
 
@@ -198,7 +198,7 @@ class WorldChanges:
         now_s, end_s = time.monotonic(), self._begin_s + node_timeout_s + FENCE_S
         if self._is_waiting and not self.has_started and end_s > max(now_s, self._membership.due_s):
             self._state.print(
-                "an earlier head has gone, and nodes that are cut off may still run its ranks: the first attempt "
+                "an earlier head is gone, and nodes without connection may still run its ranks; the first attempt "
                 f"starts in {end_s - now_s:.1f} s or later"
             )
             self._membership = membership.delay(self._membership, end_s)
@@ -222,7 +222,7 @@ class WorldChanges:
         here |= {other.index for other in self._state.agents.all if other.is_spare}
         if 2 * len(signalled) > len(here | signalled):  # some of which have left meanwhile
             return False
-        text = f"{agent.title}: told {signal_name(number)} there, it leaves"
+        text = f"{agent.title}: got {signal_name(number)} there, and leaves"
         self._exit_codes[agent.index] = 128 + number
         agent.is_leaving = True
         if agent.state == "done" and self._membership.places[agent.index].state == "active":
@@ -277,11 +277,11 @@ class WorldChanges:
         if state.stop_signal:
             return
         if was_cancelled:
-            state.notice(f"{signal_name(SIGTERM)} was for all nodes: their allocation was ended")
+            state.notice(f"{signal_name(SIGTERM)} reached all nodes: their allocation ended")
             state.stop_signal = SIGTERM
             state.stop(by_signal=True)
         else:
-            state.fail(NodeLost(f"the allocation has ended: {text}", "", -1))
+            state.fail(NodeLost(f"the allocation ended: {text}", "", -1))
 
     # ---- the end of a world
 
@@ -305,7 +305,7 @@ class WorldChanges:
             if report.stuck:
                 state.restarts.give_up(NOT_ENDED)
                 return False
-            if not state.restarts.go_on(report.first_failure, m.reason or "a worker has failed"):
+            if not state.restarts.go_on(report.first_failure, m.reason or "a worker failed"):
                 state.error = NodeLost(m.reason, "", -1)
                 return False
             due_s = -_NEVER if m.reason or asked_s is None else asked_s
@@ -325,7 +325,7 @@ class WorldChanges:
             state.observers.rest()
         for agent in [agent for agent in state.agents.all if agent.state == "done"]:
             if agent.connection is None or agent.connection.has_ended:  # it went after its ranks exited
-                reason = "" if agent.is_leaving else f"{agent.title} has gone"
+                reason = "" if agent.is_leaving else f"{agent.title} is gone"
                 self._handle(membership.Lost(place_index=agent.index, fence_s=-_NEVER, reason=reason))
                 state.agents.set_state(agent, "lost")
                 self._free_place(agent)
@@ -351,7 +351,7 @@ class WorldChanges:
         if changes:
             state.notice(f"attempt {action.world + 1}: {changes}")
         elif spares and not action.world:
-            state.print(f"{len(agents)} nodes run the job; spares: {join_names(spares)}")
+            state.print(f"running on {len(agents)} nodes; spares: {join_names(spares)}")
         self._let_others_start()
         self._start_ranks(agents)
 
@@ -361,16 +361,16 @@ class WorldChanges:
         if count != len(before):
             how = "smaller" if count < len(before) else "larger"
             names = ", ".join(agent.name for agent in agents[:8])
-            return f"{how}: {count} node{'s' * (count > 1)} in place of {len(before)}: {names}"
+            return f"{how}: {count} node{'s' * (count > 1)} instead of {len(before)}: {names}"
         new = [
-            f"{agent.name} is node {rank} in place of {old.name}"
+            f"{agent.name} replaces {old.name} as node {rank}"
             for rank, (old, agent) in enumerate(zip(before, agents, strict=True))
             if old.index != agent.index or old.name != agent.name
         ]
         return "; ".join(new) or f"the same {count} node{'s' * (count > 1)}"
 
     def _stop(self, action: membership.Stop) -> None:
-        self._state.notice(f"{action.reason}; all ranks are stopped, and start again")
+        self._state.notice(f"{action.reason}; restarting all ranks")
         self._state.stop()
 
     def _check(self, action: membership.Check) -> None:

@@ -98,7 +98,7 @@ class Preload:
                     return f"{self._flag}: {name} cannot be imported: {type(error).__name__}: {error}"
                 if watch.found:
                     module, variable = watch.found
-                    reads.append(f"{self._flag}={name}: {module} reads {variable} while it is imported; drop {name}")
+                    reads.append(f"{self._flag}={name}: {module} reads {variable} during its import; drop {name}")
         finally:
             if before is None:
                 os.environ.pop(_BLAS, None)

@@ -257,8 +257,8 @@ def test_an_ssh_whose_code_the_host_took_is_told_by_its_words(reaps, host, tmp_p
     ssh.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     said = run_host(host, f"    import os{REAP}{SSH_ENDS}", reaps)
-    assert " ended with 0" not in said
-    assert "Permission denied (publickey).; no key of ours is taken there" in said
+    assert " exited with 0" not in said
+    assert "Permission denied (publickey).; it accepts none of your keys" in said
 
 
 # ---- the host forks while ranks are started

@@ -136,7 +136,7 @@ print("cloudpickle" in sys.modules)
 def test_recv_bytes_leaves_an_object_to_recv(way):
     tx, rx = way
     tx.send([1])
-    with pytest.raises(TypeError, match="recv\\(\\) takes it"):
+    with pytest.raises(TypeError, match="use recv\\(\\)"):
         rx.recv_bytes()
     assert rx.pending
     assert rx.recv() == [1]
@@ -187,10 +187,10 @@ def test_a_side_that_is_let_go_of_without_a_word_is_broken(sides):
         half.close_copy()
     assert rx.recv() == "last words"
     for _ in range(2):
-        with pytest.raises(ChannelBroken, match="has died"):
+        with pytest.raises(ChannelBroken, match="other side died"):
             rx.recv()
     for _ in range(2):
-        with pytest.raises(ChannelBroken, match="takes no more"):
+        with pytest.raises(ChannelBroken, match="other side is gone"):
             tx.send(1)
 
 
@@ -231,7 +231,7 @@ def test_use_after_close_says_who_closed(sides, act):
     rx.close()
     acts = {"send": lambda: tx.send(1), "send_bytes": lambda: tx.send_bytes(b"1"), "recv": rx.recv}
     acts |= {"recv_bytes": rx.recv_bytes, "next": lambda: next(rx)}
-    with pytest.raises(ChannelClosed, match="has been closed"):
+    with pytest.raises(ChannelClosed, match="is closed"):
         acts[act]()
 
 
@@ -259,7 +259,7 @@ def test_a_block_closes():
 def test_what_was_given_up_is_never_delivered_and_tears_nothing(way):
     tx, rx = way
     for size in (FULL, FULL + 1):
-        with pytest.raises(TimeoutError, match="nobody made room"):
+        with pytest.raises(TimeoutError, match="the receiver made no room"):
             tx.send({"large": b"x" * size}, timeout_s=0.01)
     helper = Helper(lambda: [tx.send("small"), tx.send_bytes(bytes(FULL)), tx.close()])
     assert list(rx) == ["small", bytes(FULL)]
@@ -295,7 +295,7 @@ def outcome(act, *args):
 
 
 def test_nothing_in_time_is_said(way):
-    with pytest.raises(TimeoutError, match="no message came in time"):
+    with pytest.raises(TimeoutError, match="no message arrived in time"):
         way[1].recv(timeout_s=0.01)
     with pytest.raises(TimeoutError):
         way[1].recv(timeout_s=0)
@@ -365,7 +365,7 @@ def test_over_the_limit_says_both_sizes_and_sends_nothing():
         with pytest.raises(MessageTooLong) as told:
             tx.send_bytes(bytes(1001))
         assert (told.value.size, told.value.limit) == (1001, 1000)
-        assert str(told.value) == "a message of 1001 bytes is over the channel's limit of 1000"
+        assert str(told.value) == "a message of 1001 bytes exceeds the channel's limit of 1000"
         with pytest.raises(ValueError, match="limit of 1000"):
             tx.send("x" * 1000)
         tx.send_bytes(bytes(1000))
@@ -581,7 +581,7 @@ def test_a_signal_handler_that_sends_while_we_send_is_refused_and_does_not_hang(
     told = []
 
     def handler(*_):
-        with pytest.raises(ChannelError, match="interrupted"):
+        with pytest.raises(ChannelError, match="interrupts"):
             tx.send("from the handler")
         told.append(True)
         tx.close(linger_s=0)  # which is all right, and ends the send

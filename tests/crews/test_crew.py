@@ -596,8 +596,8 @@ def test_a_keyword_that_is_no_flag_is_a_type_error_where_the_object_is_made(make
 @pytest.mark.parametrize(
     ("target", "more", "words"),
     [
-        ("no function", {}, "target='no function': give a function"),
-        (int, {}, "give a function"),
+        ("no function", {}, "target='no function': expected a function"),
+        (int, {}, "expected a function"),
         (echo, {"nproc": 0}, "nproc=0: expected 1"),
         (echo, {"nproc": 1, "nproc_per_node": 1}, "nproc_per_node=1 conflicts with nproc=1: both are one flag"),
         (echo, {"watchdog_s": -1}, "watchdog_s=-1: expected a number of seconds"),
@@ -685,7 +685,7 @@ def test_large_bytes_and_arrays_keep_their_types_and_can_be_written_to_as_before
 
 def test_a_task_over_the_limit_is_refused_at_the_sender(crew, monkeypatch):
     monkeypatch.setattr("infini_run.crews.protocol.LIMIT", 1 << 20)
-    with pytest.raises(ir.MessageTooLong, match="over the channel's limit of 1048576"):
+    with pytest.raises(ir.MessageTooLong, match="exceeds the channel's limit of 1048576"):
         crew.ask(bytes(1 << 20))
     assert crew.ask(("square", 2)).result() == 4
 
@@ -716,7 +716,7 @@ def test_a_target_that_cannot_be_unpickled_says_so():
 
 
 def test_a_rank_that_is_not_there_is_refused(crew):
-    with pytest.raises(ir.UsageError, match=r"worker\(2\): the ranks are 0 to 1"):
+    with pytest.raises(ir.UsageError, match=r"worker\(2\): unknown rank; use 0 to 1"):
         crew.worker(2)
 
 
@@ -751,7 +751,7 @@ def test_preloaded_workers_are_forked_and_come_back_after_a_death():
 
 
 def test_preload_takes_a_list_of_modules_that_are_there():
-    with pytest.raises(ir.UsageError, match="give a list of modules"):
+    with pytest.raises(ir.UsageError, match="expected a list of modules"):
         ir.Crew(echo, preload="math")
     with pytest.raises(ir.UsageError, match="no_such_module"):
         ir.Crew(echo, preload=["no_such_module"])
@@ -787,7 +787,7 @@ def test_a_task_that_is_cancelled_by_its_number_is_a_cancelled_ask(bell):
 
 def test_a_rank_that_is_no_number_is_refused_and_harms_nobody(crew):
     for rank in (0.5, "0", True, 2, -1):
-        with pytest.raises(ir.UsageError, match="the ranks are 0 to 1"):
+        with pytest.raises(ir.UsageError, match="unknown rank; use 0 to 1"):
             crew.worker(rank)
     assert crew.worker(1).ask("pid").result(LIMIT_S)
 
@@ -826,7 +826,7 @@ def test_a_module_that_makes_a_crew_when_it_is_imported_makes_one(tmp_path):
         capture_output=True, text=True, timeout=LIMIT_S, check=False,
     )  # fmt: skip
     assert done.returncode != 0
-    assert "a launch while a worker imports what it needs" in done.stderr
+    assert "a launch while a worker imports your module" in done.stderr
     assert "AssertionError" not in done.stderr
 
 

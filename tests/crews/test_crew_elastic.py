@@ -99,7 +99,7 @@ def test_workers_of_a_lost_host_start_again_on_a_spare_and_the_others_work_on(cr
         stay = group.worker(2).ask("stay")
         until(lambda: group.status().workers[2].text == "staying")
         os.kill(agent_of(group, 2), signal.SIGKILL)
-        with pytest.raises(ir.WorkerDied, match=r"is gone: node .* was lost") as caught:
+        with pytest.raises(ir.WorkerDied, match=r"is gone: lost node ") as caught:
             stay.result(LIMIT_S)
         assert isinstance(caught.value.__cause__, ir.NodeLost)
         found = [ask.result(LIMIT_S) for ask in ask_all(group)]
@@ -124,7 +124,7 @@ def test_without_a_policy_a_lost_host_fails_the_crew(crew):
     places(ask_all(group))
     os.kill(agent_of(group, 1), signal.SIGKILL)
     until(lambda: group.failure is not None)
-    assert "was lost" in str(group.failure)
+    assert "lost node" in str(group.failure)
     with pytest.raises(ir.CrewFailed):
         group.ask("who")
     group.close()
@@ -213,7 +213,7 @@ def test_workers_for_which_no_host_comes_fail_the_crew(bed, crew):
     places(ask_all(group))
     with bed.host_down(2):
         until(lambda: group.failure is not None)
-    assert "no host has come for ranks 1 within 8 s (join_timeout)" in str(group.failure)
+    assert "no host joined for ranks 1 within 8 s (join_timeout)" in str(group.failure)
     group.close()
 
 
@@ -226,7 +226,7 @@ def test_a_crew_whose_host_is_gone_closes(bed, crew):
 
 
 def test_too_few_hosts_at_the_start_are_named(bed, crew):
-    with bed.host_down(2), pytest.raises(ir.NodeLost, match=r"1 of at least 2 hosts are here .*; missing: host2"):
+    with bed.host_down(2), pytest.raises(ir.NodeLost, match=r"1 of at least 2 hosts joined .*; missing: host2"):
         crew(2, nnodes=(2, 3), join_window=0.1, join_timeout=6)
 
 
@@ -306,7 +306,7 @@ def test_workers_of_a_host_that_was_lost_just_now_do_not_start_yet(bed, suspende
         suspended(agent_on("host2"))
         os.kill(ssh_to("host2", os.getpid()), signal.SIGKILL)
         until(lambda: processes[1].node.problem is not None)
-        with pytest.raises(ir.NodeLost, match="host2 was lost, and its workers may still live"):
+        with pytest.raises(ir.NodeLost, match="lost host2, whose workers may still be alive"):
             spawner.start([1])
         until(lambda: spawner.start_due_s([1]) <= time.monotonic())
         processes += spawner.start([1])
@@ -327,10 +327,10 @@ def test_workers_of_a_host_that_was_lost_just_now_do_not_start_yet(bed, suspende
     ],
 )
 def test_a_host_without_what_workers_need_is_left_out(crew, capfd, needs, why):
-    with pytest.raises(ir.NodeLost, match=r"0 of at least 2 hosts are here"):
+    with pytest.raises(ir.NodeLost, match=r"0 of at least 2 hosts joined"):
         crew(3, spares=1, join_timeout=3, **needs)
     err = capfd.readouterr().err
-    assert all(re.search(rf"host{number} is left out: .*{why}", err) for number in (1, 2, 3)), err
+    assert all(re.search(rf"excluded host{number}: .*{why}", err) for number in (1, 2, 3)), err
 
 
 # ---- bad input
@@ -339,7 +339,7 @@ def test_a_host_without_what_workers_need_is_left_out(crew, capfd, needs, why):
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        ({"spares": 1}, "spares=1: it is about the nodes of a launch; give hosts="),
+        ({"spares": 1}, "spares=1: needs the nodes of a launch; add hosts="),
         ({"hosts": ["a", "b"], "spares": 2}, "needs more hosts than --hosts=a,b"),
         ({"hosts": ["a:2", "b:1"], "spares": 1}, "hosts with different numbers of workers"),
         ({"hosts": ["a", "b"], "spares": 1, "on_join": "restart"}, "no effect on a crew: on_join="),

@@ -61,7 +61,10 @@ def test_a_worker_starts_again_only_once_its_last_process_has_ended(freezer, cap
         freezer.freeze(pids[1])
         os.kill(pids[0], signal.SIGKILL)
         words = f"SIGKILL did not end process {pids[1]} ("
-        until(lambda: words in (line := capfd.readouterr().err) and "it starts again once that has ended" in line, 20)
+        until(
+            lambda: words in (line := capfd.readouterr().err) and "restarting it once that process is gone" in line,
+            20,
+        )
         assert [worker.restarts for worker in crew.status().workers] == [0, 0]
         freezer.thaw()
         assert crew.worker(1).ask("pid").result() != pids[1]
@@ -74,7 +77,7 @@ def test_the_time_of_a_crew_ends_although_a_worker_waits_for_what_is_left(freeze
     pids = [crew.worker(rank).ask("pid").result() for rank in range(2)]
     freezer.freeze(pids[1])
     os.kill(pids[0], signal.SIGKILL)
-    until(lambda: "it starts again once that has ended" in capfd.readouterr().err, 20)
+    until(lambda: "restarting it once that process is gone" in capfd.readouterr().err, 20)
     waiting = [crew.worker(1).ask("pid"), crew.ask("pid")]
     with pytest.raises(ir.DrainTimeout):
         crew.__exit__(None, None, None)
@@ -199,7 +202,7 @@ def test_while_stopping_the_shutdown_is_finished_and_told(how):
         assert status.problems == ()
     else:
         (problem,) = status.problems
-        assert problem.startswith("rank 0 did not end in order when the crew was closed: ")
+        assert problem.startswith("rank 0 did not end properly when the crew was closed: ")
         assert HOW.get(how, ("",))[0].replace("closed its channel", "") in problem
         assert how != "raised" or "IndexError: list index out of range" in problem
 

@@ -140,7 +140,7 @@ def test_tasks_that_were_submitted_are_done_though_nobody_reads_a_result(tmp_pat
 
 def test_a_map_of_which_nothing_was_read_tells_that_tasks_are_not_done():
     with ir.Crew(lambda ctx, n: n, nproc_per_node=1) as crew:
-        with pytest.warns(ResourceWarning, match="before its first result: tasks after the first 5 are not done"):
+        with pytest.warns(ResourceWarning, match="before its first result; tasks after the first 5 are not done"):
             crew.map(range(100), buffersize=5)
         crew.map(range(100), buffersize=5).close()  # which is said
 

@@ -49,7 +49,7 @@ def test_a_stop_that_fails_is_a_line_on_stderr_at_the_end_of_the_block(max_tasks
     with ir.Crew(Save, nproc_per_node=1, max_tasks_per_child=max_tasks) as crew:
         assert list(crew.map([1, 2])) == [1, 2]
     line, *_ = capfd.readouterr().err.splitlines()
-    assert line.startswith(f"infini-run: rank 0 did not end in order when {when}: exit code 1: OSError: ")
+    assert line.startswith(f"infini-run: rank 0 did not end properly when {when}: exit code 1: OSError: ")
 
 
 @pytest.mark.parametrize("count", [0, -1, 1.5, True])

@@ -139,7 +139,7 @@ def test_a_host_that_dies_fails_the_crew_and_is_named(bed, crew):
         ask = four.worker(3).ask("wait")
         kinds(four, "emitted", 3)
         with bed.host_down(2):
-            with pytest.raises(ir.WorkerDied, match=r"rank 3 on host2 is gone: node 1 \(host2\) was lost") as caught:
+            with pytest.raises(ir.WorkerDied, match=r"rank 3 on host2 is gone: lost node 1 \(host2\)") as caught:
                 ask.result(LIMIT_S)
             assert isinstance(caught.value.__cause__, ir.NodeLost)
             assert caught.value.__cause__.host == "host2"
@@ -152,11 +152,11 @@ def test_a_host_that_dies_fails_the_crew_and_is_named(bed, crew):
 
 def test_a_rank_of_a_lost_node_is_told_so_though_another_of_it_was_the_first():
     """The crew fails with the first, and stops the others."""
-    error = ir.NodeLost("node 1 (host2) was lost", "host2", 1)
+    error = ir.NodeLost("lost node 1 (host2)", "host2", 1)
     process = SimpleNamespace(rank=3, local_rank=1, host="host2", pid=5, exit=None, problem=error)
     worker = SimpleNamespace(rank=3, process=process, cause=None, start_error=None, stopped_for="the crew failed")
     told = death_error(worker)
-    assert str(told) == "rank 3 on host2 is gone: node 1 (host2) was lost (pid 5)"
+    assert str(told) == "rank 3 on host2 is gone: lost node 1 (host2) (pid 5)"
     assert told.__cause__ is error
 
 
@@ -184,7 +184,7 @@ def test_a_host_that_dies_while_the_crew_is_closed_is_named_as_a_problem(bed, be
     bell.hear(1)
     with bed.host_down(2):
         closing.join(LIMIT_S)
-    told = "rank 3 did not end in order when the crew was closed: node 1 (host2) was lost"
+    told = "rank 3 did not end properly when the crew was closed: lost node 1 (host2)"
     assert any(problem.startswith(told) for problem in four.status().problems)  # rank 2 may not have ended either
 
 

@@ -59,7 +59,7 @@ def test_what_is_not_done_in_time_is_stopped_and_told(bell, shut):
     bell.hear(1)
     status = crew.close()
     assert len(status.problems) == 1
-    assert "rank 0 did not end in order when the crew was closed: killed by SIGTERM" in status.problems[0]
+    assert "rank 0 did not end properly when the crew was closed: killed by SIGTERM" in status.problems[0]
     for ask in (slow, later):
         with pytest.raises(ir.WorkerDied, match="rank 0 was stopped"):
             ask.result()
@@ -153,7 +153,7 @@ def test_a_crew_that_is_dropped_takes_its_workers_with_it(bell):
     with ended_after():
         crews = [ir.Crew(obey)]
         crews[0].ask("pid").result()
-        with pytest.warns(ResourceWarning, match="was dropped while its workers ran: close it"):
+        with pytest.warns(ResourceWarning, match="was dropped while its workers ran; close it"):
             crews.clear()
         gc.collect()
 

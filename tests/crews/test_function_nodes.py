@@ -324,7 +324,11 @@ def test_the_first_failure_in_time_is_raised_whichever_node_it_is_on(launcher, t
 
 
 def test_an_unreachable_host_is_told_as_by_the_command(launcher):
-    with pytest.raises(ir.NodeLost, match=r"node 1 \(nowhere\) could not be reached: ssh ended with 255: ") as caught:
+    with pytest.raises(
+        ir.NodeLost,
+        match=r"node 1 \(nowhere\) could not be reached: ssh exited "
+        r"with 255: ",
+    ) as caught:
         launcher(hosts=["host1", "nowhere"]).run(os.getpid)
     assert (caught.value.host, caught.value.node) == ("nowhere", 1)
 
@@ -357,7 +361,7 @@ def test_a_module_that_cannot_be_preloaded_is_told_with_the_host(launcher):
         ({"hosts": ["host1:1"], "nproc": 2}, "the 1 slots of host1"),
         ({"grace": "x"}, "grace"),
         ({"standalone": True}, "standalone"),
-        ({"cwd": "/no/such/dir"}, "/no/such/dir on host.*start from a directory that every node has"),
+        ({"cwd": "/no/such/dir"}, "/no/such/dir on host.*use a directory that every node has"),
     ],
 )
 def test_what_makes_no_sense_is_refused(launcher, given, words):
@@ -379,7 +383,7 @@ def test_a_node_that_dies_ends_all_and_is_named(bed, launcher, bell):
     handle = launcher().start(_ring, bell.path)
     try:
         bell.hear(4)
-        with bed.host_down(2), pytest.raises(ir.NodeLost, match=r"node 1 \(host2\) was lost") as caught:
+        with bed.host_down(2), pytest.raises(ir.NodeLost, match=r"lost node 1 \(host2\)") as caught:
             handle.result(LIMIT_S)
     finally:
         handle.close()
@@ -393,7 +397,7 @@ def test_what_holds_a_node_and_is_killed_is_a_lost_node(launcher, bell, who):
     try:
         bell.hear(4)
         os.kill(next(iter(agents())) if who == "agent" else outposts()[0], signal.SIGKILL)
-        with pytest.raises(ir.NodeLost, match=r"node . \(host.\) was lost"):
+        with pytest.raises(ir.NodeLost, match=r"lost node . \(host.\)"):
             handle.result(LIMIT_S)
     finally:
         handle.close()
@@ -444,7 +448,7 @@ def test_a_node_is_lost_before_a_rank_that_its_loss_ends_though_the_caller_reads
     finally:
         caller.close()
     lost, later = (line for line in caller.out.decode().splitlines() if "the last of rank 0" not in line)
-    assert lost.startswith("node 0 (host1) was lost")
+    assert lost.startswith("lost node 0 (host1)")
     assert later.startswith("later: rank 1 on host2 ended without a result: killed by SIGTERM")
 
 
@@ -477,7 +481,7 @@ def test_a_node_that_is_lost_after_a_failure_with_which_all_went_on_is_not_the_c
             handle.result(LIMIT_S)
     finally:
         handle.close()
-    assert [note for note in caught.value.__notes__ if "node 0 (host1) was lost" in note]
+    assert [note for note in caught.value.__notes__ if "lost node 0 (host1)" in note]
 
 
 CALLER = """
@@ -574,7 +578,7 @@ def test_a_launch_is_stopped_gracefully_on_every_host(launcher, bell):
     assert bell.hear(4) == ["here"] * 4
     handle.stop()
     assert sorted(bell.hear(4)) == [f"ended {rank}" for rank in range(4)]
-    with pytest.raises(ir.InfiniRunError, match="was stopped before every rank had returned"):
+    with pytest.raises(ir.InfiniRunError, match="was stopped before all ranks returned"):
         handle.result(LIMIT_S)
     handle.close()
 
@@ -595,7 +599,7 @@ def test_a_signal_reaches_the_rank_that_it_is_for(launcher, bell):
 
 
 def test_a_launch_that_takes_too_long_is_stopped_everywhere(launcher):
-    with pytest.raises(ir.LaunchTimeout, match="has not returned on every rank within"):
+    with pytest.raises(ir.LaunchTimeout, match="did not return on all ranks within"):
         launcher(timeout_s=8).run(time.sleep, 1000)
 
 

@@ -169,7 +169,7 @@ def test_fork_sets_exit_flag_of_data_loaders_at_its_end():
 @pytest.mark.parametrize("name", ["lightning", "pytorch_lightning"])
 def test_module_that_reads_its_rank_while_imported_is_refused(name):
     pytest.importorskip(name)
-    text = rf"^preload={name}: [\w.]+ reads (LOCAL_)?RANK while it is imported; drop {name}$"
+    text = rf"^preload={name}: [\w.]+ reads (LOCAL_)?RANK during its import; drop {name}$"
     with pytest.raises(ir.UsageError, match=text):
         ir.Pool(nproc_per_node=2, preload=["torch", name])
     assert marked() == {}

@@ -128,7 +128,7 @@ def test_an_agent_that_is_killed_is_a_lost_node(inside, case, bell):
         bell.hear(2)
         agent = next(pid for pid in case.alive() if _is_agent(_words(pid)))
         os.kill(agent, signal.SIGKILL)
-        with pytest.raises(ir.NodeLost, match=r"node \d \(.*\) was lost"):
+        with pytest.raises(ir.NodeLost, match=r"lost node \d \(.*\)"):
             handle.result(LIMIT_S)
     finally:
         handle.close()

@@ -121,7 +121,7 @@ def test_a_task_that_has_asked_for_more_time_is_no_error_if_it_is_done(bell, gat
     thread = threading.Thread(target=open_when_late)
     thread.start()
     with pytest.raises(
-        ir.DrainTimeout, match=r" 2 accepted tasks .* drain_s=0\.3: 2 that no worker had begun$"
+        ir.DrainTimeout, match=r" 2 accepted tasks .* drain_s=0\.3: 2 that no worker had started$"
     ) as caught:
         leave(crew)
     thread.join()
@@ -468,7 +468,7 @@ def test_a_dropped_crew_ends_once_its_tasks_are_done(bell, gate):
         pids = [worker.pid for worker in crew.status().workers]
         slow, more = crew.worker(0).ask(("be slow", bell.path, str(gate))), crew.worker(0).ask(("square", 5))
         bell.hear(1)
-        with pytest.warns(ResourceWarning, match="close it; the tasks that are left are finished first"):
+        with pytest.warns(ResourceWarning, match="close it; it finishes the remaining tasks first"):
             del crew
         gc.collect()
         assert is_alive(pids[0])
@@ -485,7 +485,7 @@ def test_what_a_dropped_crew_could_not_finish_is_told(drain_s, told, capfd):
         crew = ir.Crew(obey, drain_s=drain_s, grace=1)
         pid, ask = crew.ask("pid").result(), crew.ask("hangs")
         until(ask.running)
-        with pytest.warns(ResourceWarning, match="the tasks that are left are finished first"):
+        with pytest.warns(ResourceWarning, match="it finishes the remaining tasks first"):
             del crew
         if drain_s is None:
             os.kill(pid, signal.SIGKILL)
@@ -507,7 +507,7 @@ def test_what_is_dropped_ends_though_its_warning_is_an_error(make):
 
 def test_an_ask_without_its_crew_is_answered():
     with ended_after():
-        with pytest.warns(ResourceWarning, match="the tasks that are left are finished first"):
+        with pytest.warns(ResourceWarning, match="it finishes the remaining tasks first"):
             ask = ir.Crew(obey).ask(("sleep", 0.3))
         gc.collect()
         assert ask.result(LIMIT_S) is None
@@ -530,7 +530,7 @@ def test_an_ask_that_is_done_keeps_nothing_of_its_crew():
 
 def test_four_dropped_pools_leave_no_process():
     with ended_after():
-        with pytest.warns(ResourceWarning, match="was dropped while it was open: close it$"):
+        with pytest.warns(ResourceWarning, match="was dropped while open; close it$"):
             found = [list(ir.Pool(nproc_per_node=1, preload=["fractions"]).run(lambda: 1)) for _ in range(4)]
         assert found == [[1]] * 4
         gc.collect()
@@ -541,7 +541,7 @@ def test_a_dropped_pool_ends_with_its_last_launch(bell, gate):
         pool = ir.Pool(nproc_per_node=1, preload=["fractions"])
         handle = pool.start(wait_at, bell.path, str(gate))
         bell.hear(1)
-        with pytest.warns(ResourceWarning, match="close it; 1 launches go on to their end"):
+        with pytest.warns(ResourceWarning, match="close it; its 1 launches keep running until they finish"):
             del pool
         gc.collect()
         gate.write_text("on")

@@ -166,10 +166,10 @@ def test_an_object_is_copied_to_each_worker():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"target": 3}, "give a function"),
-        ({"target": int}, "give a function"),
-        ({"target": functools.partial(int)}, "give a function"),
-        ({"target": Line(), "args": (1,)}, "made already"),
+        ({"target": 3}, "expected a function"),
+        ({"target": int}, "expected a function"),
+        ({"target": functools.partial(int)}, "expected a function"),
+        ({"target": Line(), "args": (1,)}, "already an object"),
         ({"target": three}, r"three\(a, b, c\) can be called with neither \(ctx, task\) nor \(task\)"),
         ({"target": three, "args": (1, 2), "kwargs": {"c": 3}}, r"neither \(ctx, task, 1, 2, c=3\) nor \(task, 1, 2"),
         ({"target": plain_with_arguments, "args": (3,)}, "neither"),
@@ -177,7 +177,7 @@ def test_an_object_is_copied_to_each_worker():
         ({"target": OfTheTask}, r"OfTheTask.task\(self, x\): too many .*; it is called with \(ctx, task\)"),
         ({"target": OfTheTask()}, r"OfTheTask.task\(x\): too many .*; it is called with \(ctx, task\)"),
         ({"target": StartsAlone}, r"StartsAlone.start\(self\): too many .*; it is called with \(ctx\)"),
-        ({"target": Line, "args": (1, 2)}, r"Line\(.*\): too many .*; args= and kwargs= are what it is made with"),
+        ({"target": Line, "args": (1, 2)}, r"Line\(.*\): too many .*; it is called with args= and kwargs="),
         ({"target": DataLine}, "DataLine.*missing a required argument: 'slope'"),
         ({"target": NamedLine, "args": (1, threading.Lock())}, r"args\[1\]"),
         ({"target": Line, "kwargs": {"offset": threading.Lock()}}, r"kwargs\['offset'\]"),
@@ -192,7 +192,7 @@ def test_a_result_is_indexed_and_sliced_as_a_tuple():
     result = ir.Launcher(nproc_per_node=3, preload=()).run(lambda: ir.this_worker().rank)
     assert (result[-1], result[-3], result[:2], result[::-1]) == (2, 0, (0, 1), (2, 1, 0))
     for rank in (3, -4):
-        with pytest.raises(IndexError, match="the ranks are 0 to 2"):
+        with pytest.raises(IndexError, match="unknown rank; use 0 to 2"):
             result[rank]
 
 
@@ -242,7 +242,7 @@ def test_flags_without_effect_on_functions_and_crews_are_refused(flag):
 def test_flags_about_hosts_are_refused_without_hosts(flag):
     (name,) = flag
     for make in (ir.Launcher, lambda **given: ir.Crew(line, **given)):
-        with pytest.raises(ir.UsageError, match=rf"{name}=.*: it is about the nodes of a launch; give hosts="):
+        with pytest.raises(ir.UsageError, match=rf"{name}=.*: needs the nodes of a launch; add hosts="):
             make(**flag)
     assert ir.Launcher(nnodes=1, engine="local").run(os.getpid)
 
@@ -257,7 +257,7 @@ def test_what_a_spawner_is_made_of_is_refused_beside_one():
         "console": "none",
     }
     for name, value in {**given, "nproc": 2, "inherit_env": False, "log_dir": "logs", "cwd": "."}.items():
-        with pytest.raises(ir.UsageError, match=f"^{name}=: no effect beside spawner="):
+        with pytest.raises(ir.UsageError, match=f"^{name}=: no effect with spawner="):
             ir.Crew(line, spawner=ExecSpawner(nproc=1), **{name: value})
     with ir.Crew(line, args=(1,), spawner=ExecSpawner(nproc=2)) as crew:
         assert crew.nproc == 2
@@ -267,7 +267,11 @@ def test_arguments_of_a_launcher_that_would_have_no_effect_are_refused():
     for kind in (ir.Launcher, ir.Pool):
         with pytest.raises(ir.UsageError, match="worker_timeout_s=5: no effect without backend="):
             kind(worker_timeout_s=5)
-        with pytest.raises(ir.UsageError, match=r"inherit_env=False and copy_env=\['PATH'\]: give one of them"):
+        with pytest.raises(
+            ir.UsageError,
+            match=r"inherit_env=False: conflicts with copy_env=\['PATH'\]; drop "
+            r"one of them",
+        ):
             kind(copy_env=["PATH"], inherit_env=False)
     assert ir.Launcher(worker_timeout_s=5, backend="gloo").worker_timeout_s == 5
 
@@ -289,7 +293,7 @@ def test_a_file_names_the_hosts(tmp_path, monkeypatch):
     assert launcher.run(os.getpid).hosts == ("a", "b", "::1")
     with ir.Crew(line, args=(1,), hostfile=str(hostfile), console="none") as crew:
         assert crew.nproc == 4
-    with pytest.raises(ir.UsageError, match=r"hosts=\['a'\] and hostfile='f': give one of them"):
+    with pytest.raises(ir.UsageError, match=r"hosts=\['a'\]: conflicts with hostfile='f'; drop one of them"):
         ir.Launcher(["a"], hostfile="f")
     with pytest.raises(ir.UsageError, match=r"hostfile='/no/such' cannot be read"):
         ir.Launcher(hostfile="/no/such")

@@ -170,7 +170,7 @@ def test_a_closed_pool_says_so_and_closes_twice():
     pool = ir.Pool(preload=["fractions"])
     pool.close()
     pool.close()
-    with pytest.raises(ir.UsageError, match="this Pool was closed"):
+    with pytest.raises(ir.UsageError, match="this Pool is closed"):
         pool.run(os.getpid)
     assert marked() == {}
 
@@ -259,7 +259,7 @@ def test_a_signal_or_a_rank_that_there_is_not_is_refused_and_harms_nobody(preloa
         bell.hear(1)
         with pytest.raises(ir.UsageError, match="unknown signal"):
             handle.signal(999)
-        with pytest.raises(ir.UsageError, match="the ranks are 0 to 0"):
+        with pytest.raises(ir.UsageError, match="unknown rank; use 0 to 0"):
             handle.signal(signal.SIGUSR1, rank=9)
         assert pool.run(os.getpid)[0] != os.getpid()
 

@@ -47,7 +47,7 @@ def parent():
 
 def test_where_a_thread_runs_after_the_imports_workers_are_started_afresh_with_a_word(module):
     preload = module("import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()")
-    with pytest.warns(RuntimeWarning, match="started afresh and not forked: 2 threads run in it after the imports"):
+    with pytest.warns(RuntimeWarning, match="new processes instead of forks: the imports started 2 threads"):
         result = ir.Launcher(nproc_per_node=2, preload=preload).run(parent)
     assert set(result) == {os.getpid()}
 
@@ -55,7 +55,7 @@ def test_where_a_thread_runs_after_the_imports_workers_are_started_afresh_with_a
 def test_where_a_device_was_opened_too(module):
     """None is here: /dev/dri/... by its name alone."""
     preload = module("import os; os.readlink = lambda path: '/dev/nvidia0'")
-    with pytest.warns(RuntimeWarning, match="the imports have opened /dev/nvidia0, and a fork cannot use that"):
+    with pytest.warns(RuntimeWarning, match="the imports opened /dev/nvidia0, which a fork cannot use"):
         assert set(ir.Launcher(nproc_per_node=2, preload=preload).run(parent)) == {os.getpid()}
 
 
@@ -99,7 +99,7 @@ def test_module_that_reads_its_rank_while_imported_is_refused(module, read):
     module("import looking\nlooking.look()", "deepest")
     preload = ["fractions", *module("import deepest")]
     name = read.split("'")[1]
-    text = f"preload=made: deepest reads {name} while it is imported; drop made"
+    text = f"preload=made: deepest reads {name} during its import; drop made"
     for start in (
         lambda: ir.Pool(nproc_per_node=2, preload=preload),
         lambda: ir.Launcher(nproc_per_node=2, preload=preload).run(parent),
@@ -120,8 +120,8 @@ def test_each_module_that_reads_its_rank_is_named(module):
     with pytest.raises(UsageError) as caught:
         ir.Pool(preload=preload)
     assert str(caught.value) == (
-        "preload=one: one reads RANK while it is imported; drop one"
-        "; preload=three: three reads LOCAL_RANK while it is imported; drop three"
+        "preload=one: one reads RANK during its import; drop one"
+        "; preload=three: three reads LOCAL_RANK during its import; drop three"
     )
 
 

@@ -87,8 +87,8 @@ def test_a_host_that_is_down_is_named_and_the_others_are_looked_at(bed, over_ssh
     assert list(answer.findings("host2")) == ["reach"]
     grade, text = answer.of("reach", "host2")
     assert grade == PROBLEM
-    assert text.startswith("ssh ended with 255: ssh: connect to host ")
-    assert text.endswith("Connection refused; is sshd running there, on that port?")
+    assert text.startswith("ssh exited with 255: ssh: connect to host ")
+    assert text.endswith("Connection refused; check that sshd runs there, on that port")
     assert answer.of("launch", "host1") == answer.of("launch", "host3") == answer.of("launch")
 
 
@@ -102,8 +102,8 @@ def test_a_host_with_an_old_path_of_python_says_what_to_give(bed, over_ssh):
     assert answer.code == 1
     grade, text = answer.of("reach", "host3")
     assert grade == PROBLEM
-    assert text.startswith("ssh ended with 127: ")
-    assert text.endswith("give --remote_python=PATH of a Python there that has infini-run")
+    assert text.startswith("ssh exited with 127: ")
+    assert text.endswith("add --remote_python=PATH, a Python there with infini-run")
     assert answer.of("reach", "host1")[0] == OK
 
 
@@ -112,7 +112,7 @@ def test_a_python_without_infini_run_is_named(over_ssh, tmp_path):
     answer = over_ssh("host1", f"--remote_python={tmp_path}/bare/bin/python")
     grade, text = answer.of("reach", "host1")
     assert grade == PROBLEM
-    assert "No module named 'infini_run'; install infini-run there, or give --remote_python=PATH" in text
+    assert "No module named 'infini_run'; install infini-run there, or add --remote_python=PATH" in text
 
 
 def test_a_host_that_does_not_answer_is_named_at_the_limit(bed, over_ssh):
@@ -155,6 +155,6 @@ def test_the_text_for_many_machines_shows_what_is_not_well(bed, infini_run):
         command = infini_run("--doctor", "--hosts=host[1-4]", f"--ssh_config={bed.config}")
         assert command.wait() == 1
     text = command.out.decode()
-    assert "\nhost4: 1 problem\n  problem  reach  ssh ended with 255" in text
+    assert "\nhost4: 1 problem\n  problem  reach  ssh exited with 255" in text
     assert not any(line.startswith("  ok ") for line in text.splitlines())
     assert text.splitlines()[-1].startswith("5 machines: ")

@@ -54,6 +54,6 @@ def test_a_python_that_is_not_on_the_nodes_is_named_for_each(over_slurm, case):
     for name in list(answer.machines)[1:]:
         grade, text = answer.of("reach", name)
         assert grade == PROBLEM
-        assert text.startswith("srun ended with ")
-        assert text.endswith("give --remote_python=PATH of a Python there that has infini-run")
+        assert text.startswith("srun exited with ")
+        assert text.endswith("add --remote_python=PATH, a Python there with infini-run")
     case.end()

@@ -71,7 +71,7 @@ def test_preload_of_missing_module_is_refused(infini_run):
 def test_preload_of_module_that_reads_rank_is_refused(infini_run, module):
     env = module("import os\nRANK = os.environ.get('LOCAL_RANK')\n")
     status, out, err = run(infini_run, "--preload=preloaded", *code("print(1)"), env=env)
-    text = b"--preload=preloaded: preloaded reads LOCAL_RANK while it is imported; drop preloaded"
+    text = b"--preload=preloaded: preloaded reads LOCAL_RANK during its import; drop preloaded"
     assert (status, out, err) == (2, b"", b"infini-run: " + text + b"\n")
 
 

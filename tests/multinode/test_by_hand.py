@@ -276,7 +276,9 @@ def test_a_directory_that_was_deleted_is_one_line(node, tmp_path, rank):
     command = node(rank, "true", cwd=gone, under=deletes)
     assert command.wait() == 2
     (line,) = told(command)
-    assert line.startswith("infini-run: the current directory cannot be used: No such file or directory; start from")
+    assert line.startswith(
+        "infini-run: the current directory cannot be used: No such file or directory; use an existing"
+    )
 
 
 def test_a_joiner_in_the_delay_of_a_restart_can_be_suspended_and_stops_the_job_at_once(node):
@@ -338,7 +340,7 @@ def test_it_is_said_that_others_run_on_when_a_joiner_whose_ranks_have_ended_is_t
     bell.hear(4)
     until(lambda: handles(commands[1].pid, signal.SIGTERM))
     commands[1].signal(signal.SIGTERM)
-    commands[0].read_error_until(b": its ranks have ended, and the others run on")
+    commands[0].read_error_until(b": its ranks finished; the others keep running")
     commands[0].signal(signal.SIGTERM)
     assert [command.wait() for command in commands] == [143, 143]
 
@@ -370,7 +372,7 @@ def test_a_killed_joiner_is_a_lost_node(node, bell):
     assert commands[0].wait() == 1
     commands[1].wait()
     assert "node 1 (" in told(commands[0])[0]
-    assert told(commands[0])[0].endswith(") was lost: its connection has ended")
+    assert told(commands[0])[0].endswith("): its connection closed")
     until(lambda: not marked())
 
 
@@ -381,14 +383,14 @@ def test_a_stopped_joiner_is_silent_and_lost(node, bell):
     commands[1].suspend()
     assert commands[0].wait() == 1
     assert told(commands[0])[0].endswith(
-        "nothing was heard of it for 3 s (--node_timeout); its agent may only be suspended: its ranks then stay"
+        "no message from it for 3 s (--node_timeout); if its agent is only suspended, its ranks stay"
     )
     time.sleep(1.5)  # so long after the end of its wait for the head
     commands[1].signal(signal.SIGCONT)
     assert commands[1].wait() == 1
     (line,) = told(commands[1])
-    assert line.startswith("infini-run: this launcher itself was stopped for "), line
-    assert line.endswith(", or its machine slept: the head gives a node up after 3 s (--node_timeout)")
+    assert line.startswith("infini-run: this launcher was suspended for "), line
+    assert line.endswith(", or its machine slept: the head gives up a node after 3 s (--node_timeout)")
 
 
 def test_a_node_that_is_done_early_waits_for_the_others(node):
@@ -403,7 +405,9 @@ def test_what_takes_the_connection_and_says_nothing_is_given_up(node, port):
     with socket.create_server(("127.0.0.1", port + 1)):
         command = node(1, "true", flags=("--join_timeout=1",))
         assert command.wait() == 1
-    assert told(command) == ["infini-run: what listens there has said nothing for 1 s: is it node 0's infini-run?"]
+    assert told(command) == [
+        "infini-run: no response from what listens there for 1 s; check that it is node 0's infini-run"
+    ]
 
 
 def test_another_program_at_the_port_of_our_own_head_is_guessed(infini_run, port):
@@ -411,7 +415,7 @@ def test_another_program_at_the_port_of_our_own_head_is_guessed(infini_run, port
     with socket.create_server(("127.0.0.1", port + 1)):
         command = infini_run("--nnodes=2", f"--rdzv_endpoint=127.0.0.1:{port}", "--join_timeout=1", "true", env=env)
         assert command.wait() == 1
-    assert told(command)[-1].endswith(f"; port {port + 1} is in use on this machine: by another program?")
+    assert told(command)[-1].endswith(f"; port {port + 1} is in use on this machine, perhaps by another program")
 
 
 def test_a_joiner_that_is_told_to_stop_when_its_ranks_have_ended_waits_for_the_end(node, bell):
@@ -428,7 +432,9 @@ def test_a_joiner_that_is_told_to_stop_when_its_ranks_have_ended_waits_for_the_e
 
 def test_a_joiner_says_whom_it_waits_for(node, port):
     command = node(1, "true")
-    command.read_error_until(f"waiting for node 0: the head does not answer on port {port + 1}: 127.0.0.1: ".encode())
+    command.read_error_until(
+        f"waiting for node 0: the head does not respond on port {port + 1}: 127.0.0.1: ".encode()
+    )
     command.signal(signal.SIGTERM)
     command.wait()
 
@@ -437,9 +443,9 @@ def test_a_wrong_token_is_refused_and_the_job_unharmed(node, bell):
     head = node(0, *ring(bell), flags=("--join_timeout=50",))
     wrong = node(1, "true", token="other")
     assert wrong.wait() == 1
-    assert told(wrong) == ["infini-run: the head did not take our token, or is no infini-run"]
+    assert told(wrong) == ["infini-run: the head rejected this launcher's token, or is not infini-run"]
     head.read_error_until(
-        b"127.0.0.1 dialled the link's port and was turned away: the other side has another token, or something "
+        b"rejected 127.0.0.1, which connected to the link's port: the other side has another token, or something "
         b"changed its bytes on the way\n"
     )
     right = node(1, *ring(bell, "exec sleep 1000"))
@@ -481,7 +487,7 @@ def _answers(port):
 def test_who_is_missing_is_named_when_the_time_is_up(node):
     commands = [node(0, "true", nnodes=3, flags=("--join_timeout=8",)), node(1, "true", nnodes=3)]
     assert commands[0].wait() == 1
-    assert told(commands[0])[-1] == "infini-run: 1 of 3 nodes have not come within 8 s (--join_timeout): node 2"
+    assert told(commands[0])[-1] == "infini-run: 1 of 3 nodes did not join within 8 s (--join_timeout): node 2"
     assert commands[1].wait() == 1
 
 
@@ -489,7 +495,7 @@ def test_a_joiner_without_a_head_gives_up_in_time(node):
     command = node(1, "true", flags=("--join_timeout=1",))
     assert command.wait() == 1
     assert len(told(command)) == 1
-    assert "the head does not answer on port" in told(command)[0]
+    assert "the head does not respond on port" in told(command)[0]
 
 
 def test_nodes_may_run_different_numbers_of_ranks_and_say_so(node):
@@ -501,7 +507,7 @@ def test_nodes_may_run_different_numbers_of_ranks_and_say_so(node):
         "0/5 0/2 0/2 2", "1/5 1/2 0/2 2", "2/5 0/3 1/2 3", "3/5 1/3 1/2 3", "4/5 2/3 1/2 3",
     ]  # fmt: skip
     assert len(told(*commands)) == 1
-    assert "the nodes differ in how many ranks they run: " in told(*commands)[0]
+    assert "nodes run different numbers of ranks: " in told(*commands)[0]
     assert ":3; 5 in all" in told(*commands)[0]
 
 
@@ -510,9 +516,9 @@ def test_the_same_node_rank_twice_is_turned_away(node, bell):
     bell.hear(4)
     second = node(1, "true", flags=("--join_timeout=5",))
     assert second.wait() == 1
-    why = f"{os.uname().nodename} at 127.0.0.1 is that one already: give every node a --node_rank of its own"
-    assert told(second) == [f"infini-run: the head has turned node 1 away: {why}"]
-    head.read_error_until(f"infini-run: 127.0.0.1 says that it is node 1, and was turned away: {why}\n".encode())
+    why = f"{os.uname().nodename} at 127.0.0.1 already has that number; use a different --node_rank on every node"
+    assert told(second) == [f"infini-run: the head rejected node 1: {why}"]
+    head.read_error_until(f"infini-run: rejected 127.0.0.1, which claims to be node 1: {why}\n".encode())
     head.signal(signal.SIGTERM)
     assert [head.wait(), first.wait()] == [143, 143]
 
@@ -538,9 +544,10 @@ def test_restarts_out_of_step_are_told_of_once_with_what_would_help(node, rank, 
 def test_a_short_token_and_another_address_are_told_of_by_node_0(node, port):
     head = node(0, "true", token="secret", flags=("--link_address=127.0.0.2",))
     head.read_error_until(
-        b"infini-run: INFINI_RUN_TOKEN has fewer than 16 characters: whoever guesses it can join the job\n"
+        b"infini-run: INFINI_RUN_TOKEN has fewer than 16 characters: others can guess it and join the job; use a "
+        b"longer one\n"
     )
-    head.read_error_until(f"(node 0 listens on 127.0.0.2:{port + 1}, the others dial 127.0.0.1)\n".encode())
+    head.read_error_until(f"(node 0 listens on 127.0.0.2:{port + 1}, the others connect to 127.0.0.1)\n".encode())
     head.signal(signal.SIGTERM)
     assert head.wait() == 143
 
@@ -565,9 +572,9 @@ def test_the_token_may_be_in_a_file_that_only_we_may_read(node, tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "mode", "problem"),
-    [(TOKEN, 0o644, "others may read or write it; chmod 600 "), ("\n", 0o600, "its first line is empty"),
+    [(TOKEN, 0o644, "others can read or write it; run chmod 600 "), ("\n", 0o600, "its first line is empty"),
      (None, 0, "No such file"),
-     *((weak, 0o600, "its first line is not 16 printable characters") for weak in (
+     *((weak, 0o600, "its first line is not at least 16 printable characters") for weak in (
          "short\n", f"{TOKEN[:15]}\n{TOKEN}", f"{TOKEN}\0{TOKEN}\n", "\0" * 32, b"\xff\x80" * 16, "\x1b" * 20))],
 )  # fmt: skip
 def test_a_token_file_that_is_no_secret_is_refused(node, tmp_path, text, mode, problem):
@@ -590,7 +597,7 @@ def test_token_file_of_other_user_is_refused(node, tmp_path):
     os.chown(file, 31000, 0)
     command = node(0, "true", token="", flags=(f"--token_file={file}",))
     assert command.wait() == 2
-    said = f"--token_file={file}: belongs to user 31000, who knows the token then; chown 0 {file}"
+    said = f"--token_file={file}: belongs to user 31000, who can read the token; run chown 0 {file}"
     assert told(command) == [f"infini-run: {said}"]
 
 

@@ -96,7 +96,7 @@ def test_a_spare_takes_the_place_of_a_launcher_that_was_killed(start, bell):
     assert time.monotonic() - killed_s > 1.5
     assert sorted(command.wait() for command in commands) == [-signal.SIGKILL, 0, 0]
     until(lambda: not marked())
-    assert any("node 1 (" in line and "was lost" in line for line in told(*commands))
+    assert any("node 1 (" in line and "lost node" in line for line in told(*commands))
 
 
 def test_a_launcher_that_was_cut_off_joins_again_and_is_a_spare(start, bell):
@@ -107,7 +107,7 @@ def test_a_launcher_that_was_cut_off_joins_again_and_is_a_spare(start, bell):
     os.kill(first, signal.SIGSTOP)
     hear_world(bell, 1, 2)
     os.kill(first, signal.SIGCONT)
-    read_error_until(commands, b"has joined as a spare")
+    read_error_until(commands, b" joined as a spare")
     second = launcher_of(1, world=1)
     assert second != first
     os.kill(second, signal.SIGKILL)
@@ -134,10 +134,10 @@ def test_a_spare_that_is_told_to_stop_says_so(start, bell, number):
     spare.signal(signal.SIGUSR1)  # is nothing to it
     spare.signal(number)
     assert spare.wait() == 128 + number
-    head.read_error_until(f": told {number.name} there, it leaves".encode())
+    head.read_error_until(f": got {number.name} there, and leaves".encode())
     head.signal(signal.SIGTERM)
     assert [command.wait() for command in commands if command is not spare] == [143, 143]
-    assert b"was lost" not in head.err
+    assert b"lost node" not in head.err
 
 
 def test_spares_that_are_told_to_stop_at_once_end_no_job(start, bell):
@@ -149,7 +149,7 @@ def test_spares_that_are_told_to_stop_at_once_end_no_job(start, bell):
     for spare in spares:
         spare.signal(signal.SIGTERM)
     assert [spare.wait() for spare in spares] == [143, 143]
-    until(lambda: error_so_far(head).count("told SIGTERM there, it leaves") == 2)
+    until(lambda: error_so_far(head).count("got SIGTERM there, and leaves") == 2)
     assert "stopping" not in error_so_far(head)
     head.signal(signal.SIGTERM)
     assert [command.wait() for command in commands if command not in spares] == [143, 143]
@@ -165,10 +165,10 @@ def test_a_launcher_that_is_told_to_stop_between_two_attempts_is_not_lost(start,
     until(lambda: handles(joiner.pid, signal.SIGTERM))
     joiner.signal(signal.SIGTERM)
     assert joiner.wait() == 143
-    until(lambda: "told SIGTERM there, it leaves" in error_so_far(head))
+    until(lambda: "got SIGTERM there, and leaves" in error_so_far(head))
     head.signal(signal.SIGTERM)
     head.wait()
-    assert b"was lost" not in head.err
+    assert b"lost node" not in head.err
 
 
 def test_what_a_check_leaves_is_no_zombie_of_the_launcher(start, bell):
@@ -197,7 +197,7 @@ def test_a_job_of_which_most_launchers_are_told_to_stop_ends(start, bell):
     head.signal(signal.SIGCONT)
     assert head.wait() == node.wait() == 143
     assert b"attempt 2" not in head.err
-    assert b"was lost" not in head.err
+    assert b"lost node" not in head.err
 
 
 def test_a_launcher_is_told_to_stop_after_the_end_of_its_ranks_and_the_job_goes_on(start, bell):
@@ -214,7 +214,7 @@ def test_a_launcher_is_told_to_stop_after_the_end_of_its_ranks_and_the_job_goes_
     until(lambda: handles(node.pid, signal.SIGTERM))
     node.signal(signal.SIGTERM)
     assert node.wait() == 143
-    read_error_until([head], b": told SIGTERM there, it leaves")
+    read_error_until([head], b": got SIGTERM there, and leaves")
     os.kill(rank, signal.SIGKILL)
     hear_world(bell, 1, 2)
     head.signal(signal.SIGTERM)
@@ -222,7 +222,7 @@ def test_a_launcher_is_told_to_stop_after_the_end_of_its_ranks_and_the_job_goes_
     os.kill(process_of(0, world=1), signal.SIGKILL)
     assert [command.wait() for command in commands if command is not node] == [143, 143]
     assert head.err.count(b"(" + os.uname().nodename.encode() + b")") == 1
-    assert b"smaller: 2 nodes in place of 3" in head.err
+    assert b"smaller: 2 nodes instead of 3" in head.err
 
 
 def test_a_job_ends_when_its_head_is_told_to_stop(start, bell):
@@ -291,7 +291,7 @@ def test_a_wrong_token_is_no_reason_to_ask_again(start, bell):
     hear_world(bell, 0, 1)
     stranger = start("--spares=1", *FAST, "true", nnodes=1, token="another-token-of-somebody-else")
     assert stranger.wait() == 1
-    assert b"joining again" not in stranger.err
+    assert b"rejoining" not in stranger.err
     first.signal(signal.SIGTERM)
     finish(first, 143)
 
@@ -301,11 +301,11 @@ def test_a_launcher_without_a_place_asks_until_one_is_free_and_is_told_of_once(s
     commands = [start(*words) for _ in range(3)]
     hear_world(bell, 0, 2)
     late = start(*words)  # it may get the place that is free before the spare gets the rank
-    read_error_until([late], b"has turned this node away: there are nodes 0 to 2, and all of them are here")
+    read_error_until([late], b"rejected this node: the nodes are 0 to 2, and all of them joined")
     os.kill(launcher_of(1), signal.SIGKILL)
     hear_world(bell, 1, 2)
     assert sorted(command.wait() for command in (*commands, late)) == [-signal.SIGKILL, 0, 0, 0]
-    lines = [line for line in told(*commands) if "was turned away" in line]
+    lines = [line for line in told(*commands) if "infini-run: rejected " in line]
     assert len(lines) == 1
 
 
@@ -324,8 +324,8 @@ def test_launchers_whose_head_was_killed_end_after_the_join_timeout(start, bell)
     others = [command for command in commands if command is not head]
     for other in others:
         assert other.wait() == 1
-        assert "the connection to the head has ended; joining again" in other.err.decode()
-        assert "no job has taken us for 6 s (--join_timeout)" in other.err.decode().splitlines()[-1]
+        assert "the connection to the head has ended; rejoining" in other.err.decode()
+        assert "no job accepted this launcher within 6 s (--join_timeout)" in other.err.decode().splitlines()[-1]
     head.wait()
     until(lambda: not marked())
 
@@ -339,7 +339,7 @@ def test_a_restart_that_never_began_is_not_counted(start, bell, tmp_path):
     for pid in lost:
         os.kill(pid, signal.SIGKILL)
     assert head.wait() == 1
-    assert "1 of at least 2 nodes are here after 6 s (--join_timeout)" in head.err.decode()
+    assert "1 of at least 2 nodes joined after 6 s (--join_timeout)" in head.err.decode()
     assert b"after 1 restart" not in head.err
     report = json.loads((tmp_path / str(commands.index(head))).read_text())
     assert report["restarts"] == 0
@@ -360,7 +360,7 @@ def test_ctrl_z_of_the_head_costs_no_rank(start, bell):
     until(lambda: processes()[head.pid][1] != "T")
     head.signal(signal.SIGTERM)
     assert [command.wait() for command in commands] == [143] * 3
-    assert b"was lost" not in head.err
+    assert b"lost node" not in head.err
 
 
 def test_ctrl_z_of_a_node_is_its_loss_and_fg_brings_it_back(start, bell):
@@ -372,10 +372,10 @@ def test_ctrl_z_of_a_node_is_its_loss_and_fg_brings_it_back(start, bell):
     node.signal(signal.SIGTSTP)
     hear_world(bell, 1, 2)
     node.signal(signal.SIGCONT)
-    read_error_until([head], b"has joined as a spare")
+    read_error_until([head], b" joined as a spare")
     head.signal(signal.SIGTERM)
     assert [command.wait() for command in commands] == [143] * 3
-    assert b": suspended; after 3 s (--node_timeout) the job goes on without it" in head.err
+    assert b": suspended; the job continues without it after 3 s (--node_timeout)" in head.err
 
 
 def test_a_launcher_that_asks_again_and_again_has_one_connection(start, port):
@@ -408,7 +408,7 @@ def test_launchers_that_find_the_port_taken_and_nobody_there_try_again_to_open_i
 def test_a_launcher_that_comes_when_the_job_is_over_ends_as_the_job_does(start):
     """The head still waits for the reader of its output."""
     head = start("--join_window=0", "sh", "-c", "head -c 200000 /dev/zero; exit 7", nnodes="1:2")
-    head.read_error_until(b"waiting for the reader of our output")
+    head.read_error_until(b"waiting until the output is read")
     late = start("--join_window=0", "true", nnodes="1:2")
     surplus = start("--join_window=0", "true", nnodes="1:2")
     assert late.wait() == surplus.wait() == 7
@@ -421,9 +421,9 @@ def test_launchers_of_another_job_at_the_same_port_are_turned_away(start, bell):
     hear_world(bell, 0, 1)
     other = start("--spares=1", "--rdzv_id=b", *FAST, "true", nnodes=1)
     assert other.wait() == 1
-    text = "its --rdzv_id is b, that of this job is a: give each job a port of its own"
+    text = "its --rdzv_id is b, that of this job is a: use a different port for each job"
     assert text in other.err.decode()
-    assert b"joining again" not in other.err
+    assert b"rejoining" not in other.err
     first.signal(signal.SIGTERM)
     finish(first, 143)
     assert text in first.err.decode()
@@ -431,7 +431,7 @@ def test_launchers_of_another_job_at_the_same_port_are_turned_away(start, bell):
 
 def test_it_is_said_for_how_long_others_may_join_and_what_is_missing(start, bell):
     first = start("--join_window=60", *FAST, *ring(bell), nnodes="1:2")
-    read_error_until([first], b"1 node is here, 1 would do; for ")
+    read_error_until([first], b"1 node joined, 1 needed; waiting ")
     second = start("--join_window=60", *FAST, *ring(bell), nnodes="1:2")
     hear_world(bell, 0, 2)
     first.signal(signal.SIGTERM)
@@ -449,7 +449,7 @@ def test_a_launcher_that_joins_again_runs_its_ranks_where_it_was_started(start, 
     stopped.signal(signal.SIGSTOP)
     assert hear_world(bell, 1, 2) == [str(tmp_path)] * 2
     stopped.signal(signal.SIGCONT)
-    read_error_until(commands, b"has joined as a spare")
+    read_error_until(commands, b" joined as a spare")
     os.kill(launcher_of(1, world=1), signal.SIGKILL)
     assert hear_world(bell, 2, 2) == [str(tmp_path)] * 2
     stopped.signal(signal.SIGKILL)
@@ -472,11 +472,11 @@ def test_a_head_that_was_stopped_says_so_and_goes_on_with_its_own_node(start, be
     hear_world(bell, 1, 3)
     head.signal(signal.SIGTERM)
     assert [command.wait() for command in commands] == [143] * 3
-    assert head.err.count(b"infini-run itself was stopped, or its machine slept: it sent no heartbeat for ") == 1
+    assert head.err.count(b"infini-run was suspended, or its machine slept: it sent no heartbeat for ") == 1
     assert b"and nodes end their ranks after 2.0 s or more without one (--node_timeout)" in head.err
-    assert b"only be suspended" not in head.err
-    assert b"was lost" not in head.err, "it blames no node"
-    assert b" has given this head up" in head.err, head.err
+    assert b"is only suspended" not in head.err
+    assert b"lost node" not in head.err, "it blames no node"
+    assert b" gave up this head" in head.err, head.err
 
 
 def three_launchers(start, bell, *flags):
@@ -503,7 +503,7 @@ def test_a_new_head_starts_nothing_while_ranks_of_the_old_one_may_live(start, be
     cut.signal(signal.SIGKILL)
     again.signal(signal.SIGTERM)
     assert [again.wait(), other.wait(), cut.wait()] == [143, 143, -signal.SIGKILL]
-    assert b"an earlier head has gone, and nodes that are cut off may still run its ranks" in again.err
+    assert b"an earlier head is gone, and nodes without connection may still run its ranks" in again.err
     until(lambda: not marked())
 
 
@@ -516,7 +516,7 @@ def test_a_launcher_that_waits_for_a_place_has_met_the_old_head_too(start, bell)
     if head.pid == launcher_of(1):
         head, cut = cut, head
     third = start(*flags, nnodes="1:2")
-    read_error_until([third], b"the head has turned this node away")
+    read_error_until([third], b"the head rejected this node")
     old = process_of(1)
     cut.signal(signal.SIGSTOP)
     head.signal(signal.SIGKILL)
@@ -556,7 +556,7 @@ def test_a_lease_that_is_over_before_the_ranks_begin_is_no_refusal(start, bell, 
         assert sorted([line[:6], bell.hear(1)[0][:6]]) == ["1 0/2 ", "1 1/2 "]
     head.signal(signal.SIGTERM)
     assert [head.wait(), other.wait()] == [143, 143]
-    assert b"stays out" not in head.err
+    assert b"stays excluded" not in head.err
     until(lambda: not marked())
 
 
@@ -566,7 +566,7 @@ def test_another_job_at_the_port_of_a_head_that_is_away_ends_no_launcher(start, 
     head.signal(signal.SIGKILL)
     head.wait()
     stranger = start(*FAST, "true", nnodes="2:3", token="another-token-of-somebody-else")
-    until(lambda: error_so_far(stranger).count("was turned away: the other side has another token") >= 3)
+    until(lambda: error_so_far(stranger).count("connected to the link's port: the other side has another token") >= 3)
     stranger.signal(signal.SIGKILL)
     stranger.wait()
     again = start("--join_window=60", *FAST, *ring(bell), nnodes="2:3")
@@ -591,7 +591,7 @@ def test_a_newcomer_does_not_get_the_place_of_a_node_that_comes_back(start, bell
     time.sleep(3)  # the timeout
     head.signal(signal.SIGCONT)
     assert hear_world(bell, 1, 3) == hosts
-    read_error_until([late], b"the head has turned this node away: there are nodes 0 to 2")
+    read_error_until([late], b"the head rejected this node: the nodes are 0 to 2")
     late.signal(signal.SIGTERM)
     head.signal(signal.SIGTERM)
     assert [command.wait() for command in (*commands.values(), late)] == [143] * 3 + [-signal.SIGTERM]
@@ -611,11 +611,11 @@ def test_a_guard_that_was_killed_is_the_reason(start, bell):
     head, other, _ = three_launchers(start, bell, *FAST)
     (guard,) = [pid for pid, (parent, _, name) in processes().items() if parent == other.pid and name == GUARD]
     os.kill(guard, signal.SIGKILL)
-    read_error_until([other], b"the guard of the ranks has ended, and they with it; joining again")
+    read_error_until([other], b"the guard of the ranks is gone, and so are they; rejoining")
     hear_world(bell, 1, 3)
     head.signal(signal.SIGTERM)
     assert head.wait() == 143
-    assert b" was lost: the guard of the ranks has ended, and they with it; all ranks are stopped" in head.err
+    assert b": the guard of the ranks is gone, and so are they; restarting all ranks" in head.err
 
 
 def named(host):
@@ -629,7 +629,7 @@ def test_another_launcher_that_takes_a_lost_place_is_named(start, bell, tmp_path
     commands = [start(*words, nnodes="2:3", under=named(name)) for name in ("hosta", "hostb", "hostc")]
     hosts = hear_world(bell, 0, 3)
     late = start(*words, nnodes="2:3", under=named("hostd"))
-    read_error_until([late], b"all of them are here")
+    read_error_until([late], b"all of them joined")
     victim = next(each for each in commands if each.pid == launcher_of(1))
     victim.signal(signal.SIGKILL)
     after = hear_world(bell, 1, 3)
@@ -639,8 +639,8 @@ def test_another_launcher_that_takes_a_lost_place_is_named(start, bell, tmp_path
     out = b"".join(command.out for command in (*commands, late)).decode()
     assert sorted(line.split(":")[0] for line in out.splitlines()) == sorted(f"[{name}" for name in after)
     err = b"".join(command.err for command in (*commands, late)).decode()
-    assert f"hostd is node {after.index('hostd')} in place of {hosts[1]}" in err
-    assert f"; the place of {hosts[1]} is kept for a moment" in err
+    assert f"hostd replaces {hosts[1]} as node {after.index('hostd')}" in err
+    assert f"; the place of {hosts[1]} is reserved for a moment" in err
 
 
 @pytest.mark.slow
@@ -649,14 +649,14 @@ def test_a_node_that_cannot_start_its_ranks_is_replaced_and_stays_out(start, bel
     few = ["sh", "-c", 'ulimit -n 40 && exec "$@"', "sh"]
     words = (*FAST, "--join_window=60", *ring(bell, in_world(1, "exit 0")))
     head = start("--spares=1", *words)
-    read_error_until([head], b"of at least 2 nodes are here")
+    read_error_until([head], b"of at least 2 nodes joined")
     poor = start("--spares=1", "--nproc_per_node=20", "--console=prefix", *words, under=few)
-    read_error_until([head], b"2 nodes are here, 2 would do")
+    read_error_until([head], b"2 nodes joined, 2 needed; waiting ")
     other = start("--spares=1", *words)
     assert [command.wait() for command in (head, other)] == [0, 0]
     said = head.err.decode()
     assert "Too many open files" in said
-    assert "cannot run its ranks; all ranks are stopped" in said
+    assert "cannot run its ranks; restarting all ranks" in said
     poor.signal(signal.SIGTERM)  # the head has gone, and it asks for it
     poor.wait()
     until(lambda: not marked())
@@ -667,7 +667,7 @@ def test_who_connects_and_says_nothing_loses_the_place_again(start, bell, port):
     head = start("--spares=1", "--join_window=0", *JOIN_SOON, *FAST, *ring(bell), nnodes=1)
     hear_world(bell, 0, 1)
     wire = join(f"127.0.0.1:{port + 1}")
-    read_error_until([head], b"it did not say what it is like within 6 s (--join_timeout)")
+    read_error_until([head], b"it did not describe itself within 6 s (--join_timeout)")
     wire.close()
     head.signal(signal.SIGTERM)
     finish(head, 143)

@@ -50,7 +50,7 @@ def test_an_agent_that_was_killed_is_replaced_and_its_node_comes_back_in_a_step_
     os.kill(launcher_of(1), signal.SIGKILL)
     hear_world(bell, 1, 3)
     # the latter: it was back before another could take its place
-    command.read_error_until(b"has joined as a spare", b"attempt 2: the same 3 nodes")
+    command.read_error_until(b" joined as a spare", b"attempt 2: the same 3 nodes")
     os.kill(launcher_of(2, world=1), signal.SIGKILL)
     hear_world(bell, 2, 3)
     assert command.wait() == 0, command.err
@@ -68,8 +68,8 @@ def test_a_node_that_is_down_is_replaced_by_a_spare(run, case, bed, bell):
         case.end()
     finally:
         bed.call("node-up", "2")
-    assert b"node 1 (node2) was lost" in command.err
-    assert b"node4 is node 1 in place of node2" in command.err
+    assert b"lost node 1 (node2)" in command.err
+    assert b"node4 replaces node2 as node 1" in command.err
 
 
 def test_without_a_spare_the_world_shrinks(run, case, bed, bell):
@@ -127,5 +127,5 @@ def test_scancel_that_no_launcher_can_tell_of_ends_all_of_it(run, case, bed, bel
     until(lambda: all(is_killed(pid) for pid in launchers))
     freezer.thaw()
     assert command.wait() == 143, command.err
-    assert b"SIGTERM was for all nodes: their allocation was ended" in command.err
+    assert b"SIGTERM reached all nodes: their allocation ended" in command.err
     case.end()

@@ -128,7 +128,7 @@ def test_a_spare_takes_the_place_of_a_node_whose_agent_was_killed(many, bell):
     assert hosts[:2] + hosts[4:] == ["host1"] * 2 + ["host3"] * 2
     assert hosts[2:4] in (["host4"] * 2, ["host2"] * 2)  # the host is well, and may be back before
     finish(command)
-    assert any(line.startswith("infini-run: node 1 (host2) was lost") for line in own_lines(command))
+    assert any(line.startswith("infini-run: lost node 1 (host2)") for line in own_lines(command))
 
 
 def test_a_host_is_reached_again_at_once_for_its_answer_is_what_the_next_world_waits_for(many, bell):
@@ -141,7 +141,7 @@ def test_a_host_is_reached_again_at_once_for_its_answer_is_what_the_next_world_w
     hear_world(bell, 0, 2)
     os.kill(launcher_of(1), signal.SIGKILL)
     hear_world(bell, 1, 2)
-    command.read_error_until(b"has joined as a spare")
+    command.read_error_until(b" joined as a spare")
     command.signal(signal.SIGTERM)
     finish(command, 143)
 
@@ -153,7 +153,7 @@ def test_a_host_that_is_down_for_a_while_is_reached_again_until_it_answers(bed, 
     with bed.host_down(2):
         hear_world(bell, 1, 2)
         command.read_error_until(b"host2 could not be reached")
-    command.read_error_until(b"host2 has joined as a spare")
+    command.read_error_until(b"host2 joined as a spare")
     os.kill(launcher_of(0, world=1), signal.SIGKILL)
     hear_world(bell, 2, 2)
     finish(command)
@@ -169,7 +169,7 @@ def test_a_world_shrinks_and_the_numbers_of_its_ranks_are_those_of_its_hosts(man
     assert hear_world(bell, 1, 2) == ["host1", "host3"]
     gate.touch()
     finish(command, 7)
-    assert b"node 1 (host2): told SIGTERM there, it leaves" in command.err
+    assert b"node 1 (host2): got SIGTERM there, and leaves" in command.err
     assert b"rank 1 on host3" in command.err
     report = json.loads((tmp_path / "r").read_text())
     assert (report["exit_code"], report["world_size"], report["restarts"]) == (7, 2, 1)
@@ -242,7 +242,7 @@ def test_the_end_of_a_newcomer_tells_nothing_of_the_ranks_that_were_there_before
     until(lambda: 1 in written(tmp_path))
     command.signal(signal.SIGTERM)
     finish(command, 143)
-    assert b"host2 could not be reached: ssh ended with 3" in command.err
+    assert b"host2 could not be reached: ssh exited with 3" in command.err
     check_written(tmp_path, worlds=2)
 
 
@@ -262,9 +262,9 @@ def test_the_end_of_an_agent_tells_nothing_of_the_ranks_that_came_after_it(many,
     assert hear_world(bell, 1, 2) == ["host1", "host2"]
     suspended(launcher_of(1, world=1))
     os.kill(ssh_to("host2", command.pid), signal.SIGKILL)
-    command.read_error_until(b"node 1 (host2) was lost; all ranks are stopped")
+    command.read_error_until(b"lost node 1 (host2); restarting all ranks")
     gate.touch()
-    command.read_error_until(b"node 1 (host2): its agent did not answer, and was killed there with its ranks")
+    command.read_error_until(b"node 1 (host2): its agent did not respond; killed it and its ranks there")
     hear_world(bell, 2, 2)
     until(lambda: 2 in written(tmp_path))
     command.signal(signal.SIGTERM)
@@ -286,7 +286,7 @@ def test_a_node_that_is_silent_after_its_ranks_have_ended_is_reached_again(many,
     time.sleep(6)  # two timeouts
     gate.touch()
     if "host2" not in hear_world(bell, 1, 3):
-        command.read_error_until(b"host2 has joined as a spare")
+        command.read_error_until(b"host2 joined as a spare")
     until(lambda: not is_alive(agent))
     command.signal(signal.SIGTERM)
     finish(command, 143)
@@ -305,7 +305,7 @@ def test_a_spare_that_has_run_ranks_and_is_lost_is_a_spare_no_more(many, bell, t
     slow.unlink()
     until(lambda: not marked(b"INFINI_RUN_ID=check-"))
     os.kill(agent_on("host2"), signal.SIGKILL)
-    command.read_error_until(b"host2 was lost; no rank runs there")
+    command.read_error_until(b"lost host2; no rank ran there")
     os.kill(launcher_of(0, world=1), signal.SIGKILL)
     hear_world(bell, 2, 2)
     finish(command)
@@ -330,7 +330,7 @@ def test_a_node_that_comes_back_is_a_spare_and_serves_as_one(many, bell):
     hear_world(bell, 0, 2)
     os.kill(launcher_of(1), signal.SIGKILL)
     hear_world(bell, 1, 2)
-    command.read_error_until(b"has joined as a spare")
+    command.read_error_until(b" joined as a spare")
     os.kill(launcher_of(0, world=1), signal.SIGKILL)
     hear_world(bell, 2, 2)
     finish(command)
@@ -348,7 +348,7 @@ def test_a_node_is_reached_once_also_where_its_end_and_that_of_its_ssh_are_seen_
     command.signal(signal.SIGCONT)
     hear_world(bell, 1, 2)
     finish(command)
-    losses = ("was lost", "could not", "has given this head up")  # which had been away for long, perhaps
+    losses = ("lost node", "could not", "gave up this head")  # which had been away for long, perhaps
     told = [line for line in own_lines(command) if any(loss in line for loss in losses)]
     assert len(told) == 1, command.err
 
@@ -372,7 +372,7 @@ def test_too_few_nodes_are_waited_for_and_then_the_job_ends(many, bell):
     command = many(*flags, "true", hosts="host1,no-such-host,nor-this")
     assert command.wait() == 1
     (line,) = [line for line in own_lines(command) if "--join_timeout" in line]
-    assert "1 of at least 2 nodes are here after 8 s (--join_timeout); missing: no-such-host, nor-this" in line
+    assert "1 of at least 2 nodes joined after 8 s (--join_timeout); missing: no-such-host, nor-this" in line
     assert "Could not resolve hostname no-such-host" in line
 
 
@@ -394,7 +394,7 @@ def test_a_node_that_fails_its_check_is_left_out_with_its_last_line(many, bell):
     command = many("--spares=1", f"--node_check={check}", *ring(bell, "exit 0"), nproc=1)
     assert hear_world(bell, 0, 3) == ["host1", "host3", "host4"]
     finish(command)
-    assert b"host2 is left out: node check exited with 3: ECC errors on GPU 2" in command.err
+    assert b"excluded host2: node check exited with 3: ECC errors on GPU 2" in command.err
 
 
 def test_a_check_that_hangs_is_ended_at_its_timeout(many, bell):
@@ -403,7 +403,7 @@ def test_a_check_that_hangs_is_ended_at_its_timeout(many, bell):
     command = many(*flags, *ring(bell, "exit 0"), nproc=1)
     assert hear_world(bell, 0, 3) == ["host2", "host3", "host4"]
     finish(command)
-    assert b"host1 is left out: the node check did not end within 0.5 s" in command.err
+    assert b"excluded host1: the node check did not end within 0.5 s" in command.err
 
 
 PROGRESSES = """
@@ -459,10 +459,10 @@ def test_the_trace_and_the_report_have_the_node_that_was_lost(many, bell, tmp_pa
     for host in {"host1", "host2", *hosts}:
         assert any(host in name for name in names), names
     told = [event["name"] for event in events if event.get("cat") == "event"]
-    assert any("node 1 (host2) was lost" in text for text in told), told
+    assert any("lost node 1 (host2)" in text for text in told), told
     report = json.loads((tmp_path / "r").read_text())
     assert report["restarts"] == 1
-    assert any("node 1 (host2) was lost" in notice for notice in report["notices"])
+    assert any("lost node 1 (host2)" in notice for notice in report["notices"])
     assert [rank["host"] for rank in report["ranks"]] == hosts
 
 
@@ -478,7 +478,7 @@ def test_a_reader_that_does_not_read_costs_no_rank(many, bell, tmp_path):
         command.read_more()
     command.signal(signal.SIGTERM)
     assert command.wait() == 143
-    assert b"was lost" not in command.err, command.err.decode()
+    assert b"lost node" not in command.err, command.err.decode()
 
 
 def test_a_head_with_little_of_a_processor_costs_no_rank(many, bell):
@@ -498,7 +498,7 @@ def test_a_head_with_little_of_a_processor_costs_no_rank(many, bell):
             time.sleep(0.05)  # a reader that is quicker makes up for the processor
     command.signal(signal.SIGTERM)
     assert command.wait() == 143
-    assert b"was lost" not in command.err, command.err.decode()
+    assert b"lost node" not in command.err, command.err.decode()
 
 
 def test_a_node_that_ends_its_ranks_since_its_link_carries_nonsense_is_lost(many, bell, tmp_path):
@@ -517,7 +517,7 @@ def test_a_node_that_ends_its_ranks_since_its_link_carries_nonsense_is_lost(many
     hear_world(bell, 1, 2)
     command.signal(signal.SIGTERM)
     finish(command, 143)
-    lost = b"node 1 (host2) was lost: what came over the link is not what infini-run sends; all ranks are stopped"
+    lost = b"lost node 1 (host2): what came over the link is not what infini-run sends; restarting all ranks"
     assert lost in command.err, command.err.decode()
 
 
@@ -531,4 +531,4 @@ def test_ctrl_z_of_the_head_costs_no_rank(many, bell):
     until(lambda: processes()[command.pid][1] != "T")
     command.signal(signal.SIGTERM)
     finish(command, 143)
-    assert b"was lost" not in command.err, command.err.decode()
+    assert b"lost node" not in command.err, command.err.decode()

@@ -88,7 +88,7 @@ def test_it_is_not_tried_for_ever(fake, tmp_path):
     assert command.wait() == 1
     assert (tmp_path / "a").read_text().count("x") == 5
     last = command.err.splitlines()[-1]  # it may take so long that it is told who is waited for
-    assert last == b"infini-run: node 0 (a) could not be reached: ssh ended with 255: Connection reset by peer"
+    assert last == b"infini-run: node 0 (a) could not be reached: ssh exited with 255: Connection reset by peer"
 
 
 def test_what_would_fail_again_is_not_tried_again(fake, tmp_path):
@@ -120,7 +120,7 @@ def test_an_ssh_that_never_answers_is_ended_with_the_job(fake):
     command = fake("--hosts=a,b", "--join_timeout=1", "true", before='[ "$2" = b ] && exec sleep 1000')
     assert command.wait() == 1
     # on a busy machine the other one may not have come by then either
-    assert re.search(rb"[12] of 2 nodes have not come within 1 s \(--join_timeout\): (a, )?b\n", command.err)
+    assert re.search(rb"[12] of 2 nodes did not join within 1 s \(--join_timeout\): (a, )?b\n", command.err)
     assert marked() == {}
 
 
@@ -140,4 +140,4 @@ def test_a_reader_that_never_reads_does_not_hold_a_stop(fake, bell):
     until(lambda: command.process.poll() is not None, 20)
     command.wait()
     assert command.process.returncode == 143
-    assert b"nobody reads our output" in command.err
+    assert b"output reader is gone" in command.err

@@ -22,7 +22,7 @@ from infini_run.multinode.protocol import TAG, pack
 from tests.multinode.test_by_hand import no_agent_left, node, port, ring, told  # noqa: F401
 from tests.support.waiting import until
 
-PROBLEM = "a frame of the link was changed, dropped, repeated or moved on its way"
+PROBLEM = "a frame of the link was changed, dropped, repeated, or reordered on its way"
 HEAD = 5  # bytes of a frame's head
 
 

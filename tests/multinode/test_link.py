@@ -141,7 +141,7 @@ def test_the_end_in_mid_frame_is_told(wires):
     os.write(wires[1].fileno(), pack(protocol.OUT, b"half")[:7])
     wires[1].close()
     assert read(wires[0]) == []
-    with pytest.raises(LinkError, match="mid-frame"):
+    with pytest.raises(LinkError, match="in the middle of a frame"):
         read(wires[0])
     assert wires[0].has_ended
 
@@ -298,7 +298,7 @@ def test_strangers_are_let_go_and_told_of_a_few_times(listener):
             scan.send(b"GET / HTTP/1.1\r\n\r\n" * 3)
             until(lambda: (listener.poll(0.01), scan.recv(1000, socket.MSG_PEEK) == b"" or _is_reset(scan))[1])
     assert len(listener.notices) == 8
-    assert listener.notices[-1].endswith("(no more of these will be told)")
+    assert listener.notices[-1].endswith("(not reporting more of these)")
 
 
 def test_a_launcher_with_another_token_is_told_of_after_many_strangers(listener):
@@ -361,7 +361,7 @@ def test_without_any_descriptor_nobody_is_let_in_and_nothing_spins(listener):
         with no_descriptor_left():
             until(lambda: (listener.poll(0.01), listener.notices)[1])
         assert listener.notices == [
-            "no more nodes can be let in: the limit on open descriptors was reached; raise ulimit -n or ulimit -Hn"
+            "cannot accept more nodes: the limit on open descriptors was reached; raise ulimit -n or ulimit -Hn"
         ]
         listener.poll(0)
         assert len(listener.notices) == 1
@@ -513,7 +513,7 @@ def test_an_engines_agent_lets_go_of_a_silent_connection_before_it_dials_again(u
                     pass
     error = process.communicate(timeout=30)[1]
     assert process.returncode == 1
-    assert b"the head does not answer" in error, "refused now: that is no reason to dial again"
+    assert b"the head does not respond" in error, "refused now: that is no reason to dial again"
 
 
 def test_the_time_for_dialling_again_begins_with_the_first_failure_and_ends(monkeypatch):
@@ -544,7 +544,7 @@ def test_a_stand_in_sends_heartbeats_and_is_over_when_we_go_on(wires, killed):
         os.waitpid(stand_in._pid, os.WNOHANG)
     wires[0].send(pack(protocol.SPEC, b"again"))
     if killed:
-        with pytest.raises(LinkError, match="repeated or moved"):
+        with pytest.raises(LinkError, match="repeated, or reordered"):
             sum(1 for _ in iter(lambda: read(wires[1]), []))
     else:
         while (protocol.SPEC, b"again") not in (came := read(wires[1])):
@@ -575,10 +575,10 @@ def test_the_link_listens_on_the_one_address_that_was_asked_for(asked, found):
 @pytest.mark.parametrize(
     ("asked", "problem"),
     [
-        ("no-such-thing-here", "--link_address=no-such-thing-here: neither an address nor an interface (here: "),
-        ("192.0.2.77", "--link_address=192.0.2.77: no address of this machine"),
-        ("a b", "--link_address=a b: neither an address nor an interface"),
-        ("x" * 300, "neither an address nor an interface"),
+        ("no-such-thing-here", "--link_address=no-such-thing-here: not an address or interface; use one of "),
+        ("192.0.2.77", "--link_address=192.0.2.77: not an address of this machine"),
+        ("a b", "--link_address=a b: not an address or interface"),
+        ("x" * 300, "not an address or interface"),
     ],
 )
 def test_an_address_that_is_none_of_ours_is_refused(asked, problem):

@@ -33,7 +33,7 @@ def test_a_node_is_lost_from_when_it_was_last_heard(node, bell, tmp_path):  # no
     assert commands[0].wait() == 1
     lines = told(commands[0])
     assert "node 1 (" in lines[0]
-    assert "was lost: nothing was heard of it for 4 s (--node_timeout)" in lines[0]
+    assert ": no message from it for 4 s (--node_timeout)" in lines[0]
     assert "rank 0 on " in lines[1]
     assert "failed: exit code 7" in lines[1]
     assert lines[2] == "  | no peer"
@@ -70,7 +70,7 @@ def test_a_node_is_lost_before_a_rank_that_its_loss_ends_though_the_head_reads_b
     head.signal(signal.SIGCONT)
     assert head.wait() == 1
     lines = own_lines(head)
-    assert lines[0].startswith("infini-run: node 0 (host1) was lost")
+    assert lines[0].startswith("infini-run: lost node 0 (host1)")
     assert "rank 1 on host2" in lines[1]
     assert "SIGTERM" in lines[1]
     report = json.loads((tmp_path / "r").read_text())
@@ -121,7 +121,7 @@ def test_a_rank_that_failed_while_all_nodes_were_there_is_to_blame(node, bell, t
     assert "rank 0 on " in lines[0]
     assert "failed: exit code 7" in lines[0]
     assert "node 1 (" in lines[-1]
-    assert "was lost: nothing was heard of it for 3 s (--node_timeout)" in lines[-1]
+    assert ": no message from it for 3 s (--node_timeout)" in lines[-1]
     report = json.loads((tmp_path / "r").read_text())
     assert (report["exit_code"], report["first_failure"], report["error"]) == (7, 0, None)
     assert len(report["lost"]) == 1
@@ -143,7 +143,7 @@ def test_a_node_that_is_lost_while_a_signal_ends_the_job_is_told_in_one_line(nod
     first, last = told(head)
     assert first == "infini-run: SIGTERM: stopping; SIGKILL in 12 s, or now if repeated"
     assert "node 1 (" in last
-    assert "was lost: nothing was heard of it for 3 s (--node_timeout)" in last
+    assert ": no message from it for 3 s (--node_timeout)" in last
     report = json.loads((tmp_path / "r").read_text())
     assert [f"infini-run: {text}" for text in report["lost"]] == [last]
     assert report["exit_code"] == 143
@@ -184,12 +184,10 @@ def test_a_head_that_was_stopped_does_not_blame_a_node(node, bell, tmp_path):  #
     until(lambda: not sleepers())  # they have heard nothing for too long
     head.signal(signal.SIGCONT)
     assert [head.wait(), joiner.wait()] == [1, 1]
-    assert told(joiner) == ["infini-run: nothing was heard of the head for 3 s (--node_timeout)"]
-    lines = [line for line in told(head) if "heard of the head" not in line]
+    assert told(joiner) == ["infini-run: no message from the head for 3 s (--node_timeout)"]
+    lines = [line for line in told(head) if "no message from the head" not in line]
     assert len(lines) == 1, lines
-    assert lines[0].startswith(
-        "infini-run: infini-run itself was stopped, or its machine slept: it sent no heartbeat"
-    )
+    assert lines[0].startswith("infini-run: infini-run was suspended, or its machine slept: it sent no heartbeat")
     assert lines[0].endswith(", and nodes end their ranks after 3 s without one (--node_timeout)")
     assert "node 1" not in lines[0]
     assert json.loads((tmp_path / "r").read_text())["exit_code"] == 1
@@ -210,7 +208,7 @@ def test_a_network_that_dies_while_the_head_is_stopped_by_ctrl_z_ends_the_ranks_
         command.signal(signal.SIGCONT)
         assert command.wait() == 1
         (line,) = own_lines(command)
-        assert line.startswith("infini-run: node 1 (host2) was lost: ")
+        assert line.startswith("infini-run: lost node 1 (host2): ")
     finally:
         cabled_bed.tell("cable", 2, "up")
 
@@ -258,8 +256,8 @@ def test_an_agent_that_is_stopped_for_ever_is_killed_with_its_ranks(many, bell):
     os.kill(victim, signal.SIGSTOP)
     assert command.wait() == 1
     first, second = own_lines(command)
-    assert first.endswith("): its agent did not answer, and was killed there with its ranks")
-    assert "was lost: nothing was heard of it for 3 s (--node_timeout)" in second
+    assert first.endswith("): its agent did not respond; killed it and its ranks there")
+    assert ": no message from it for 3 s (--node_timeout)" in second
     until(lambda: not marked())
 
 
@@ -269,5 +267,5 @@ def test_an_ssh_that_is_stopped_for_ever_leaves_no_rank(many, bell):  # noqa: F8
     ours = [pid for pid, (parent, _, name) in processes().items() if parent == command.pid and name == "ssh"]
     os.kill(ours[0], signal.SIGSTOP)
     assert command.wait() == 1
-    assert "was lost: nothing was heard of it for 3 s (--node_timeout)" in own_lines(command)[-1]
+    assert ": no message from it for 3 s (--node_timeout)" in own_lines(command)[-1]
     until(lambda: not marked())

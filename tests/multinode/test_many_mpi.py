@@ -171,12 +171,12 @@ def test_a_node_that_dies_is_named_and_ends_the_job(run, case, bed):
     try:
         assert command.wait() == 1
         case.end()
-        assert command.err.count(b"was lost") == 1
+        assert command.err.count(b"lost node") == 1
         if run.kind == "mpich":  # Hydra ends the others with it, and their ends may be heard of first
-            assert re.search(rb"node \d \(host\d\) was lost(, and with it |: )", command.err)
+            assert re.search(rb"lost node \d \(host\d\)(, and with it |: )", command.err)
             assert b"host3" in command.err
         else:
-            assert b"node 2 (host3) was lost: " in command.err
+            assert b"lost node 2 (host3): " in command.err
     finally:
         bed.call("host-up", "3")
         until(lambda: os.system(f"{bed.folder}/ssh host3 true 2>/dev/null") == 0)
@@ -189,7 +189,7 @@ def test_an_mpirun_that_is_killed_ends_the_job_and_leaves_nothing(run, case):
     os.kill(mpirun, signal.SIGKILL)
     assert command.wait() == 1
     case.end()
-    assert command.err.count(b"mpirun ended with 137") == 1
+    assert command.err.count(b"mpirun exited with 137") == 1
 
 
 def is_mpirun(pid):
@@ -199,7 +199,7 @@ def is_mpirun(pid):
 def test_mpirun_that_is_not_there_is_one_line(run, tmp_path):
     command = run("true", path=str(tmp_path))
     assert command.wait() == 127
-    assert command.err == b"infini-run: mpirun is not on PATH: --engine=mpi needs it\n"
+    assert command.err == b"infini-run: mpirun is not on PATH, and --engine=mpi needs it\n"
 
 
 def test_an_mpirun_that_is_nobodys_is_one_line(run, tmp_path):
@@ -207,5 +207,5 @@ def test_an_mpirun_that_is_nobodys_is_one_line(run, tmp_path):
     command = run("true", path=str(tmp_path))
     assert command.wait() == 2
     assert command.err == (
-        b"infini-run: mpirun on PATH is neither Open MPI's nor Hydra's (MPICH, Intel MPI): give another --engine\n"
+        b"infini-run: mpirun on PATH is neither from Open MPI nor Hydra (MPICH, Intel MPI); use another --engine\n"
     )

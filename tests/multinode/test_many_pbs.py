@@ -130,8 +130,8 @@ def test_an_agent_that_is_killed_is_a_node_that_is_lost(run, case):
     os.kill(next(pid for pid in agents if not any(b"pbs_tmrsh" in word for word in words[pid])), signal.SIGKILL)
     assert command.wait() == 1
     case.end()
-    assert command.err.count(b"was lost") == 1
-    assert b"node 2 (node3) was lost" in command.err
+    assert command.err.count(b"lost node") == 1
+    assert b"lost node 2 (node3)" in command.err
 
 
 def command_lines():
@@ -162,7 +162,7 @@ def test_a_directory_that_cannot_be_written_is_one_line(run):
     assert command.wait() == 2
     assert command.err.count(b"\n") == 1
     assert command.err.startswith(b"infini-run: /proc/.infini-run-")
-    assert command.err.endswith(b"; start from a directory that the nodes share\n")
+    assert command.err.endswith(b"; use a directory that the nodes share\n")
 
 
 def test_a_token_that_cannot_be_written_is_one_line_and_no_file(run, tmp_path):
@@ -177,7 +177,7 @@ def test_a_token_that_cannot_be_written_is_one_line_and_no_file(run, tmp_path):
 def test_an_agent_that_is_not_installed_is_told(run, case):
     command = run("--remote_python=/no/such", "true")
     assert command.wait() == 1
-    assert b"pbs_tmrsh ended with 254" in command.err
+    assert b"pbs_tmrsh exited with 254" in command.err
     case.end()
 
 

@@ -369,8 +369,8 @@ def test_a_node_that_dies_is_named_and_ends_the_job(slurm, run, case):
     finally:
         slurm.call("node-up", "3")
         allocation.close()
-    assert b"node 2 (node3) was lost" in command.err
-    assert command.err.count(b"was lost") == 1
+    assert b"lost node 2 (node3)" in command.err
+    assert command.err.count(b"lost node") == 1
 
 
 def test_an_agent_that_hangs_is_ended_by_slurm(run, case, slurm, four):
@@ -379,7 +379,7 @@ def test_an_agent_that_hangs_is_ended_by_slurm(run, case, slurm, four):
     read_up(command, 4)
     os.kill(agents_of(case)[2], signal.SIGSTOP)
     assert command.wait() == 1
-    assert b"node 2 (node3) was lost: nothing was heard of it for 3 s" in command.err
+    assert b"lost node 2 (node3): no message from it for 3 s" in command.err
     case.end()
     until(lambda: not left(slurm, four.job))
 
@@ -430,7 +430,7 @@ def test_more_nodes_than_the_allocation_has_are_refused(run, four):
 def test_srun_that_is_not_there_is_one_line(run, four, tmp_path):
     command = run("true", env={**four.env, "PATH": str(tmp_path)})
     assert command.wait() == 127
-    assert command.err == b"infini-run: srun is not on PATH: --engine needs it\n"
+    assert command.err == b"infini-run: srun is not on PATH, and --engine needs it\n"
 
 
 def test_an_agent_that_is_not_installed_is_told_with_what_to_do(run, case):
@@ -449,7 +449,7 @@ def test_an_agent_that_does_not_start_is_told_in_its_own_words(run, case, tmp_pa
     command = run(f"--remote_python={python}", "true")
     assert command.wait() == 1
     # srun's code is the highest of all tasks': 137 if it has killed one that had not failed yet
-    why = rb"srun ended with (3|137): licence\.dat: No such file or directory"
+    why = rb"srun exited with (3|137): licence\.dat: No such file or directory"
     assert re.fullmatch(rb"infini-run: node 0 \(node1\) could not be reached: " + why + b"\n", command.err)
     case.end()
 

@@ -108,7 +108,7 @@ def test_a_node_that_does_not_come_delays_the_first_world_by_the_window_only():
     assert job.now_s == 110.0
     assert job.worlds == [(0, 2, 3)]
     job.join(1)
-    assert job.said == ["host1 has joined as a spare"]
+    assert job.said == ["host1 joined as a spare"]
 
 
 def test_a_spare_takes_the_rank_of_the_node_that_was_lost_and_only_when_nothing_of_it_can_live():
@@ -201,7 +201,7 @@ def test_too_few_nodes_end_the_job_after_the_join_timeout_and_are_named():
     job.join(0, 2)
     job.wait()
     assert job.now_s == 160.0
-    assert job.ended == "2 of at least 3 nodes are here after 60 s (--join_timeout); missing: host1, host3"
+    assert job.ended == "2 of at least 3 nodes joined after 60 s (--join_timeout); missing: host1, host3"
 
 
 def test_a_loss_without_enough_nodes_waits_for_the_join_timeout_too():
@@ -259,7 +259,7 @@ def test_a_node_that_fails_first_twice_is_left_out_if_enough_others_are_there():
         job.handle(m.Failed(place_index=1))
         job.stop_others()
     assert job.worlds[-1] == (0, 3, 2)
-    assert "host1 is left out: its ranks were the first to fail in 2 attempts" in job.said
+    assert "excluded host1: its ranks were the first to fail in 2 attempts" in job.said
     job.lose(1)
     job.join(1)
     assert job.state.places[1].state == "out"
@@ -272,7 +272,7 @@ def test_a_node_is_in_again_if_the_failure_follows_the_rank():
         job.handle(m.Failed(place_index=job.worlds[-1][1]))
         job.stop_others()
     assert not job.state.places[1].is_banned
-    assert job.said[-1] == "host1 may be in again: node 1 is the first to fail on host3, too"
+    assert job.said[-1] == "host1 is allowed again: node 1 is also the first to fail on host3"
 
 
 def test_a_node_that_fails_often_stays_if_nobody_can_take_its_place():
@@ -365,7 +365,7 @@ def test_nodes_are_checked_when_they_join_before_each_world_and_while_they_wait(
     assert job.now_s == 100 + t.CHECK_AGAIN_S
     assert job.checking == {3}
     job.handle(m.Checked(place_index=3, reason="check ended with 3: no GPU"))
-    assert job.said[-1] == "host3 is left out: check ended with 3: no GPU"
+    assert job.said[-1] == "excluded host3: check ended with 3: no GPU"
     job.checking.clear()
     job.handle(m.Failed(place_index=0))
     job.stop_others()
@@ -381,7 +381,7 @@ def test_checks_that_run_are_waited_for_beyond_the_join_timeout():
     assert not job.ended
     job.handle(m.Checked(place_index=0))
     job.handle(m.Checked(place_index=1, reason="no GPU"))
-    assert job.ended == "2 of at least 3 nodes are here after 60 s (--join_timeout); missing: host1, host3"
+    assert job.ended == "2 of at least 3 nodes joined after 60 s (--join_timeout); missing: host1, host3"
 
 
 def test_a_check_that_fails_on_most_nodes_ends_the_job():
@@ -389,7 +389,7 @@ def test_a_check_that_fails_on_most_nodes_ends_the_job():
     job.join(0, 1, 2, 3)
     for at in (0, 1, 2):
         job.handle(m.Checked(place_index=at, reason="no such program"))
-    assert job.ended == "the check of 3 of 4 nodes failed: it may be the check; no such program"
+    assert job.ended == "the check of 3 of 4 nodes failed, so the check may be wrong; no such program"
 
 
 def test_by_hand_there_is_no_world_without_the_place_of_the_head():

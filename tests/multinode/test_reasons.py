@@ -56,7 +56,7 @@ def test_the_agents_own_last_line_is_the_reason(engine, code, words, shown, hint
 def test_of_a_node_that_was_lost_the_line_with_its_name_is_the_reason():
     words = f"{CPU_BIND}srun: error: n2: task 1: Killed\nsrun: error: n1: task 0: Exited\n"
     assert (
-        find_engine("slurm").explain_exit("n2", 137, words) == "srun ended with 137: srun: error: n2: task 1: Killed"
+        find_engine("slurm").explain_exit("n2", 137, words) == "srun exited with 137: srun: error: n2: task 1: Killed"
     )
 
 
@@ -102,8 +102,8 @@ def test_an_agent_that_ends_before_it_is_one_says_why(many, tmp_path):  # noqa: 
     python.write_text("#!/bin/sh\necho Welcome\necho 'licence.dat: No such file or directory' >&2\nexit 3\n")
     python.chmod(0o755)
     command = many(f"--remote_python={python}", "true", hosts="host1")
-    refused(command, "node 0 (host1)", "ssh ended with 3: licence.dat: No such file or directory")
-    assert b"give --remote_python" not in command.err
+    refused(command, "node 0 (host1)", "ssh exited with 3: licence.dat: No such file or directory")
+    assert b"add --remote_python" not in command.err
 
 
 def test_an_ssh_that_leaves_its_end_of_the_link_to_another_process_is_told_of_all_the_same(infini_run, tmp_path):
@@ -113,4 +113,4 @@ def test_an_ssh_that_leaves_its_end_of_the_link_to_another_process_is_told_of_al
     ssh.chmod(0o755)
     command = infini_run("--hosts=a", "true", env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"})
     assert command.wait() == 1
-    assert b"node 0 (a) could not be reached: ssh ended with 3" in command.err
+    assert b"node 0 (a) could not be reached: ssh exited with 3" in command.err

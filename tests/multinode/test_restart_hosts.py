@@ -64,7 +64,7 @@ def test_a_node_that_is_lost_in_the_delay_ends_the_job(many):  # noqa: F811
     command.read_error_until(b"restart 1 of 1 in ")
     os.kill(next(iter(agents())), signal.SIGKILL)
     assert command.wait() == 1, command.err
-    assert any("was lost" in line for line in own_lines(command))
+    assert any("lost node" in line for line in own_lines(command))
 
 
 def test_head_killed_in_the_delay_leaves_nothing(many):  # noqa: F811

@@ -126,7 +126,7 @@ def test_a_node_by_hand_that_ctrl_z_stops_keeps_its_place(port, infini_run, term
         until(lambda: [state_of(pid) for pid in (launcher, *sleepers())] == ["S"] * 3)
     terminal.type("\x03")
     assert head.wait() == 130, head.err
-    assert b"was lost" not in head.err
+    assert b"lost node" not in head.err
     until(lambda: not marked())
 
 

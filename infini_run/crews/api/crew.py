@@ -211,7 +211,7 @@ class Crew(Generic[T, R]):
     def worker(self, rank: int) -> WorkerHandle[T, R]:
         """Return the handle of one worker. Raises UsageError: there is no such rank."""
         if type(rank) is not int or not 0 <= rank < self.nproc:
-            raise UsageError(f"worker({rank!r}): the ranks are 0 to {self.nproc - 1}")
+            raise UsageError(f"worker({rank!r}): unknown rank; use 0 to {self.nproc - 1}")
         return WorkerHandle(self, rank)
 
     def ask(self, task: T) -> Ask[R]:
@@ -260,7 +260,7 @@ class Crew(Generic[T, R]):
             TimeoutError: a result has not come in time; the iterator cancels the unfinished tasks.
         """
         if not iterables:
-            raise UsageError("map(): give at least one iterable of tasks")
+            raise UsageError("map(): missing tasks; use at least one iterable")
         options = MapOptions(timeout_s, chunksize, buffersize, ordered, self.nproc)
         return TaskMap(self.ask, options.tasks_of(iterables), options, self._supervisor.on_thread_waits)
 
@@ -288,7 +288,7 @@ class Crew(Generic[T, R]):
         if self._supervisor.failure is not None or self._supervisor.belongs_to_parent:
             raise self._supervisor.over_error()
         if self._supervisor.phase != "RUNNING":
-            raise CrewClosed("this crew has been closed: nothing can be asked of it any more")
+            raise CrewClosed("this crew is closed and takes no more tasks")
 
     # ---- what happens
 
@@ -409,15 +409,15 @@ class Crew(Generic[T, R]):
         for problem in problems[:_PRINTED]:
             print_line(problem)
         if len(problems) > _PRINTED:
-            print_line(f"and {len(problems) - _PRINTED} more that did not end in order")
+            print_line(f"and {len(problems) - _PRINTED} more that did not end properly")
 
     def __del__(self) -> None:
         """Let the supervisor finish the tasks, then end: nothing refers to the crew any more. No wait here: the call
         may come anywhere, in a thread that holds any lock."""
         supervisor = self.__dict__.get("_supervisor")
         if supervisor is not None and supervisor.phase == "RUNNING":
-            what = "; the tasks that are left are finished first" if supervisor.has_work else ""
-            text = f"{self!r} was dropped while its workers ran: close it{what}"
+            what = "; it finishes the remaining tasks first" if supervisor.has_work else ""
+            text = f"{self!r} was dropped while its workers ran; close it{what}"
             supervisor.is_dropped = True
             supervisor.begin_to_close(drain=True)
             warn(text, ResourceWarning, stacklevel=2)  # last: -W error makes it an exception

@@ -23,7 +23,7 @@ def make_spawner(
     """Return the spawner of a crew: on these hosts (none: this machine), by fork with preloaded modules. given: the
     other arguments of a spawner. Raises UsageError."""
     if isinstance(preload, str):
-        raise UsageError(f"preload={preload!r}: give a list of modules, [{preload!r}]")
+        raise UsageError(f"preload={preload!r}: expected a list of modules; use [{preload!r}]")
     if hosts and goes_on_without_host(given):
         from infini_run.crews.spawn.failover_spawner import FailoverSpawner
 
@@ -44,7 +44,7 @@ def check_spawner_alone(given: Mapping[str, object]) -> None:
     """Raise UsageError if the caller gives one of these arguments, which make a spawner, beside a spawner."""
     found = [f"{name}=" for name, value in given.items() if value is not None]
     if found:
-        raise UsageError(f"{', '.join(found)}: no effect beside spawner=, which starts the workers: give them to it")
+        raise UsageError(f"{', '.join(found)}: no effect with spawner=, which starts the workers; set them there")
 
 
 def make_placement(spawner: Spawner, hosts: Sequence[str]) -> CrewPlacement:
@@ -72,5 +72,5 @@ def make_limits(ready_timeout_s: float, watchdog_s: float, drain_s: float | None
 def _finite(name: str, value: float) -> float:
     seconds = read_seconds(name, value)
     if seconds == float("inf"):
-        raise UsageError(f"{name}={value!r}: give a number of seconds; 0 is no limit")
+        raise UsageError(f"{name}={value!r}: expected a number of seconds; 0: no limit")
     return seconds

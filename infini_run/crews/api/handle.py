@@ -111,7 +111,7 @@ class LaunchHandle(Generic[R]):
             BaseException: as Launcher.run.
         """
         if not self.wait(timeout_s):
-            raise TimeoutError(f"the launch has not ended within {timeout_s:g} s; it goes on")
+            raise TimeoutError(f"the launch did not finish within {timeout_s:g} s; it keeps running")
         with self._launch.outcome_lock:
             if self._outcome is None:
                 self._outcome = _outcome(self._launch)
@@ -190,7 +190,7 @@ class LaunchHandle(Generic[R]):
         number = check_signal(number)
         workers = self._launch.workers
         if rank is not None and rank not in range(len(workers)):
-            raise UsageError(f"rank={rank!r}: the ranks are 0 to {len(workers) - 1}")
+            raise UsageError(f"rank={rank!r}: unknown rank; use 0 to {len(workers) - 1}")
         return self._launch.signal(number, workers if rank is None else workers[rank : rank + 1])
 
     def stop(self) -> None:
@@ -241,7 +241,7 @@ class LaunchHandle(Generic[R]):
         if launch.is_over:
             launch.print_unseen()
         else:
-            text = f"{self!r} was dropped while its launch runs: wait for it or close it"
+            text = f"{self!r} was dropped while its launch runs; wait for it or close it"
             warn(text, ResourceWarning, stacklevel=2)
 
 
@@ -251,7 +251,7 @@ def _outcome(launch: LaunchSupervisor) -> tuple[LaunchResult[Any] | None, BaseEx
         failures = sorted(launch.failures, key=lambda failure: failure.time_s)
         return None, _with_notes(failures, launch.restarts)
     if not launch.asks or not all(ask.done() for ask in launch.asks):
-        return None, InfiniRunError("the launch was stopped before every rank had returned")
+        return None, InfiniRunError("the launch was stopped before all ranks returned")
     places = [(worker.process.host, worker.process.local_rank) for worker in launch.workers if worker.process]
     return capture_exception(lambda: LaunchResult([ask.result() for ask in launch.asks], places))
 

@@ -129,7 +129,7 @@ class Launcher:
         self.nproc_per_node = read_nproc(nproc_per_node, nproc, self.hosts)
         self.preload = None if preload is None else _preload(preload)
         if backend is not None and not (isinstance(backend, str) and backend):
-            raise UsageError(f"backend={backend!r}: give 'gloo', 'nccl' or another that torch has, or None")
+            raise UsageError(f"backend={backend!r}: expected 'gloo', 'nccl', another backend of torch, or None")
         self.backend = backend.lower() if backend else None
         self.worker_timeout_s = read_seconds("worker_timeout_s", worker_timeout_s, above_zero=True)
         if backend is None and self.worker_timeout_s != _GROUP_S:
@@ -140,7 +140,7 @@ class Launcher:
         self._log_level = log_level
         read_log_level(log_level)  # raise at once if it is invalid
         if copy_env is not None and not inherit_env:
-            raise UsageError(f"inherit_env=False and copy_env={copy_env!r}: give one of them")
+            raise UsageError(f"inherit_env=False: conflicts with copy_env={copy_env!r}; drop one of them")
         patterns = patterns_of(inherit_env, self.hosts) if copy_env is None else copy_env
         self._environ = (patterns, env_file, check_environment(env))
         self._given: dict[str, Any] = {**flags, "cwd": cwd} | ({} if log_dir is None else {"log_dir": log_dir})
@@ -279,7 +279,7 @@ class Launcher:
         """Pack the call. Raises UsageError, UnpicklableError: nothing was started."""
         check_may_launch()
         if not callable(function):
-            raise UsageError(f"{function!r} is not callable: give a function and then its arguments")
+            raise UsageError(f"{function!r} is not callable; use a function, then its arguments")
         check_callable_runs(function, "function")
         call: Any = (function, tuple(args), dict(kwargs))
         if self.backend is not None:
@@ -374,7 +374,7 @@ class Pool(Launcher):
         if hold is None:
             if self._belongs_to_parent:
                 raise UsageError(stayed_with_parent("this Pool"))
-            raise UsageError("this Pool was closed: no function can be run in it any more")
+            raise UsageError("this Pool is closed and runs no more functions")
         try:
             return self._launch(hold.spawner, body, function, hold.release)
         except BaseException:
@@ -418,8 +418,8 @@ class Pool(Launcher):
         running = sum(not launch.is_over for launch in self._launches)
         hold.release()
         if running or self._is_open:
-            what = f"; {running} launches go on to their end" if running else ""
-            text = f"{self!r} was dropped while it was open: close it{what}"
+            what = f"; its {running} launches keep running until they finish" if running else ""
+            text = f"{self!r} was dropped while open; close it{what}"
             warn(text, ResourceWarning, stacklevel=2)  # last: -W error makes it an exception
 
 
@@ -452,7 +452,7 @@ def _check_parts(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapp
 
 def _preload(preload: Sequence[str]) -> tuple[str, ...]:
     if isinstance(preload, str) or not all(isinstance(name, str) and name for name in preload):
-        raise UsageError(f"preload={preload!r}: give a list of names of modules")
+        raise UsageError(f"preload={preload!r}: expected a list of module names")
     return tuple(preload)
 
 

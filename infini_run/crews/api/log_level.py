@@ -26,5 +26,5 @@ def read_log_level(asked: int | str | bool | None) -> int:
         return logging.getLogger().getEffectiveLevel()
     level = logging.getLevelName(asked) if isinstance(asked, str) else asked
     if not isinstance(level, int) or not 0 <= level <= MAX_INT:
-        raise UsageError(f"log_level={asked!r}: a level ('INFO', 20), True, False or None")
+        raise UsageError(f"log_level={asked!r}: expected a level ('INFO', 20), True, False, or None")
     return level

@@ -27,7 +27,7 @@ class LaunchResult(Generic[R_co]):
     def rank(self, rank: int) -> R_co:
         """Return what that rank returned. Raises IndexError without such a rank."""
         if not 0 <= rank < len(self._values):
-            raise IndexError(f"rank {rank}: the ranks are 0 to {len(self._values) - 1}")
+            raise IndexError(f"rank {rank}: unknown rank; use 0 to {len(self._values) - 1}")
         return self._values[rank]
 
     def index(self, host: str, local_rank: int) -> R_co:
@@ -35,9 +35,9 @@ class LaunchResult(Generic[R_co]):
         if (host, local_rank) in self._places:
             return self._values[self._places.index((host, local_rank))]
         if host not in self.hosts:
-            raise KeyError(f"host {host!r}: the hosts are {', '.join(self.hosts)}")
+            raise KeyError(f"host {host!r}: unknown host; use {', '.join(self.hosts)}")
         count = len(self.by_host[host])
-        raise IndexError(f"local rank {local_rank}: those of {host} are 0 to {count - 1}")
+        raise IndexError(f"local rank {local_rank}: unknown on {host}; use 0 to {count - 1}")
 
     @property
     def hosts(self) -> tuple[str, ...]:

@@ -133,7 +133,7 @@ class TaskMap:
         if self._was_read:
             self.close()
         elif self._may_have_more:
-            text = f"a map was dropped before its first result: tasks after the first {len(self._asks)} are not done"
+            text = f"a map was dropped before its first result; tasks after the first {len(self._asks)} are not done"
             warn(text, ResourceWarning, stacklevel=2)
 
     def _submit(self) -> None:
@@ -168,7 +168,7 @@ class TaskMap:
                     return found
                 left_s = None if due_s is None else due_s - time.monotonic()
                 if left_s is not None and left_s <= 0:
-                    raise AskTimeout(f"not every result has come within {self._options.timeout_s:g} s")
+                    raise AskTimeout(f"not all results arrived within {self._options.timeout_s:g} s")
                 endings.changed.wait(None if left_s is None else min(left_s, threading.TIMEOUT_MAX))
 
     def _found(self) -> Ask[Any] | None:

@@ -43,7 +43,7 @@ def make_environ(
         env: more variables.
     """
     if isinstance(copy_env, str):
-        raise UsageError(f"copy_env={copy_env!r}: give a list of patterns")
+        raise UsageError(f"copy_env={copy_env!r}: expected a list of patterns")
     patterns = ("*",) if copy_env is None else tuple(copy_env)
     environ = {name: value for name, value in ours.items() if any(fnmatchcase(name, each) for each in patterns)}
     if env_file is not None:
@@ -56,9 +56,9 @@ def make_environ(
 
 def _check(name: object, value: object) -> None:
     if not isinstance(name, str) or not isinstance(value, str):
-        raise UsageError(f"env: {name!r}: {value!r}: names and values are strings")
+        raise UsageError(f"env: {name!r}: {value!r}: expected strings as names and values")
     if not name or "=" in name or "\0" in name + value:
-        raise UsageError(f"env: {name!r}={value!r} cannot be a variable")
+        raise UsageError(f"env: {name!r}={value!r} is not a variable")
 
 
 def read_env_file(path: str) -> dict[str, str]:
@@ -97,5 +97,5 @@ def _value(text: str, path: str, number: int) -> str:
         at += 1
     rest = text[at + 1 :].strip()
     if at >= len(text) or (rest and not rest.startswith("#")):
-        raise UsageError(f"env_file={path}, line {number}: the {quote} is not closed at the end of the value")
+        raise UsageError(f"env_file={path}, line {number}: missing {quote} at the end of the value")
     return value

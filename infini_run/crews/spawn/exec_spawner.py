@@ -87,7 +87,7 @@ class ExecSpawner:
             flags["standalone"] = True  # a free port: several crews may be up at once
         request = read_flags(flags, words, {})
         if request.node_list is not None:
-            raise UsageError("these workers are of one machine")
+            raise UsageError("these workers belong to one machine")
         assert request.options is not None
         self.options = replace(request.options, standalone=False)  # one run has several launches
         self._command = find_command(words, self._environ, cwd=self._cwd or "")

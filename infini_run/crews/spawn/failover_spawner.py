@@ -64,14 +64,14 @@ class FailoverSpawner(RemoteSpawner):
             raise link.refusal or link.error()
         up = _up(link)
         if len(up) < options.least_nodes:
-            here = f"{len(up)} of at least {options.least_nodes} hosts are here"
+            here = f"{len(up)} of at least {options.least_nodes} hosts joined"
             places = {node.index for node in up}
             missing = [host.name for at, host in enumerate(self._node_list.hosts) if at not in places]
             after = f"after {options.join_timeout_s:g} s (join_timeout)"
             raise NodeLost(f"{here} {after}; missing: {', '.join(missing[:8])}", "", -1)
         if len({node.nproc for node in up}) > 1:
             each = ", ".join(f"{node.name}:{node.nproc}" for node in up)
-            raise UsageError(f"hosts with different numbers of workers cannot take each other's place: {each}")
+            raise UsageError(f"hosts with different numbers of workers cannot replace each other: {each}")
         return [up[block % len(up)] for block in range(options.nnodes)]
 
     @property
@@ -121,10 +121,10 @@ class FailoverSpawner(RemoteSpawner):
             node = self._hosts[block]
             if not _is_well(node):
                 if node.problem is None or self._fence_s(node) > time.monotonic():  # it was lost just now
-                    raise NodeLost(f"{node.name} was lost, and its workers may still live", "", -1)
+                    raise NodeLost(f"lost {node.name}, whose workers may still be alive", "", -1)
                 host = self._find_host(block)
                 if host is None:
-                    raise NodeLost(f"{self._hosts[block].name} was lost, and there is no other host", "", -1)
+                    raise NodeLost(f"lost {self._hosts[block].name}, and no other host is left", "", -1)
                 self._hosts[block] = host
                 if block == 0:
                     self._rendezvous = ("", 0)  # rank 0 has listened there

@@ -63,7 +63,10 @@ class ForkSpawner(ExecSpawner):
     ) -> None:
         super().__init__(**given)
         if self.options.bind != "none":
-            raise UsageError("bind= and preload= do not go together: what is imported lies where the zygote ran")
+            raise UsageError(
+                "bind=: conflicts with preload=, since imports stay in the memory where the zygote "
+                "ran; drop one of them"
+            )
         if self.options.log_dir:
             self.options = replace(self.options, log_dir=os.path.abspath(self.options.log_dir))
         self._preload = tuple(preload)
@@ -123,7 +126,7 @@ class ForkSpawner(ExecSpawner):
                 self._zygote = None
             zygote.close()
             if not self._is_silent:
-                warn(f"workers are started afresh and not forked: {refused}", RuntimeWarning, stacklevel=2)
+                warn(f"starting workers as new processes instead of forks: {refused}", RuntimeWarning, stacklevel=2)
         return super()._start_group(plan, started)
 
     def close(self) -> None:

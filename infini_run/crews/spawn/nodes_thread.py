@@ -133,9 +133,9 @@ class NodesThread:
         if isinstance(self.head.error, InfiniRunError):
             return self.head.error
         if self._failure is not None:
-            return InfiniRunError(f"the nodes were given up: {type(self._failure).__name__}: {self._failure}")
+            return InfiniRunError(f"gave up the nodes: {type(self._failure).__name__}: {self._failure}")
         problems = [node.problem for node in self.world.nodes if node.problem is not None]
-        return problems[0] if problems else InfiniRunError("the nodes are not held any more")
+        return problems[0] if problems else InfiniRunError("the nodes are no longer held")
 
     @property
     def is_over(self) -> bool:
@@ -306,8 +306,8 @@ class NodesThread:
             return InfiniRunError(f"{peer.title}: this attempt has ended")
         if self._is_alone and isinstance(error, NodeLost) and first is None and not peer.loss:
             return error  # it was ended because another was lost, which may be heard of later than this
-        how = f": what holds its workers ended: {describe_end(first)}" if first is not None else ""
-        return NodeLost(peer.loss or f"{peer.title} was lost{how}", peer.name, peer.index)
+        how = f": the process that holds its workers is gone: {describe_end(first)}" if first is not None else ""
+        return NodeLost(peer.loss or f"lost {peer.title}{how}", peer.name, peer.index)
 
     def _free(self) -> None:
         if self._is_in_forked_child:

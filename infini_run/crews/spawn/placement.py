@@ -35,21 +35,21 @@ _THIS_MACHINE = {"nnodes": (1, "1"), "engine": ("local", "auto")}
 _REACH = (*_NODES, "hosts", *RENDEZVOUS_FLAGS)
 # Flags of the command that have no effect on workers that run Python functions, and why.
 _NO_EFFECT = {
-    **dict.fromkeys(("live", "trace", "plot"), "only launches of programs are drawn"),
-    **dict.fromkeys(("module", "no_python", "distributed_args"), "the program is this Python"),
+    **dict.fromkeys(("live", "trace", "plot"), "the live table shows only launches of programs"),
+    **dict.fromkeys(("module", "no_python", "distributed_args"), "functions run in this Python"),
     "stdin": "a worker has no input",
-    "token_file": "no launcher joins by hand",
-    "node_rank": "the hosts have the ranks of their order",
+    "token_file": "no launcher joins manually",
+    "node_rank": "hosts get ranks in their order",
     "ready_timeout": "agent_timeout_s= limits the start",
 }
 _NO_EFFECT_ON_CREWS = {
     "ready_timeout": "ready_timeout_s= limits the start",
     **dict.fromkeys(
-        ("max_restarts", "restart_delay", "restart_window", "max_no_progress"), "restart=ir.Restart(...) says it"
+        ("max_restarts", "restart_delay", "restart_window", "max_no_progress"), "use restart=ir.Restart(...)"
     ),
-    "keep_going": "restart=ir.Restart(...) says what a failure means",
+    "keep_going": "use restart=ir.Restart(...)",
     "on_join": "a host that joins is a spare",
-    "max_node_failures": "restart=ir.Restart(...) says how many failures are too many",
+    "max_node_failures": "use restart=ir.Restart(...)",
 }
 # What is about restarts and hangs.
 _FAILURE = ("max_restarts", "restart_delay", "restart_window", "max_no_progress", "hang_timeout", "stop_signal")
@@ -70,7 +70,7 @@ def check_node_flags(flags: Mapping[str, object], hosts: Sequence[str]) -> None:
     found = [name for name in _NODES if flags.get(name) not in (None, *_THIS_MACHINE.get(name, ()))]
     if found and not hosts:
         asked = ", ".join(f"{name}={flags[name]!r}" for name in found)
-        raise UsageError(f"{asked}: it is about the nodes of a launch; give hosts=[...]")
+        raise UsageError(f"{asked}: needs the nodes of a launch; add hosts=[...]")
 
 
 def goes_on_without_host(flags: Mapping[str, object]) -> bool:
@@ -92,17 +92,17 @@ def check_elastic(counts: Sequence[int | str], flags: Mapping[str, object]) -> N
     asked = " and ".join(f"{name}={flags[name]!r}" for name in ("nnodes", "spares") if flags.get(name) is not None)
     if len(set(counts)) > 1:
         raise UsageError(
-            f"{asked}: hosts with different numbers of workers cannot take each other's place; give nproc_per_node=N"
+            f"{asked}: hosts with different numbers of workers cannot replace each other; use nproc_per_node=N"
         )
     if flags.get("keep_going"):
-        raise UsageError(f"{asked} with keep_going: a failure ends all ranks, or none; drop one of them")
+        raise UsageError(f"{asked}: conflicts with keep_going; drop one of them")
 
 
 def read_hosts(hosts: Sequence[str] | str | None, hostfile: str | os.PathLike[str] | None = None) -> tuple[str, ...]:
     """Their names; none: this machine. hostfile: of a file that has them. Raises UsageError."""
     if hostfile is not None:
         if hosts:
-            raise UsageError(f"hosts={hosts!r} and hostfile={hostfile!r}: give one of them")
+            raise UsageError(f"hosts={hosts!r}: conflicts with hostfile={hostfile!r}; drop one of them")
         return _read_hostfile(os.fspath(hostfile))
     if hosts is None or hosts == "":
         return ()
@@ -118,7 +118,7 @@ def read_hosts(hosts: Sequence[str] | str | None, hostfile: str | os.PathLike[st
         return tuple(map(_host_text, parse_hosts(hosts, "hosts")))
     found = tuple(hosts) if isinstance(hosts, (list, tuple)) else ()
     if not found or not all(isinstance(host, str) and host for host in found):
-        raise UsageError(f"hosts={hosts!r}: give a list of names, or 'auto'")
+        raise UsageError(f"hosts={hosts!r}: expected a list of names, or 'auto'")
     return found
 
 
@@ -150,7 +150,7 @@ def read_nproc(
             raise UsageError(f"{name}={nproc!r}: {error}") from None
     counts = tuple(nproc) if isinstance(nproc, (list, tuple)) else ()
     if not counts or not all(type(count) is int and count > 0 for count in counts):
-        raise UsageError(f"{name}={nproc!r}: a number from 1 on, 'gpu', 'cpu', or a list of numbers")
+        raise UsageError(f"{name}={nproc!r}: expected a number from 1, 'gpu', 'cpu', or a list of numbers")
     if len(counts) != max(1, len(hosts)):
         raise UsageError(f"{name}={nproc!r}: {len(counts)} numbers for {max(1, len(hosts))} hosts")
     return counts if hosts else counts[0]
@@ -174,7 +174,7 @@ def resolve_hosts_and_engine(
         reach["grace"] = flags["grace"]
     request = read_flags(reach, tuple(words), os.environ)
     if request.node_list is None:
-        raise UsageError(f"engine={reach['engine']!r}: functions are run on hosts by {', '.join(ENGINES)}")
+        raise UsageError(f"engine={reach['engine']!r}: to run functions on hosts, use {', '.join(ENGINES)}")
     assert request.options is not None
     asked = request.options
     graces = {"grace_s": asked.grace_s + _SLACK_S, "signal_grace_s": asked.signal_grace_s + _SLACK_S}

@@ -37,6 +37,6 @@ def find_refusal() -> str:
     """Return why this process must not be forked, or ""."""
     threads = [name for name in find_threads() if name != _OF_CORE]
     if len(threads) > 1:
-        return f"{len(threads)} threads run in it after the imports, and a fork has only one of them"
+        return f"the imports started {len(threads)} threads, and a fork keeps only one"
     device = find_device()
-    return f"the imports have opened {device}, and a fork cannot use that" if device else ""
+    return f"the imports opened {device}, which a fork cannot use" if device else ""

@@ -105,7 +105,7 @@ class RemoteNode:
 
     def end(self, problem: InfiniRunError | None) -> None:
         """Nothing more comes from it."""
-        self.problem = problem or self.problem or InfiniRunError(f"{self.peer.title} is not held any more")
+        self.problem = problem or self.problem or InfiniRunError(f"{self.peer.title} is no longer held")
         workers, self.workers = self.workers, {}
         self.streams.close()
         for worker in workers.values():

@@ -153,7 +153,7 @@ class RemoteWorkerProcess:
     def signal(self, number: int) -> int:
         """As WorkerProcess.signal; a process whose exit is still on its way here counts as reached."""
         if number and number not in signal.valid_signals():
-            raise OSError(22, f"there is no signal {number}")
+            raise OSError(22, f"unknown signal {number}")
         if self.exit is not None:
             return 0
         self._request("signal", number=number)

@@ -116,7 +116,7 @@ class RemoteSpawner:
         reached; UsageError, StartError, InfiniRunError: one cannot do what was asked."""
         with self._lock:
             if self._is_closed:
-                raise UsageError("this was closed: no worker can be started by it any more")
+                raise UsageError("this spawner is closed and starts no more workers")
             if self._link is None:
                 with forking:  # a child that is forked meanwhile lets go of it, or has nothing of it
                     self._link = NodesThread(
@@ -176,7 +176,7 @@ class RemoteSpawner:
         Raises InfiniRunError: there will be none."""
         link = self._link
         if link is None or link.is_over or link.refusal is not None:
-            raise UsageError("this was closed") if link is None else link.refusal or link.error()
+            raise UsageError("this spawner is closed") if link is None else link.refusal or link.error()
         world = link.world
         return world if world.number > number and world.is_up and not link.why_ended(world.number) else None
 
@@ -233,7 +233,7 @@ class RemoteSpawner:
         assert self._link is not None
         world = self._link.world
         if self.is_elastic and (not world.is_up or max(ranks) >= world.size):
-            raise NodeLost("a node was lost before its workers were started", "", -1)
+            raise NodeLost("lost a node before its workers were started", "", -1)
         firsts = accumulate((node.nproc for node in world.nodes), initial=0)
         return [
             RankBlock(node=node, first=first, size=node.nproc)

@@ -57,7 +57,7 @@ def main() -> None:
     leave(serve(fd, zygote.preload.path_after))
 
 
-_NO_MARK = f"preload: {MARKER_VARIABLE} is missing in a new Python; let the wrapper around it pass on all variables"
+_NO_MARK = f"preload: {MARKER_VARIABLE} is missing in a new Python; make the wrapper around it pass on all variables"
 
 
 class Zygote:

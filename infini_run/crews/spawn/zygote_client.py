@@ -103,7 +103,7 @@ class ZygoteProcess:
             while not self._run.ended:
                 self._run.poll(None)
             how = describe_end(self._run.report().exits[0])
-        return StartError(f"the process that had imported the modules is gone: {how}", "forking", 32)
+        return StartError(f"the process that imported the modules is gone: {how}", "forking", 32)
 
     def kill(self) -> None:
         """Send it SIGKILL; its guard ends all that it has forked."""
@@ -260,7 +260,7 @@ class ZygoteProxy:
     def _all_lost(self) -> list[Event]:
         """The zygote has died, and its forks with it: how they ended is not known."""
         now_ns = time.monotonic_ns()
-        self.outcome.add_notice("the process that had forked the workers was killed")
+        self.outcome.add_notice("the process that forks the workers was killed")
         alive = self.outcome.running()
         return [
             *(replace(event, kind="exited", status_lost=True, time_ns=now_ns) for event in alive),
@@ -284,7 +284,7 @@ class ZygoteProxy:
     def signal(self, number: int, rank: int | None = None) -> int:
         """As NodeLaunch.signal; a rank whose end is just on its way to us counts as reached."""
         if number and number not in signal.valid_signals():
-            raise OSError(22, f"there is no signal {number}")
+            raise OSError(22, f"unknown signal {number}")
         # also those whose start is on its way to us: the zygote has them
         alive = [one.rank for one in self.outcome.exits() if one.end_s is None and rank in (None, one.rank)]
         if alive:

@@ -195,7 +195,7 @@ class CrewSupervisor(Supervisor):
             return error
         if self.belongs_to_parent:
             return CrewClosed(stayed_with_parent("the crew"))
-        return CrewClosed("the crew was closed before this was done")
+        return CrewClosed("the crew was closed before this task was done")
 
     # ---- events
 
@@ -229,7 +229,7 @@ class CrewSupervisor(Supervisor):
 
     def on_bad_end(self, worker: SupervisedWorker, how: str) -> None:
         when = "it was replaced" if self.phase == "RUNNING" else "the crew was closed"
-        self.problems.append(f"rank {worker.rank} did not end in order when {when}: {how}")
+        self.problems.append(f"rank {worker.rank} did not end properly when {when}: {how}")
 
     def on_stuck(self, worker: SupervisedWorker) -> None:
         """It may still hold memory, files and a GPU: nothing is started in its place."""
@@ -237,7 +237,7 @@ class CrewSupervisor(Supervisor):
         assert process is not None
         text = f"rank {rank} on {process.host}: SIGKILL did not end process {process.stuck}"
         if any(rank in pending.ranks for pending in self._restarts):
-            print_line(f"{text}; it starts again once that has ended")
+            print_line(f"{text}; restarting it once that process is gone")
         unwatch = process.watch_stuck(self.poller, lambda known: self.call(lambda: self._end_stuck(rank, known)))
         self._stuck[rank] = text, unwatch
 
@@ -247,7 +247,9 @@ class CrewSupervisor(Supervisor):
         if known:
             del self._stuck[rank]
         elif self.phase == "RUNNING" or self._restarts:
-            self._fail([*self._causes, InfiniRunError(f"{text}; when that ends cannot be known here")])
+            self._fail(
+                [*self._causes, InfiniRunError(f"{text}; this kernel cannot report when that process is gone")]
+            )
 
     def on_crash(self, error: BaseException) -> None:
         self._fail([error])
@@ -269,7 +271,7 @@ class CrewSupervisor(Supervisor):
             return
         ranks = set(ranks_to_restart(self._restart.strategy, worker.rank, len(self.workers)))
         for rank in ranks - {worker.rank}:
-            self.halt_worker(self.workers[rank], f"rank {worker.rank} failed, and they are started again together")
+            self.halt_worker(self.workers[rank], f"rank {worker.rank} failed, and all workers restart together")
         self._plan_restart(ranks, now_s + delay_s)
         self.on_event("restarting", worker, delay_s=delay_s)
 

@@ -65,4 +65,4 @@ class FailoverCrewPlacement(CrewPlacement):
         if late is None:
             return None
         ranks = ", ".join(map(str, sorted(late.ranks)[:8]))
-        return NodeLost(f"no host has come for ranks {ranks} within {limit_s:g} s (join_timeout)", "", -1)
+        return NodeLost(f"no host joined for ranks {ranks} within {limit_s:g} s (join_timeout)", "", -1)

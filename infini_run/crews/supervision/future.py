@@ -231,7 +231,7 @@ def _call_back(fn: Callable[[Future[Any]], object], ask: Future[Any]) -> None:
         if isinstance(error, Exception) or current_thread() is main_thread():
             raise
         kind = type(error).__name__
-        raise RuntimeError(f"a callback raised {kind}, which ends nothing in this thread") from error
+        raise RuntimeError(f"a callback raised {kind}; this thread continues") from error
 
 
 def _opened(message: TaskDone | TaskFailed, rank: int, host: str) -> tuple[object, BaseException | None]:

@@ -259,7 +259,7 @@ class LaunchSupervisor(Supervisor):
 
     def on_crash(self, error: BaseException) -> None:
         if not isinstance(error, Exception):  # raised as it is, it would end the caller's program
-            error, cause = InfiniRunError(f"{type(error).__name__} was raised while the launch was supervised"), error
+            error, cause = InfiniRunError(f"{type(error).__name__} was raised while supervising the launch"), error
             error.__cause__ = cause
         self.fail(error, -1)
 
@@ -319,8 +319,8 @@ class LaunchSupervisor(Supervisor):
             more = f" and {len(late) - 4} more" if len(late) > 4 else ""
             text = f"{names}{more}: not up within {self._launch_limits.start_timeout_s:g} s"
         else:
-            text = f"the function has not returned on every rank within {self._launch_limits.timeout_s:g} s"
-        self.fail(LaunchTimeout(f"{text}; all ranks were stopped"), -1)
+            text = f"the function did not return on all ranks within {self._launch_limits.timeout_s:g} s"
+        self.fail(LaunchTimeout(f"{text}; stopped all ranks"), -1)
         self._stop_ranks()
 
     def _advance(self) -> None:

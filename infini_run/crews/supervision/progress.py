@@ -92,7 +92,7 @@ def open_show(progress: object, name: str, world_size: int) -> ProgressDisplay:
     """progress: False, True (rich in a terminal, tqdm in a notebook, else nothing), "rich" or "tqdm". Raises
     UsageError: it is none of these, or the extra is not installed."""
     if progress not in (None, False, True, "rich", "tqdm"):
-        raise UsageError(f"progress={progress!r}: True, False, 'rich' or 'tqdm'")
+        raise UsageError(f"progress={progress!r}: expected True, False, 'rich', or 'tqdm'")
     if not progress:
         return ProgressDisplay()
     kind = progress if isinstance(progress, str) else "tqdm" if "ipykernel" in sys.modules else "rich"
@@ -101,4 +101,4 @@ def open_show(progress: object, name: str, world_size: int) -> ProgressDisplay:
     try:
         return MeanBar(_Rich(name) if kind == "rich" else _Tqdm(name), world_size)
     except ImportError as error:
-        raise UsageError(f"progress={progress!r} needs {kind}: pip install {kind} ({error})") from None
+        raise UsageError(f"progress={progress!r}: needs {kind}; run pip install {kind} ({error})") from None

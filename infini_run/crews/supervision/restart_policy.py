@@ -36,15 +36,12 @@ class Restart:
 
     def __post_init__(self) -> None:
         if self.strategy not in STRATEGIES:
-            raise UsageError(f"Restart(strategy={self.strategy!r}): allowed are {', '.join(STRATEGIES)}")
+            raise UsageError(f"Restart(strategy={self.strategy!r}): expected {', '.join(STRATEGIES)}")
         read_count("Restart: max_restarts", self.max_restarts, least=0)
         read_seconds("Restart: within_s", self.within_s, above_zero=True)
         delay_s = read_seconds("Restart: delay_s", self.delay_s)
         if read_seconds("Restart: max_delay_s", self.max_delay_s) < delay_s:
-            raise UsageError(
-                f"Restart: delay_s={self.delay_s!r}, max_delay_s={self.max_delay_s!r}: the second is not below the "
-                "first"
-            )
+            raise UsageError(f"Restart: max_delay_s={self.max_delay_s!r}: expected at least delay_s={self.delay_s!r}")
 
 
 NEVER = Restart(max_restarts=0)
@@ -53,7 +50,7 @@ NEVER = Restart(max_restarts=0)
 def check(restart: Restart) -> Restart:
     """The same. Raises UsageError: it is no Restart."""
     if not isinstance(restart, Restart):
-        raise UsageError(f"restart={restart!r}: give a Restart, or None for no restarts")
+        raise UsageError(f"restart={restart!r}: expected a Restart, or None for no restarts")
     return restart
 
 

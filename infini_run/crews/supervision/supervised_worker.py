@@ -203,7 +203,7 @@ class SupervisedWorker:
         if exit_.status_lost and self.process.problem is not None:
             how = str(self.process.problem)
         else:
-            how = describe_end(exit_) if exit_.end_s is not None else "nothing is known of its end"
+            how = describe_end(exit_) if exit_.end_s is not None else "its end is unknown"
         if self.start_error is not None:
             how += f": {self.start_error.kind}: {self.start_error.text}"
         self._supervisor.on_bad_end(self, how)
@@ -211,7 +211,7 @@ class SupervisedWorker:
     def abandon(self) -> None:
         """End what is left of it now, in any state."""
         self.process_state = "settled"
-        self.stopped_for = self.stopped_for or "the crew has ended"
+        self.stopped_for = self.stopped_for or "the crew is gone"
         self._drop_tasks()
         self._close_connection()
         self._supervisor.release_process(self)

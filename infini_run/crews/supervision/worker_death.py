@@ -85,24 +85,24 @@ def _reason(worker: FailedWorker, exit_: Exit) -> str:
     if exit_.stuck:
         return f"does not end: {describe_end(exit_)}"
     if exit_.end_s is not None:
-        before = "" if exit_.shell_code else ", without having been told to"
+        before = "" if exit_.shell_code else ", without a request"
         return f"died: {describe_end(exit_)}{before}"
-    return "has closed its channel; stopped"
+    return "closed its channel; stopped"
 
 
 def ended_without_result(exit_: Exit, *, has_result: bool) -> WorkerDied:
     """The error of a rank of a function whose process has ended. has_result: it had returned before."""
     if exit_.watchdog_reason:
         return died(f"rank {exit_.rank} on {exit_.host} {exit_.watchdog_reason}; stopped ({_process(exit_)})", exit_)
-    how = "failed after it had returned" if has_result else "ended without a result"
+    how = "failed after it returned" if has_result else "ended without a result"
     return died(f"rank {exit_.rank} on {exit_.host} {how}: {describe_end(exit_)} ({_process(exit_)})", exit_)
 
 
 def wrote_into_channel(exit_: Exit) -> WorkerDied:
     """The error of a rank of a function over whose channel came what is no message."""
     text = (
-        f"rank {exit_.rank} on {exit_.host} was ended: something in it wrote into the channel between it and its "
-        f"launcher, perhaps to the number of a descriptor that was closed before ({_process(exit_)})"
+        f"rank {exit_.rank} on {exit_.host} was stopped: it wrote into the channel to its launcher, perhaps through "
+        f"a closed descriptor's number ({_process(exit_)})"
     )
     return died(text, exit_)
 

@@ -151,7 +151,9 @@ class Context:
             UsageError: without `of`, `done` is no whole number from 0 to 2**63 - 1.
         """
         if of is None and (type(done) is not int or not 0 <= done < 1 << 63):
-            raise UsageError(f"progress({done!r}): a whole number from 0 to 2**63 - 1, or progress(done, of)")
+            raise UsageError(
+                f"progress({done!r}): expected a whole number from 0 to 2**63 - 1, or progress(done, of)"
+            )
         amount, whole = (done, 0.0) if of is None else (float(done), float(of))
         self._send(Progress(task=self._inbox.current, done=amount, of=whole))
 
@@ -209,7 +211,7 @@ def this_worker() -> Context:
     """Return the context of this rank, or of this worker of a crew: who it is, and how to talk with its launcher.
     Raises UsageError in any other process."""
     if _current is None:
-        raise UsageError("this_worker(): this process is no worker of a Launcher, a Pool or a Crew")
+        raise UsageError("this_worker(): this process is not a worker of a Launcher, a Pool, or a Crew")
     return _current
 
 

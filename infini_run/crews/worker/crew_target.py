@@ -47,13 +47,17 @@ def pack_target(target: object, args: Sequence[Any], kwargs: Mapping[str, Any]) 
     UnpicklableError, with the name of the part."""
     made = _class_of(target) or target
     if not _has_task(made) and (isinstance(made, type) or not callable(made)):
-        raise UsageError(f"target={target!r}: give a function of (ctx, task), or a class with task(self, ctx, task)")
+        raise UsageError(
+            f"target={target!r}: expected a function of (ctx, task), or a class with task(self, ctx, task)"
+        )
     for name in _METHODS if _has_task(made) else ():
         check_callable_runs(getattr(made, name, None), f"target: {name}")
     if not _has_task(made):
         check_callable_runs(target, "target")
     if (args or kwargs) and _has_task(made) and _class_of(target) is None:
-        raise UsageError(f"target={target!r} is made already: args= and kwargs= are for a class or a function")
+        raise UsageError(
+            f"target={target!r}: already an object; use args= and kwargs= only with a class or a function"
+        )
     takes_context = _check_calls(target, made, args, kwargs)
     if not args and not kwargs and takes_context:
         return dump(target, "target")
@@ -87,7 +91,7 @@ def _check_calls(target: object, made: object, args: Sequence[Any], kwargs: Mapp
     if _class_of(target) is not None:
         fault = _fault_of_call(target, args, kwargs)
         if fault:
-            raise UsageError(f"target: {_called(target)}: {fault}; args= and kwargs= are what it is made with")
+            raise UsageError(f"target: {_called(target)}: {fault}; it is called with args= and kwargs=")
     for name, given in _METHODS.items():
         method = getattr(made, name, None)
         fault = _fault_of_call(method, (*_self_of(made, name), *given), {}) if callable(method) else ""

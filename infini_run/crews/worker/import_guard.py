@@ -44,6 +44,6 @@ def check_may_launch() -> None:
     check_threads("functions and crews")
     if _is_importing:
         raise UsageError(
-            "a launch while a worker imports what it needs: the module starts one when it is imported; put that"
-            ' under `if __name__ == "__main__":`'
+            "a launch while a worker imports your module, which starts it; put the launch under "
+            '`if __name__ == "__main__":`'
         )

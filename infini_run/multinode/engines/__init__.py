@@ -147,7 +147,7 @@ def exit_text(program: str, code: int | None, reason: str = "") -> str:
         if code is None
         else f"with {code}"
     )
-    return f"{program} ended {how}" + (f": {reason}" if reason else "")
+    return f"{program} exited {how}" + (f": {reason}" if reason else "")
 
 
 def lacks_infini_run(line: str) -> bool:

@@ -78,10 +78,10 @@ def _is_open_mpi(environ: Mapping[str, str]) -> bool:
             ["mpirun", "--version"], env=dict(environ), stdin=subprocess.DEVNULL, capture_output=True, check=False
         )
     except OSError:
-        raise ProgramMissing("mpirun is not on PATH: --engine=mpi needs it", "mpirun") from None
+        raise ProgramMissing("mpirun is not on PATH, and --engine=mpi needs it", "mpirun") from None
     text = version.stdout + version.stderr
     if b"Open MPI" in text or b"OpenRTE" in text or b"prterun" in text:
         return True
     if b"HYDRA" in text.upper() or b"Intel" in text:
         return False
-    raise UsageError("mpirun on PATH is neither Open MPI's nor Hydra's (MPICH, Intel MPI): give another --engine")
+    raise UsageError("mpirun on PATH is neither from Open MPI nor Hydra (MPICH, Intel MPI); use another --engine")

@@ -39,7 +39,7 @@ class PbsEngine(Engine):
         path = f"{environ.get('PATH', os.defpath)}:{program_dir()}".rstrip(":")
         folder = next((folder for folder in path.split(":") if os.access(f"{folder}/pbs_tmrsh", os.X_OK)), None)
         if folder is None:
-            raise ProgramMissing("pbs_tmrsh is not on PATH: --engine needs it", "pbs_tmrsh")
+            raise ProgramMissing("pbs_tmrsh is not on PATH, and --engine needs it", "pbs_tmrsh")
         tmrsh = ("sh", "-c", _IGNORING_SIGNALS, f"{folder}/pbs_tmrsh")
         return [
             EngineCommand(argv=(*tmrsh, host.name, *agent_argv(options, contact, str(index))), nodes=(index,))
@@ -57,7 +57,7 @@ class PbsEngine(Engine):
         """Quote the last line of pbs_tmrsh. The agent's own output is in the job's files."""
         lines = [line.strip() for line in stderr.splitlines() if line.strip()]
         if not lines:
-            return exit_text("pbs_tmrsh", code) + "; the job's .e file may say why"
+            return exit_text("pbs_tmrsh", code) + "; read the job's .e file"
         return exit_text("pbs_tmrsh", code, lines[-1])
 
 

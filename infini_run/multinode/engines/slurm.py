@@ -94,7 +94,7 @@ class SlurmEngine(Engine):
         errors = [line for line in lines if "error:" in line]
         killed = next((line for line in lines if line.startswith(_SLURM_LINE) and line.endswith(": Killed")), "")
         reason = cause or named or killed or (lines[-1] if is_agents or not errors else errors[-1]) if lines else ""
-        hint = "; give --remote_python=PATH of a Python there that has infini-run" if cause else ""
+        hint = "; add --remote_python=PATH, a Python there with infini-run" if cause else ""
         return exit_text("srun", code, reason) + hint
 
     def is_allocation_over(self, stderr: str) -> bool:

@@ -32,13 +32,16 @@ _NO_CONNECTION = 255  # ssh itself failed; any other code is that of the remote 
 _TRANSIENT = ("kex_exchange_identification", "Connection reset", "Connection closed by", "banner exchange")
 _NO_PROGRAM = (126, 127)  # exit codes of a shell that cannot run a command
 _HINTS = (  # part of a message of ssh, what the user can do
-    ("Could not resolve hostname", "is the name right? ssh knows it by --ssh_config, DNS or /etc/hosts"),
-    ("REMOTE HOST IDENTIFICATION HAS CHANGED", "its host key has changed: look why, then ssh-keygen -R {host}"),
-    ("Host key verification failed", "its host key is not known here: ssh {host} once by hand"),
-    ("Permission denied", "no key of ours is taken there: ssh-copy-id {host}, or an agent (ssh-add -l)"),
-    ("Can't open user config file", "it is the one of --ssh_config"),
-    ("timed out", "is it up, and is the port open?"),
-    ("Connection refused", "is sshd running there, on that port?"),
+    ("Could not resolve hostname", "check the name in --ssh_config, DNS, and /etc/hosts"),
+    ("REMOTE HOST IDENTIFICATION HAS CHANGED", "its host key changed; find out why, then run ssh-keygen -R {host}"),
+    ("Host key verification failed", "its host key is unknown here; run ssh {host} once"),
+    (
+        "Permission denied",
+        "it accepts none of your keys; run ssh-copy-id {host}, or check your ssh agent (ssh-add -l)",
+    ),
+    ("Can't open user config file", "check --ssh_config"),
+    ("timed out", "check that it is up and the port open"),
+    ("Connection refused", "check that sshd runs there, on that port"),
 )
 
 
@@ -100,9 +103,9 @@ def _hint(host: str, code: int | None, stderr: str, reason: str) -> str:
         if own or code is not None:
             return own
     if lacks_infini_run(reason):
-        return "install infini-run there, or give --remote_python=PATH of a Python that has it"
+        return "install infini-run there, or add --remote_python=PATH, a Python that has it"
     if code in _NO_PROGRAM or "Command not found" in reason:
-        return "give --remote_python=PATH of a Python there that has infini-run"
+        return "add --remote_python=PATH, a Python there with infini-run"
     return ""
 
 

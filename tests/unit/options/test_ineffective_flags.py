@@ -66,7 +66,7 @@ def test_what_only_node_0_does_is_said_where_another_is_asked_for_it(node, tmp_p
     head = node(0, "true")
     joiner = node(1, "true", flags=(f"--trace={tmp_path}/t", "--report=r", "--stdin=1"))
     assert [head.wait(), joiner.wait()] == [0, 0]
-    assert joiner.err == b"infini-run: --report, --trace, --stdin=1: no effect here, it is node 0's\n"
+    assert joiner.err == b"infini-run: --report, --trace, --stdin=1: no effect here; set it on node 0\n"
     assert head.err == b""
     both = [node(rank, "true", flags=(f"--trace={tmp_path}/t",)) for rank in (0, 1)]
     assert [command.wait() for command in both] == [0, 0], [command.err for command in both]
