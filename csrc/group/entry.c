@@ -1,10 +1,8 @@
 /* group/entry.c: the process at its start, for the command that owns it: hygiene before anything else. */
 #include "group/group.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <stdlib.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -61,20 +59,14 @@ void ir_entry_end_by(int sig, int whole_group) {
     (void)pthread_sigmask(SIG_UNBLOCK, &only, NULL);
 }
 
+static void fd_give_up(int fd, void *with) {
+    (void)with;
+    (void)close(fd);
+}
+
 int ir_entry_release_descriptors(void) {
     if (chdir("/") < 0) { /* we stay where we are: nothing is lost but a mount that is pinned */
     }
-    DIR *dir = opendir("/proc/self/fd");
-    if (dir == NULL) return 0;
-    int closed = 0;
-    for (struct dirent *entry; (entry = readdir(dir)) != NULL;) {
-        int fd = atoi(entry->d_name);
-        if (fd <= 2 || fd == dirfd(dir)) continue;
-        int flags = fcntl(fd, F_GETFD);
-        if (flags < 0 || (flags & FD_CLOEXEC)) continue;
-        (void)close(fd);
-        closed++;
-    }
-    (void)closedir(dir);
-    return closed;
+    int closed = fds_each_inherited(fd_give_up, NULL);
+    return closed < 0 ? 0 : closed;
 }

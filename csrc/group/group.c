@@ -35,6 +35,7 @@ static int group_open(struct ir_group *g, uint32_t n) {
     if (r >= 0 && (g->config.flags & IR_OWN_PROCESS)) {
         g->adopts = stray_adopts(g);
         r = signal_open(g);
+        window_open(g);
         wait_any(g); /* whose SIGCHLD came before we took signals */
         if (r >= 0 && wait_has_children(g)) r = stray_foreign(g);
         if (r >= 0 && g->config.suspend_read_fd >= 0)
@@ -166,6 +167,7 @@ void ir_group_free(struct ir_group **group) {
     guard_close(g);
     lease_close(g);
     cgroup_close(g);
+    window_close(g);
     /* memory that an unkillable child still runs on is never given back */
     if (g->abandoned == 0 && !forked) arena_free(g);
     for (uint32_t i = 0; g->workers != NULL && i < g->n; i++) {

@@ -82,6 +82,7 @@ struct ir_group {
     struct terminal terminal;
     struct lease lease;
     struct cgroup cgroup;
+    struct window window;
 };
 
 /* signals.c */

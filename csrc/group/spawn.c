@@ -134,6 +134,8 @@ static void worker_close_child_ends(struct worker *w) {
 static int worker_start(struct ir_group *g, uint32_t index) {
     struct worker *w = &g->workers[index];
     struct slot *slot = &g->slots[index];
+    int r = w->forked > 0 ? 0 : window_use(g, index);
+    if (r < 0) return r;
     int64_t now = clock_ns();
     pid_t pid = w->forked > 0 ? w->forked : child_create(g, slot, index, &w->pidfd);
     if (pid < 0) return pid;
@@ -145,7 +147,7 @@ static int worker_start(struct ir_group *g, uint32_t index) {
     g->started++;
     g->alive++;
     event_push(g, IR_STARTED, (int)index, pid)->time_ns = now;
-    int r = worker_watch(g, index);
+    r = worker_watch(g, index);
     if (r == 0) return 0;
     (void)child_signal(g, pid, w->pidfd,
                        SIGKILL); /* nobody would ever hear of its end: it must not go on */
@@ -276,9 +278,13 @@ int ir_group_spawn(struct ir_group *g, const struct ir_worker *workers, uint32_t
     }
     if (r == 0) {
         step = IR_STEP_CLONE;
-        r = spawn_all(g, n, &worker);
+        r = window_lay(g, execs_end);
+        if (r >= 0) r = spawn_all(g, n, &worker);
+        const int awaited = window_await_all(g);
+        if (r >= 0 && awaited < 0) r = awaited;
         input_resume(g);
     }
+    window_close(g);
     (void)fd_close(execs_end);
     for (uint32_t i = g->started; i < n; i++) worker_close_child_ends(&g->workers[i]);
     forks_release();

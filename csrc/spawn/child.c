@@ -10,14 +10,23 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/futex.h>
 #include <linux/prctl.h>
 #include <poll.h>
+#include <sched.h>
 #include <sys/ioctl.h>
 #include <sys/mount.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
+
+#ifndef SYS_close_range
+#define SYS_close_range 436
+#endif
+#ifndef CLOSE_RANGE_UNSHARE
+#define CLOSE_RANGE_UNSHARE 2
+#endif
 
 /* The kernel's own sigaction, not libc's: for SIG_DFL only the zeroes matter. */
 struct kernel_sigaction {
@@ -30,6 +39,16 @@ _Noreturn static void child_fail(struct slot *slot, int step, long result) {
     slot->error = (int)-result;
     slot->step = step;
     for (;;) (void)raw(SYS_exit_group, code, 0, 0, 0, 0);
+}
+
+/* First of all: what we close of the shared table, the parent loses. It waits for that (window.c). Where a sandbox
+ * refuses the one, the other copies all. */
+static void child_leave_table(struct slot *slot) {
+    long r = raw(SYS_close_range, slot->table_end, 0xffffffffL, CLOSE_RANGE_UNSHARE, 0, 0);
+    if (r < 0) r = raw(SYS_unshare, CLONE_FILES, 0, 0, 0, 0);
+    if (r < 0) child_fail(slot, IR_STEP_DESCRIPTORS, r);
+    slot->shares_table = 0;
+    (void)raw(SYS_futex, (long)&slot->shares_table, FUTEX_WAKE, 1, 0, 0);
 }
 
 static long child_write_file(const char *path, const char *text, size_t size) {
@@ -135,6 +154,7 @@ static void child_check_lease(struct slot *slot) {
 
 int child_main(void *argument) {
     struct slot *slot = argument;
+    if (slot->table_end > 0) child_leave_table(slot);
     long r = slot->own_session ? raw(SYS_setsid, 0, 0, 0, 0, 0) : raw(SYS_setpgid, 0, 0, 0, 0, 0);
     if (r < 0) child_fail(slot, IR_STEP_GROUP, r);
     if (slot->flags & IR_WORKER_DIES_WITH_US) child_tie(slot);

@@ -62,6 +62,11 @@ static long clone3_call(const struct clone3_args *args, struct slot *slot) {
 #endif
 }
 
+/* The kernel clears the word when the child leaves our memory; it does so itself before (window.c). */
+static unsigned table_flags(const struct slot *slot) {
+    return slot->shares_table ? CLONE_FILES | CLONE_CHILD_CLEARTID : 0;
+}
+
 static pid_t child_bear(const struct ir_group *g, struct slot *slot, uint32_t index, int leaf,
                         int *ret_pidfd) {
     struct clone3_args args = {
@@ -74,6 +79,8 @@ static pid_t child_bear(const struct ir_group *g, struct slot *slot, uint32_t in
         args.flags |= CLONE_VM;
         args.stack = (uint64_t)(uintptr_t)arena_stack(g, index) - STACK_SIZE;
         args.stack_size = STACK_SIZE;
+        args.flags |= table_flags(slot);
+        args.child_tid = (uint64_t)(uintptr_t)&slot->shares_table;
     }
     pid_t pid = (pid_t)clone3_call(&args, slot);
     if (pid >= 0) *ret_pidfd = fd_above_stdio(*ret_pidfd);
@@ -101,8 +108,9 @@ static pid_t child_clone(struct ir_group *g, struct slot *slot, uint32_t index, 
         pid = (pid_t)syscall(SYS_clone, (long)flags, NULL, ret_pidfd, NULL, NULL);
         if (pid == 0) (void)child_main(slot);
     } else {
-        pid =
-            clone(child_main, arena_stack(g, index), flags | CLONE_VM, slot, ret_pidfd, NULL, NULL);
+        flags |= CLONE_VM | (int)table_flags(slot);
+        pid = clone(child_main, arena_stack(g, index), flags, slot, ret_pidfd, NULL,
+                    &slot->shares_table);
     }
     if (pid < 0) return -errno;
     *ret_pidfd = fd_above_stdio(*ret_pidfd);

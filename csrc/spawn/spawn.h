@@ -62,11 +62,22 @@ struct slot {
     int guard_fd;        /* where it tells the guard its pid before it executes anything; -1: it does not */
     bool guard_locked;   /* the launcher has a lock on that, as long as it is what it was */
     bool own_session;    /* a session of its own, not only a process group */
+    int table_end;       /* its own table has no descriptor from this one on; 0: as we have them (window.c) */
+    volatile uint32_t shares_table; /* 1: from its clone on, until it has that table, or ends */
     volatile int memory_error; /* out: of the memory policy, without which it goes on */
     volatile int step;   /* out: what failed, and why */
     volatile int error;
 };
 int child_main(void *slot);
+
+/* ---- window.c: what children have of our descriptors */
+#define WINDOW_RANKS 16u
+#define WINDOW_PLACES (3 * WINDOW_RANKS + 1)
+struct window {
+    int end;                   /* nothing that a child needs lies here or above; 0: there is no window */
+    uint32_t taken;
+    int places[WINDOW_PLACES]; /* stdio of each rank, and one for all */
+};
 
 /* ---- cgroup.c: the folder of this launch, with a leaf for each worker */
 struct cgroup {
@@ -84,6 +95,13 @@ void arena_free(struct ir_group *g);
 
 /* clone.c */
 pid_t child_create(struct ir_group *g, struct slot *slot, uint32_t index, int *ret_pidfd);
+
+/* window.c */
+void window_open(struct ir_group *g);
+void window_close(struct ir_group *g);
+int window_lay(const struct ir_group *g, int fd);
+int window_use(struct ir_group *g, uint32_t index);
+int window_await_all(const struct ir_group *g);
 
 /* cgroup.c */
 int cgroup_open(struct ir_group *g, uint32_t n);

@@ -1,11 +1,13 @@
 /* sys/fd.c: descriptors. Every descriptor of ours is close-on-exec from birth and above 2. */
 #include "group/group.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <sys/epoll.h>
 #include <sys/ioctl.h>
 #include <sys/stat.h>
@@ -155,6 +157,22 @@ int fd_pipe(int ret_fds[2], int nonblocking_end) {
     ret_fds[0] = fds[0];
     ret_fds[1] = fds[1];
     return 0;
+}
+
+/* Those that an exec would leave open: the user's. How many there are; -errno: /proc does not say. */
+int fds_each_inherited(void (*each)(int fd, void *with), void *with) {
+    DIR *dir = opendir("/proc/self/fd");
+    if (dir == NULL) return -errno;
+    int count = 0;
+    for (struct dirent *entry; (entry = readdir(dir)) != NULL;) {
+        int fd = atoi(entry->d_name);
+        int flags = fd <= 2 || fd == dirfd(dir) ? -1 : fcntl(fd, F_GETFD);
+        if (flags < 0 || (flags & FD_CLOEXEC)) continue;
+        each(fd, with);
+        count++;
+    }
+    (void)closedir(dir);
+    return count;
 }
 
 /* SIGPIPE: a host program may have a use for that signal, or have left it at its default, and a reader of

@@ -35,6 +35,7 @@ void forks_release(void);
 int fd_duplicate(int fd);
 int fd_reopen(int fd, int mode);
 int fd_pipe(int ret_fds[2], int nonblocking_end);
+int fds_each_inherited(void (*each)(int fd, void *with), void *with);
 ssize_t fd_write(int fd, const void *bytes, size_t size);
 int fd_watch(const struct ir_group *g, int fd, uint32_t events, enum watch kind, uint32_t index);
 void fd_rewatch(const struct ir_group *g, int fd, uint32_t events, enum watch kind, uint32_t index);

@@ -186,12 +186,10 @@ class NodeLaunch:
     def _open(self) -> None:
         """Everything that can fail, before the first worker."""
         bases = folder_bases(self._environ)
-        has_sockets = self._resources.open(self.plan, self.options, self._heading, bases)
+        has_sockets = self._resources.open_folder(self.plan, bases)
         if self._resources.folder != self.plan.folder or not has_sockets:
             abstract_id = "" if has_sockets else os.urandom(6).hex()
             self.plan = with_folder(self.plan, self._resources.folder, abstract_id=abstract_id)
-        if self._resources.error_folder is not None:
-            self.plan = with_error_folder(self.plan, self._resources.error_folder)
         has_console = any(o.piped and o.console for w in self.plan.workers for o in (w.stdout, w.stderr))
         with forking:  # a child that is forked meanwhile lets go of it, or has nothing of it
             self._group = Group(
@@ -214,6 +212,9 @@ class NodeLaunch:
                 shares_terminal=self._entry is not None and not self._has_head,
                 debug=debug_flags(self._environ) | self._debug,
             )
+        self._resources.open_logs(self.plan, self.options, self._heading)
+        if self._resources.error_folder is not None:
+            self.plan = with_error_folder(self.plan, self._resources.error_folder)
 
     def _specs(self) -> list[SpawnSpec]:
         return [self._spec(worker) for worker in self.plan.workers]

@@ -62,38 +62,47 @@ class LaunchResources:
         self.folder = ""
         self.error_folder: str | None = None
 
-    def open(self, plan: Plan, options: Options, heading: str, bases: Sequence[str]) -> bool:
-        """Make everything that can fail before the first rank.
+    def open_folder(self, plan: Plan, bases: Sequence[str]) -> bool:
+        """Open /dev/null, and make the launch's folder.
 
         Args:
             plan: The plan of the launch.
-            options: What the user asked for.
-            heading: A line that each log gets first. Empty: none.
             bases: Where the launch's folder may be instead, if it takes no sockets where the plan has it.
 
         Returns:
             Whether sockets can be made in the launch's folder.
 
         Raises:
-            UsageError: A file cannot be made.
             StartError: A limit was hit.
+        """
+        self._open_null()
+        if plan.folder and os.dirname(plan.folder) == MEMORY:
+            _remove_abandoned()
+        return bool(plan.folder) and self._make_folder(plan.folder, bases, len(plan.workers))
+
+    def open_logs(self, plan: Plan, options: Options, heading: str) -> None:
+        """Open the logs, and find a place for error files. After the folder, and after the group: its descriptors
+        are to be the lower ones (csrc/spawn/window.c).
+
+        Args:
+            plan: The plan of the launch.
+            options: What the user asked for.
+            heading: A line that each log gets first. Empty: none.
+
+        Raises:
+            UsageError: A file cannot be made.
         """
         if options.report or options.log_dir:
             from infini_run.system.secure_files import check_writable, open_logs
 
             check_writable("report", options.report, options.log_dir)
             open_logs(options.log_dir, plan.workers, self.logs, self.error_logs, heading, plan.nnodes)
-        self._open_null()
         count = len(plan.workers)
-        if plan.folder and os.dirname(plan.folder) == MEMORY:
-            _remove_abandoned()
-        has_sockets = bool(plan.folder) and self._make_folder(plan.folder, bases, count)
         has_files = bool(self.folder) and has_room(self.folder, 2 * count)
         if options.log_dir and not has_room(options.log_dir, count):
             self.error_folder = self.folder if has_files else ""
         elif not options.log_dir and self.folder and not has_files:
             self.error_folder = ""
-        return has_sockets
 
     def _open_null(self) -> None:
         try:

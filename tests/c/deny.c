@@ -13,6 +13,10 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#ifndef SYS_close_range
+#define SYS_close_range 436
+#endif
+
 static const struct {
     const char *name;
     unsigned number;
@@ -20,7 +24,7 @@ static const struct {
     {"setpgid", SYS_setpgid},     {"prctl", SYS_prctl}, {"dup3", SYS_dup3},
     {"prlimit64", SYS_prlimit64}, {"mount", SYS_mount}, {"rt_sigaction", SYS_rt_sigaction},
     {"set_mempolicy", SYS_set_mempolicy}, {"sched_setaffinity", SYS_sched_setaffinity},
-    {"pidfd_open", SYS_pidfd_open},
+    {"pidfd_open", SYS_pidfd_open}, {"close_range", SYS_close_range}, {"unshare", SYS_unshare},
 };
 
 int main(int argc, char **words) {
