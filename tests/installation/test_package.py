@@ -23,14 +23,18 @@ from infini_run.version import VERSION
 from tests.support.paths import ROOT
 from tests.support.waiting import LIMIT_S
 
-pytestmark = [
-    pytest.mark.xdist_group(__name__),
-    pytest.mark.slow,
-    pytest.mark.skipif("TEST_PYTHON" in os.environ, reason="a sanitizer's build is no package"),
-]
+pytestmark = pytest.mark.skipif("TEST_PYTHON" in os.environ, reason="a sanitizer's build is no package")
 PYTHON = f"cp{sys.version_info[0]}{sys.version_info[1]}"
 # What runs from an unpacked sdist, with the wheel that was built from it.
 SMOKE = ["tests/launch/test_exit_code.py", "tests/unit/options/test_grammar.py"]
+
+
+def slow_group(name):
+    """A decorator of tests that share what they are given. Each group makes its own, side by side with the others."""
+    return lambda test: pytest.mark.slow(pytest.mark.xdist_group(f"{__name__}.{name}")(test))
+
+
+with_wheel, with_sdist = slow_group("wheel"), slow_group("sdist")
 
 
 def call(*words, **kwargs):
@@ -84,6 +88,7 @@ def text_of(wheel, name):
         return archive.read(path).decode()
 
 
+@with_wheel
 def test_one_wheel_is_for_every_python_from_3_10_on(wheel):
     assert re.fullmatch(rf"infini_run-{VERSION}-cp310-abi3-linux_{platform.machine()}\.whl", wheel.name)
     with zipfile.ZipFile(wheel) as archive:
@@ -95,6 +100,7 @@ def test_one_wheel_is_for_every_python_from_3_10_on(wheel):
     assert not [name for name in names if name.startswith(("tests/", "csrc/")) or name.endswith((".c", ".h"))]
 
 
+@with_sdist
 def test_a_free_threaded_python_has_a_wheel_of_its_own(tree, tmp_path):
     """PEP 703: it has no limited API. What this Python says of itself is changed, and nothing else."""
     shutil.copytree(tree, tmp_path / "tree", ignore=shutil.ignore_patterns("build", "*.egg-info"))
@@ -105,6 +111,7 @@ def test_a_free_threaded_python_has_a_wheel_of_its_own(tree, tmp_path):
         assert f"infini_run/_irun{sysconfig.get_config_var('EXT_SUFFIX')}" in archive.namelist()
 
 
+@with_wheel
 def test_the_metadata_is_in_todays_form(wheel):
     """PEP 639 and the well-known labels of project URLs."""
     metadata = email.message_from_string(text_of(wheel, "METADATA"))
@@ -124,12 +131,14 @@ def test_every_file_names_the_same_version():
 
 
 @pytest.mark.skipif(shutil.which("ldd") is None, reason="auditwheel asks the libc of this machine")
+@with_wheel
 def test_auditwheel_finds_no_library_that_a_wheel_may_not_need(wheel):
     done = call(sys.executable, "-m", "auditwheel", "show", wheel)
     assert done.returncode == 0, done.stdout
     assert re.search(rf'platform tag:\s+"(many|musl)linux_\d+_\d+_{platform.machine()}"', done.stdout), done.stdout
 
 
+@with_wheel
 def test_the_sdist_has_what_its_tests_need_and_they_run_with_its_wheel(tree, wheel, tmp_path):
     environment = tmp_path / "environment"
     venv.create(environment, with_pip=False, symlinks=True)
@@ -151,6 +160,7 @@ def test_the_sdist_has_what_its_tests_need_and_they_run_with_its_wheel(tree, whe
     ("compiler", "missing"),
     [("no-such-compiler", r"a C compiler \(no-such-compiler\)"), ("cc -nostdinc", "the header stdio.h")],
 )
+@with_sdist
 def test_one_line_says_what_is_missing_and_names_the_wheel(sdist, tmp_path, compiler, missing):
     words = ["install", "--no-build-isolation", "--no-deps", "--no-index", f"--target={tmp_path}", sdist]
     done = call(sys.executable, "-m", "pip", *words, env=os.environ | {"CC": compiler})
