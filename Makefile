@@ -37,7 +37,7 @@ help:
 	@echo "make fuzz    libFuzzer on the output pump and the reader of /proc, FUZZ_SECONDS (60) each"
 	@echo "make valgrind  the core without an interpreter under memcheck, every allocation denied once"
 	@echo "make stress  every fault 100 times in a row (STRESS=N; LOAD=1 with every core busy meanwhile)"
-	@echo "make soak    100000 launches in one process: nothing may grow (SOAK=N)"
+	@echo "make soak    100000 launches in one process: nothing may grow (SOAK=N); losses of nodes at random, for root"
 	@echo "make bench   measure, print one table, write bench/results/bench.json"
 	@echo "make pictures  the recordings of the documentation, for root"
 	@echo "make faults  the same faults under other launchers beside us, one table, bench/results/faults.json"
@@ -131,6 +131,7 @@ stress: $(VENV)/made
 
 soak: $(VENV)/made
 	$(BIN)/python scripts/soak.py
+	SOAK_PAIRS=100000 $(BIN)/python -m pytest tests/soak tests/multinode/test_simulated_losses.py $(PYTEST_ARGS)
 
 # Draws docs/assets/*.svg anew, from runs on a terminal.
 pictures: $(VENV)/made torch-env

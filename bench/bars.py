@@ -58,7 +58,6 @@ BARS = {
     "node_lost": Bar("≤ 1.5 s", lambda value, _: value <= 1.5),
     "lost_deaf": Bar("≤ grace + 1 s", lambda value, _: value <= 2 + 1),
     "lost_cut": Bar("≤ timeout + 2 s", lambda value, _: value <= 3 + 2),
-    "lost_each": Bar("≤ timeout + grace + 5 s", lambda value, _: value <= 2 + 1 + 5),
     "crowd_plan": Bar("≤ 0.3 s", lambda value, _: value <= 0.3),
     "crowd_again": Bar("≤ 2 s", lambda value, _: value <= 2),
     "crowd_join": Bar("≤ 1.3 s", lambda value, _: value <= 1.3),

@@ -2,7 +2,7 @@
 lose theirs on the same hosts in the same run.
 
 All times are from what is done to a node until every rank of the next world has been exec'ed; medians. The agents of
-the rows of a crowd are simulated (crowd.py); random losses in a row are in losses.py.
+the rows of a crowd are simulated (crowd.py); random losses in a row are in tests/soak.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import crowd
-import losses
 from bars import Figure, Row, print_figure
 from bed import Bed, bed_from_args, scratch
 from cabled import Hosts, cabled_hosts
@@ -264,7 +263,6 @@ def measure(bed: Bed) -> Figure:
     figures = []
     with scratch() as folder, cabled_hosts(folder) as hosts:
         figures.append(measure_losses(Lab(bed, hosts, folder)))
-        figures.append(losses.measure(bed, hosts, folder))
     figures.append(crowd.measure(bed))
     return Figure(
         name="membership",

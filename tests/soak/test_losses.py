@@ -1,30 +1,33 @@
 """Losses in a row, at random: of any node, at any moment, two together as well, while a job starts, runs, starts
 again or stops. After each, the ranks of one world live and none of another, on nodes that are well, within a bound.
 
-BENCH_SEED=N repeats the losses of a run as far as time can be repeated; the seed is printed.
+SOAK_LOSSES=N loses N nodes in one job, TEST_SEED=N repeats the losses of a run as far as time can be repeated.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
-import subprocess
+import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from bars import Figure, Row, print_figure
-from bed import Bed, bed_from_args, scratch
+import pytest
+
+from bed import Bed, child_env, scratch
 from cabled import COUNT, Hosts, cabled_hosts
 from elastic import Job, by_ssh, kill, marked
+from provision import compile_programs
 from sample import CommandFailed
+from tests.support.rows import SEED
+
+pytestmark = [pytest.mark.slow, pytest.mark.root]
 
 TIMEOUT_S, GRACE_S = 2.0, 1.0
-LOSSES, AT_START, AT_STOP = 40, 5, 5
-SIMULATED = 10_000
+LOSSES, AT_START, AT_STOP = int(os.environ.get("SOAK_LOSSES", "40")), 5, 5
+BOUND_S = TIMEOUT_S + GRACE_S + 5.0  # until a world is right
 LIMIT_S = 40.0  # after that a job hangs
 SURE_S = 0.3  # a world that is right is looked at again after so long
 ALONE_S = 70.0  # for which the head does not start an agent where one was told to stop, and that start
@@ -250,57 +253,38 @@ class Losses:
         self.wrong += [f"left: {process}" for process in left]
 
 
-def in_a_row(what: Callable[[], None], losses: Losses) -> None:
-    try:
-        what()
-    except CommandFailed as error:
-        losses.wrong.append(" ".join(str(error).split())[:3000])
+@pytest.fixture(scope="module")
+def bed(tmp_path_factory):
+    programs = tmp_path_factory.mktemp("programs")
+    compile_programs(programs)
+    return Bed(venv=Path(sys.prefix), programs=programs, env=child_env(os.environ))
 
 
-def simulated(bed: Bed, seed: int) -> tuple[list[Row], list[str]]:
-    """Pairs of faults without processes: what membership decides, in time that is counted."""
-    words = [bed.python, str(Path(__file__).parent / "simulated.py"), str(seed), str(SIMULATED)]
-    done = subprocess.run(words, env=bed.env, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise CommandFailed(f"simulated.py: {done.stderr}")
-    said = json.loads(done.stdout)
-    name, right, of = "simulated pairs of faults: right", said["right"], f"of {SIMULATED}"
-    return [
-        Row(figure=name, value=right, unit=of, ratio=right / SIMULATED, against="right", bar="named"),
-        Row(figure="- the longest, where enough nodes were left", value=said["longest_s"], unit="s", bar="lost_each"),
-    ], said["wrong"]
+@pytest.fixture
+def losses(bed):
+    with scratch() as folder, cabled_hosts(folder) as hosts:
+        yield Losses(bed, hosts, folder, SEED)
 
 
-def measure(bed: Bed, hosts: Hosts, folder: Path) -> Figure:
-    seed = int(os.environ.get("BENCH_SEED", time.time_ns() % 1_000_000))
-    losses = Losses(bed, hosts, folder, seed)
-    in_one = bed.rounds(LOSSES)
-    others = (bed.rounds(AT_START), bed.rounds(AT_STOP))
-    while losses.count < in_one:
-        in_a_row(lambda: losses.lose_in_one_job(in_one), losses)
-    for what, times in zip((losses.lose_at_start, losses.lose_at_stop), others, strict=True):
-        for _ in range(times):
-            in_a_row(what, losses)
-    count = in_one + sum(others)
-    right = len(losses.took_s)
-    longest_s = max(losses.took_s, default=LIMIT_S)
-    name = f"{count} losses in a row: right after"
-    rows = [
-        Row(figure=name, value=right, unit=f"of {count}", ratio=right / count, against="right", bar="named"),
-        Row(figure="- the longest until then", value=longest_s, unit="s", bar="lost_each"),
-        Row(figure="- hangs", value=losses.hangs, unit="", bar="lost_none"),
-        Row(figure="- processes left behind", value=losses.left, unit="", bar="lost_none"),
-        Row(figure="- late writes", value=losses.late_writes, unit="", bar="lost_none"),
-    ]
-    more, wrong = simulated(bed, seed)
-    return Figure(
-        name="losses",
-        rows=rows + more,
-        samples={"seed": seed, "took_s": losses.took_s},
-        remarks=[f"losses in a row: BENCH_SEED={seed}", *losses.wrong, *wrong],
-    )
+def check(losses, count):
+    """Each was right in time, and nothing was left or written late."""
+    assert losses.wrong == []
+    assert (len(losses.took_s), losses.hangs, losses.left, losses.late_writes) == (count, 0, 0, 0)
+    assert max(losses.took_s) <= BOUND_S
 
 
-if __name__ == "__main__":
-    with scratch() as place, cabled_hosts(place) as cabled:
-        print_figure(measure(bed_from_args(__doc__), cabled, place))
+def test_losses_in_one_job(losses):
+    losses.lose_in_one_job(LOSSES)
+    check(losses, LOSSES)
+
+
+def test_losses_while_a_job_starts(losses):
+    for _ in range(AT_START):
+        losses.lose_at_start()
+    check(losses, AT_START)
+
+
+def test_losses_while_a_job_stops(losses):
+    for _ in range(AT_STOP):
+        losses.lose_at_stop()
+    check(losses, AT_STOP)
