@@ -1,1 +1,1 @@
-"""How processes of workers start, on this machine and on others, and what is known of them until they have ended."""
+"""The start of worker processes, on this machine and on others, and what is known of them until their end."""

@@ -1,4 +1,4 @@
-"""Workers as fresh interpreters on this machine: the spawner that all others are built on."""
+"""Workers as fresh interpreters on this machine: the base of all other spawners."""
 
 from __future__ import annotations
 
@@ -34,26 +34,26 @@ if TYPE_CHECKING:
     from infini_run.plan.model import Plan, RankRange
 
 RENDEZVOUS_FLAGS = ("standalone", "master_addr", "master_port", "rdzv_endpoint")
-_PORTS = 64  # the jobs of one spawner have at most so many at once
+_PORTS = 64  # the jobs of one spawner have at most this many at once
 
 
 def python_command(module: str = "worker.worker_main") -> list[str]:
     """Return the command that runs `main` of a module of crews/ in this Python, with its own flags (-O, -X, -W).
 
-    It is given by -c: __main__ is empty, so a worker cannot import the caller's script by mistake, and this package
-    is found wherever it lies.
+    -c gives the code: __main__ is empty, so a worker cannot import the caller's script by mistake. Also, this
+    package's place does not matter.
 
     Args:
         module: the module's name within `crews`.
 
     Raises:
-        UsageError: no Python is known that can be started (system/interpreter.py).
+        UsageError: no known Python may start (system/interpreter.py).
     """
     return own_python(f"infini_run.crews.{module}.main", inherits=True)
 
 
 class ExecSpawner:
-    """Starts each worker in a Python of its own, on this machine. Ranks that are started together are one NodeLaunch.
+    """Starts each worker in a separate Python, on this machine. Ranks that start together are one NodeLaunch.
 
     Args:
         nproc: the number of workers, or "auto", "gpu", "cpu".
@@ -63,7 +63,7 @@ class ExecSpawner:
         flags: as for `run`: log_dir, console, grace, gpus_per_proc, keep_going, ...
 
     Raises:
-        UsageError, ProgramError: what is asked for makes no sense, or there is no such program.
+        UsageError, ProgramError: the request is invalid, or there is no such program.
     """
 
     def __init__(
@@ -106,23 +106,23 @@ class ExecSpawner:
     def become_node(
         self, node: int, nnodes: int, host: str, span: RankRange, rendezvous: tuple[str, int], within: str = ""
     ) -> None:
-        """Be one node of several: ranks that are started from now on are a part of their world.
+        """Become one node of several: later ranks are a part of their world.
 
         Args:
             node: this node's index, of `nnodes`.
             host: the name by which the caller knows this host.
             span: the ranks of this node.
             rendezvous: the rendezvous address: rank 0's host and port.
-            within: id of the launch that this process is a rank of: ids of ours begin with it, so that an agent finds
-                what is left of an earlier one (multinode/old_world.py). "": it is none.
+            within: id of the launch that this process is a rank of; "" for none. The ids of this spawner begin with
+                it, so that an agent finds what is left of an earlier one (multinode/old_world.py).
         """
         self.options = replace(self.options, nnodes=nnodes, node_rank=node, master_addr=rendezvous[0])
         self._node = replace(self._node, index=node, host=host)
         self._span, self._port, self._within = span, rendezvous[1], within
 
     def start(self, ranks: Sequence[int], restarts: int = 0, *, separate_groups: bool = False) -> list[ExecProcess]:
-        """As Spawner.start. All ranks at once are a job with a rendezvous port of its own; a part of them keeps the
-        port of the others. One node of several uses the port that `join` was given."""
+        """Start ranks as Spawner.start does. All ranks at once are a job with a separate rendezvous port; a part of
+        them keeps the port of the others. One node of several uses the port of `join`."""
         is_job = len(ranks) == self.world_size and not self.options.master_port and self._span is None
         if is_job or not self._port:
             self._choose_port()
@@ -176,7 +176,7 @@ class ExecSpawner:
         return replace(plan, env=env, workers=tuple(workers[rank] for rank in ranks))
 
     def broadcast(self, processes: Sequence[WorkerProcess], frame: list[Buffer]) -> None:
-        """As Spawner.broadcast; there is no link to cross."""
+        """Broadcast as Spawner.broadcast does; there is no link to cross."""
         for process in processes:
             try:
                 process.tasks.send_bytes(frame)
@@ -184,10 +184,10 @@ class ExecSpawner:
                 continue  # it has died, or was closed: its exit will tell
 
     def ask_alive(self) -> None:
-        """As Spawner.ask_alive; there is no other host."""
+        """Ask as Spawner.ask_alive does; there is no other host."""
 
     def close(self) -> None:
-        """Give the ports back. Nothing else of its own is open."""
+        """Give the ports back. Nothing else is open."""
         if self._ports:
             from infini_run.node.ports import let_go
 
@@ -195,4 +195,4 @@ class ExecSpawner:
                 let_go(self._ports.pop())
 
     def after_fork_in_child(self) -> None:
-        """Nothing of its own is open."""
+        """Do nothing in a forked child: nothing is open."""

@@ -1,9 +1,9 @@
-"""Workers of a crew on several hosts, of which one may be lost: its workers can be started again on another one.
+"""Workers of a crew on several hosts, which may lose one: its workers then restart on another one.
 
-The ranks are in blocks, as many as hosts were asked for beside the spares. A block is on one host at a time, and a
-host usually has one block. After the loss of its host a block goes to a spare; without one, if `nnodes=(MIN, MAX)`
-allows it, to the host that has fewest blocks, which then runs them side by side. It moves only when nothing of it can
-live on the old host any more (multinode/independent_nodes.py).
+The ranks are in blocks, one per host of the request without the spares. A block is on one host at a time, and a host
+usually has one block. After the loss of its host a block goes to a spare. Without a spare, and if `nnodes=(MIN, MAX)`
+allows it, the block goes to the host with fewest blocks, which then runs them side by side. It moves only when
+nothing of it can live on the old host any more (multinode/independent_nodes.py).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class FailoverSpawner(RemoteSpawner):
 
     @property
     def end_error(self) -> InfiniRunError | None:
-        """Why no host can be reached any more; None: that is not so."""
+        """Why no host is reachable any more; None: some host is."""
         return self._link.error() if self._link is not None and self._link.is_over else None
 
     @property
@@ -83,8 +83,8 @@ class FailoverSpawner(RemoteSpawner):
     # ---- blocks
 
     def start_due_s(self, ranks: Sequence[int]) -> float:
-        """Return when these workers can be started again (monotonic); infinite: there is no host for them yet, and
-        `watchers` are woken when that may change."""
+        """Return when these workers can restart (monotonic); infinite: there is no host for them yet, and `watchers`
+        wake when that may change."""
         due_s = -_NEVER
         for block in self._blocks_of(ranks):
             node = self._hosts[block]
@@ -96,7 +96,7 @@ class FailoverSpawner(RemoteSpawner):
         return due_s
 
     def _fence_s(self, node: RemoteNode) -> float:
-        """Until when workers of a host that has ended may live."""
+        """Return until when workers of a lost host may live."""
         assert self._link is not None
         if any(other is not node and other.peer is node.peer for other in self._link.world.nodes):
             return -_NEVER  # its agent has started another process there, after the end of all that this one had
@@ -106,7 +106,7 @@ class FailoverSpawner(RemoteSpawner):
         return sorted({rank // self._hosts[0].nproc for rank in ranks})
 
     def _find_host(self, block: int) -> RemoteNode | None:
-        """The host to which a block can go: a spare, or else the one with fewest blocks, if enough are left."""
+        """Return the host for a block: a spare, or else the one with fewest blocks, if enough are left."""
         assert self._link is not None
         size = self._hosts[block].nproc
         up = [node for node in _up(self._link) if node.nproc == size]
@@ -133,7 +133,7 @@ class FailoverSpawner(RemoteSpawner):
 
 
 def _is_well(node: RemoteNode) -> bool:
-    """Whether workers can be started on that node."""
+    """Return whether that node can start workers."""
     return bool(node.nproc) and node.problem is None and not node.peer.is_leaving
 
 
@@ -142,5 +142,5 @@ def _up(link: NodesThread) -> list[RemoteNode]:
 
 
 def _is_hopeless(link: NodesThread) -> bool:
-    """Whether workers will never be started."""
+    """Return whether workers will never start there."""
     return link.is_over or link.refusal is not None

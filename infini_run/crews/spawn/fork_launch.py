@@ -1,8 +1,7 @@
-"""In a zygote: a plan's workers as forks of ours, in the hands of the same core that watches processes it made
-itself.
+"""A plan's workers as forks of a zygote, in the hands of the same core that watches processes that it made itself.
 
-A child waits at a gate until the core has it, so that it can do nothing that is not seen. It leaves by an exception,
-up to the zygote's main function: nothing of the zygote is under it on the stack.
+A child waits at a gate until the core has it, so that it can do nothing unseen. It leaves by an exception, up to the
+zygote's main function: nothing of the zygote is under it on the stack.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @record
 class ChildSetup:
-    """What a forked child needs to become a worker: descriptors, which are its own, and what it is to see. gate: a
-    byte comes when it may go on; its end, when it may not."""
+    """The needs of a forked child to become a worker: its own descriptors, and its environment. At the gate, a byte
+    means that it may continue; the end, that it may not."""
 
     channel: int
     stdout: int
@@ -52,10 +51,14 @@ class InForkedChild(BaseException):
 
 
 class ForkLaunch(NodeLaunch):
-    """A NodeLaunch whose workers are forks of this process. stdins: by rank, each worker's channel; stdout, stderr:
-    the launcher's. All of these are ours to close."""
+    """A NodeLaunch whose workers are forks of this process. It closes all of its descriptors.
 
-    _debug = NO_CGROUP  # a fork is not born into one; the zygote's own is ended with the zygote
+    Args:
+        stdins: by rank, each worker's channel.
+        stdout, stderr: the launcher's.
+    """
+
+    _debug = NO_CGROUP  # a fork starts in no new cgroup; the zygote's own ends with the zygote
 
     def __init__(
         self,
@@ -75,7 +78,7 @@ class ForkLaunch(NodeLaunch):
         self._ends: list[int] = []  # of their pipes, until the core has copies
 
     def start(self) -> None:
-        """As a NodeLaunch's. Raises InForkedChild in each child."""
+        """Start the workers as a NodeLaunch does. Raises InForkedChild in each child."""
         assert is_main_thread(), "a fork's parent-death signal is that of the thread that forks"
         try:
             super().start()
@@ -116,7 +119,7 @@ class ForkLaunch(NodeLaunch):
         return spec
 
     def _child_setup(self, worker: Worker, outputs: list[int], ends: list[int], gate: int) -> ChildSetup:
-        """In the child: tie it to the zygote, and keep what is its own of all that it has copies of."""
+        """Tie the child to the zygote, and keep what is its own of all that it has copies of."""
         os.setpgid(0, 0)
         channel = self._channels.pop(worker.rank)
         for fd in ends:
@@ -164,7 +167,7 @@ class ForkLaunch(NodeLaunch):
 
 
 def tie_to_parent(parent: int) -> None:
-    """SIGKILL when the process that forked us ends (prctl(2)), also where it has ended before."""
+    """Send this process SIGKILL when its parent ends (prctl(2)), also where that is already gone."""
     if _libc.prctl(_PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0) < 0:
         error = ctypes.get_errno()
         raise OSError(error, os.strerror(error))

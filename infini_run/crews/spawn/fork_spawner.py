@@ -1,6 +1,6 @@
 """Workers by fork from a zygote, a process that has imported once what takes long: the spawner.
 
-Launches may be made from several threads over one zygote.
+Several threads may make launches over one zygote.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _SHARED = (MARKER_VARIABLE, "OMP_NUM_THREADS")
 class ForkSpawner(ExecSpawner):
     """Starts workers as forks of one process that has imported `preload`, in milliseconds each.
 
-    If that process must not be forked, workers are started as an ExecSpawner does; a RuntimeWarning gives the reason,
+    If a fork of that process is unsafe, workers start as an ExecSpawner's do; a RuntimeWarning gives the reason,
     once.
 
     Args:
@@ -47,7 +47,7 @@ class ForkSpawner(ExecSpawner):
         given: an ExecSpawner's arguments.
 
     Raises:
-        UsageError: bind= is given too.
+        UsageError: the caller also gives bind=.
     """
 
     def __init__(
@@ -80,8 +80,8 @@ class ForkSpawner(ExecSpawner):
 
     def open(self) -> None:
         """Start the zygote and wait for its imports; the first `start` does so otherwise. Raises UsageError: a module
-        cannot be imported, or reads its rank meanwhile, unless nobody has named it: then workers are started
-        afresh. StartError: the zygote ended, or took too long."""
+        does not import, or reads its rank meanwhile, unless nobody has named it: then workers start afresh. Raises
+        StartError: the zygote ended, or took too long."""
         with self._lock:
             if self._zygote is None and not self.refusal:
                 zygote = ZygoteProcess(self._zygote_environ(), self._cwd)
@@ -102,13 +102,14 @@ class ForkSpawner(ExecSpawner):
                     self._zygote = zygote
 
     def _rank_variables(self) -> list[str]:
-        """What a plan sets for a rank or an attempt. The launch marker stays, so that all processes are found by it;
-        the number of threads is the same for all."""
+        """Return what a plan sets for a rank or an attempt. The launch marker stays, because a search finds all
+        processes by it; the number of threads is the same for all."""
         plan = self._plan([0], 0)
         return [name for name, _ in (*plan.env, *plan.workers[0].env) if name not in _SHARED]
 
     def _zygote_environ(self) -> dict[str, str]:
-        """OpenMP reads its number of threads when it is loaded, and the workers' is known."""
+        """Return the environment of the zygote. OpenMP reads its number of threads when it loads, and the workers' is
+        known."""
         plan = self._plan([0], 0)
         threads = dict(plan.env).get("OMP_NUM_THREADS")
         return dict(self._environ) | ({"OMP_NUM_THREADS": threads} if threads else {})

@@ -1,10 +1,10 @@
 """What a process lends to the workers that it starts: the resource tracker and the authkey of its multiprocessing.
 
-A worker is no child of multiprocessing, which would hand both down. Without them its own tracker would unlink, at the
-worker's end, a SharedMemory block that it has only attached to, and a manager of the caller's would turn it away. So
-workers ask, over a socket that comes to each as the first byte of its channel, and only when they need one of the two
-(borrowed_multiprocessing.py): nothing of multiprocessing is imported or started for those that don't.
-Decision 56.
+A worker is no child of multiprocessing, which would hand both down. Without them its own tracker would, at the
+worker's end, unlink a SharedMemory block that it has only attached to. A manager of the caller's would reject it. So
+workers ask, over a socket that comes with the first byte of their channel, when they need one of the two
+(borrowed_multiprocessing.py). Nothing of multiprocessing starts, or costs an import, for those that don't. Decision
+56.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ _LOCK_S = 1.0  # starting a tracker takes some milliseconds
 
 
 class Lender:
-    """Answers the workers of one group. `poll` has something to do when `fileno` can be read. To be made
-    where no child is forked meanwhile (`forking`)."""
+    """The answers to the workers of one group. `poll` has something to do when `fileno` is readable. Create it where
+    no fork runs meanwhile (`forking`)."""
 
     def __init__(self) -> None:
         self._ours, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._ours.setblocking(False)
 
     def fileno(self) -> int:
-        """Return the socket that questions come over; -1: no worker is left that could ask."""
+        """Return the socket of the questions; -1: no worker is left that could ask."""
         return self._ours.fileno()
 
     def endow(self, channel: socket.socket) -> None:
         """Send a worker the socket that it asks over, ahead of all else. channel: this side of the worker's.
 
-        Where it can't be sent, the worker has a tracker and a key of its own: a user may have only so many
-        descriptors on their way (ETOOMANYREFS of unix(7)).
+        Without it, the worker has a separate tracker and key: a user may have only a limited number of descriptors on
+        their way (ETOOMANYREFS of unix(7)).
         """
         with suppress(OSError):
             send_fd(channel, HANDOVER, self._theirs.fileno())
@@ -62,7 +62,7 @@ class Lender:
         close_link(self._theirs)
 
     def poll(self) -> None:
-        """Answer what was asked; never blocks."""
+        """Answer what workers asked; never block."""
         while self._ours.fileno() >= 0:
             try:
                 question, fds = receive_fds(self._ours)
@@ -70,13 +70,14 @@ class Lender:
                 return
             except OSError:
                 question, fds = b"", []
-            if not question and not fds:  # every worker has ended
+            if not question and not fds:  # every worker is gone
                 close_link(self._ours)
                 return
             self._answer(question, fds)
 
     def _answer(self, question: bytes, fds: list[int]) -> None:
-        """What a worker sends is its own user's affair: no question of it is more than refused."""
+        """Answer a worker. What a worker sends is its own user's affair: the worst case of a question is a
+        refusal."""
         answer = _ANSWERS.get(question)
         try:
             if answer is not None and len(fds) == 1:
@@ -91,15 +92,15 @@ class Lender:
         close_link(self._theirs)
 
     def after_fork_in_child(self) -> None:
-        """In a forked child: close the copies."""
+        """Close the copies in a forked child."""
         self._ours.close()
         self._theirs.close()
 
 
 def _lend_tracker(fd: int) -> None:
-    """multiprocessing's own children get the tracker in the same way, and start it in the same way where it does not
-    run. `forking`: a child that was forked meanwhile would have locks of these modules for ever. But whoever has the
-    tracker's lock may be forking, in a signal handler, and wait for us: then there is no answer."""
+    """Lend the tracker. multiprocessing's own children get it in the same way, and start it in the same way where it
+    does not run. `forking`: a child of a fork meanwhile would hold locks of these modules for ever. But whoever has
+    the tracker's lock may be forking, in a signal handler, and wait for this thread: then there is no answer."""
     before = _signal.pthread_sigmask(_signal.SIG_BLOCK, ())
     try:
         with forking:
@@ -127,7 +128,7 @@ _ANSWERS: dict[bytes, Callable[[int], None]] = {TRACKER: _lend_tracker, AUTHKEY:
 
 
 def _reply_socket(fd: int) -> socket.socket:
-    """A copy of it as an object. Raises OSError: it is no socket."""
+    """Return a copy of the reply socket as an object. Raises OSError if it is no socket."""
     copy = os.dup(fd)
     try:
         return socket.socket(fileno=copy)

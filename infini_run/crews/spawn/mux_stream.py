@@ -1,7 +1,7 @@
 """One stream of a multiplexer: a socket at this end, and its peer at the other.
 
-Each direction has a window: at most so many bytes are on their way, and the receiving end credits those that its
-socket has taken. So what is not read delays no other stream.
+Each direction has a window: the most bytes on their way, and the receiving end credits those that its socket has
+taken. So unread bytes delay no other stream.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ DATA, END, CUT, CREDIT, USE = b"d", b"e", b"x", b"c", b"u"
 
 
 class MuxStream:
-    """One channel: bytes of the socket at this end go to the socket at the other end, and the other way round."""
+    """One channel: bytes of the socket at this end go to the socket at the other end, and back."""
 
     def __init__(self, mux: Mux, number: int, sock: socket.socket) -> None:
         sock.setblocking(False)
@@ -78,7 +78,7 @@ class MuxStream:
             self._has_read()
 
     def _has_read(self) -> None:
-        """Everything that was in the socket is on its way."""
+        """Note that everything in the socket is on its way."""
         while self._uses:
             self._mux.post(USE, self.number, COUNT.pack(self._uses.popleft()))
         calls, self._when_read = self._when_read, []
@@ -86,7 +86,7 @@ class MuxStream:
             call()
 
     def when_read(self, call: Callable[[], None]) -> None:
-        """Call this when everything that is in the socket now has been sent."""
+        """Call this after everything that is in the socket at present has gone."""
         self._when_read.append(call)
         self.move()
 
@@ -128,7 +128,7 @@ class MuxStream:
                 call()
 
     def refuse(self) -> None:
-        """The socket takes no more: drop what still comes, and send CUT."""
+        """Refuse the bytes: the socket takes no more. Drop what still comes, and send CUT."""
         if self._can_write:
             self._can_write = False
             self._out.clear()
@@ -146,7 +146,7 @@ class MuxStream:
             self._owed = 0
 
     def when_written(self, call: Callable[[], None]) -> None:
-        """Call this when the socket has taken all that has come."""
+        """Call this after the socket has taken everything that arrived."""
         self._when_written.append(call)
         self.move()
 
@@ -171,7 +171,7 @@ class MuxStream:
             self.put(self._mux.broadcast(count_of(payload)), is_credited=False)
 
     def _cut(self) -> None:
-        """The other end is not read any more: let those that write to the socket fail."""
+        """Let those that write to the socket fail: the other end reads no more."""
         if self._can_read:
             self._can_read = False
             self._shut(socket.SHUT_RD)
@@ -181,7 +181,7 @@ class MuxStream:
     # ---- for the loop
 
     def move(self) -> None:
-        """Move what can be moved."""
+        """Move as many bytes as possible."""
         if self._sock.fileno() >= 0:
             self._write()
             self._read()
@@ -195,7 +195,7 @@ class MuxStream:
         self._mux.poller.watch(self._sock.fileno(), (READ if read else 0) | (WRITE if write else 0), self.move)
 
     def close(self) -> None:
-        """Safe twice."""
+        """Close the stream. Safe twice."""
         if self._sock.fileno() >= 0:
             self._mux.poller.unwatch(self._sock.fileno())
             close_link(self._sock)
@@ -206,7 +206,7 @@ class MuxStream:
         self._when_read, self._when_written = [], []
 
     def after_fork_in_child(self) -> None:
-        """In a forked child: send nothing, and call nothing."""
+        """Close the copies in a forked child: send nothing, and call nothing."""
         self._sock.close()
 
 
@@ -219,7 +219,7 @@ def count_of(payload: bytes) -> int:
 
 
 def minus_credit(held: int, credit: bytes) -> int:
-    """Return what is held, less a credit. Raises LinkError: it is for more than that."""
+    """Return the bytes on their way, less a credit. Raises LinkError if the credit is for more than that."""
     left = held - count_of(credit)
     if left < 0:
         raise nonsense("a credit for what was not sent")
@@ -227,5 +227,5 @@ def minus_credit(held: int, credit: bytes) -> int:
 
 
 def nonsense(what: str) -> LinkError:
-    """The error of a stream on which `what` came."""
+    """Return the error of a stream on which `what` came."""
     return LinkError(f"what came over the stream is not what infini-run sends: {what}")

@@ -48,14 +48,14 @@ def _are_nprocs(value: Any) -> bool:
 
 
 def _are_numbered_ranks(value: Any) -> bool:
-    """Pairs of a worker's number and its rank."""
+    """Return whether these are pairs of a worker's number and its rank."""
     if type(value) is not list or not all(type(pair) is list and len(pair) == 2 for pair in value):
         return False
     return all(_is_number(number) and is_count(rank) for number, rank in value)
 
 
 def _is_error(value: Any) -> bool:
-    """What could not be done."""
+    """Return whether this is the error of a node."""
     return type(value) is dict and value.keys() == _ERROR.keys() and all(_ERROR[name](value[name]) for name in _ERROR)
 
 
@@ -90,7 +90,7 @@ UP: dict[str, Schema] = {
     "pid": {**_WORKER, "value": is_pid},
     "pinged": _WORKER,
     "exit": {**_WORKER, "value": is_record},  # an Exit: record_codec.py
-    "ended": {**_WORKER, "value": _is_string},  # what is stuck, in words
+    "ended": {**_WORKER, "value": _is_string},  # the stuck processes, in words
     "gone": {**_WORKER, "value": is_flag},  # what was stuck; whether that is known
 }
 

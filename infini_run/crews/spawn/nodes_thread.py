@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 class NodesThread:
     """The nodes, their head, and the thread that polls it.
 
-    A job that goes on when it loses a node (Options.is_elastic) has one world after the other: each begins with a new
-    spawn server on each of its nodes, once no process of the one before can live (membership_transitions.py). Others
-    have one. If the nodes are independent, that one loses nodes and gets others.
+    A job that continues after the loss of a node (Options.is_elastic) has one world after the other. Each begins with
+    a new spawn server on each of its nodes, once no process of the one before can live (membership_transitions.py).
+    Others have one. If the nodes are independent, that one loses nodes and gets others.
 
     Args:
         options, node_list: as for a Head.
@@ -46,7 +46,7 @@ class NodesThread:
         setup: returns the first message to the spawn servers of a world, by its number.
         is_independent, workers: as for a Head.
 
-    watchers: called in the link's thread when a world has come or gone, or there will be none.
+    watchers: called in the link's thread when a world comes or goes, or there will be none.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class NodesThread:
         self._is_over = self._is_closing = self._is_in_forked_child = False
         self._failure: BaseException | None = None
         self.watchers: set[Callable[[], None]] = set()
-        self._ends: dict[int, str] = {}  # why a world has ended or ends, by its number
+        self._ends: dict[int, str] = {}  # why a world ended or ends, by its number
         self._nodes: dict[RemoteAgent, RemoteNode] = {}
         self.world = World(-1, ())
         self._reported: tuple[object, ...] = ()
@@ -86,7 +86,7 @@ class NodesThread:
         self._thread = JoinableThread(self._run, "infini-run: nodes")
 
     def start(self) -> None:
-        """Begin to reach the nodes. Raises as Head.start: nothing was started."""
+        """Begin to reach the nodes. Raises as Head.start does: nothing was started."""
         try:
             self.head.start()
             self._thread.start()
@@ -97,19 +97,19 @@ class NodesThread:
     # ---- for other threads
 
     def call(self, what: Callable[[], None]) -> None:
-        """Have it done in the link's thread, in order; not at all, where that has ended."""
+        """Run a call in the link's thread, in order; not at all, after its end."""
         self._loop.call(what)
 
     def why_ended(self, world: int) -> str:
-        """Return why a world has ended, or is being ended, though no worker failed: which node came or went; "" if
-        that is not so."""
+        """Return why a world ended, or is about to end, though no worker failed: which node came or went; "" for any
+        other reason."""
         return self._ends.get(world, "")
 
     def begin_next_world(self, world: int, place_index: int, due_s: float) -> None:
         """Have a world end, because a worker failed; the next one follows.
 
         Args:
-            world: its number; nothing happens if it has ended already.
+            world: its number; nothing happens after its end.
             place_index: the node of that worker, among all nodes.
             due_s: the next one begins not before (monotonic).
         """
@@ -118,18 +118,18 @@ class NodesThread:
         self.call(lambda: worlds.restart(world, place_index, due_s))
 
     def wait(self, is_there: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        """Until it is; False where nothing more can happen, or not within so many seconds."""
+        """Wait until it is so. Return False where nothing more can happen, or not within `timeout_s` seconds."""
         with self._changed:
             self._changed.wait_for(lambda: is_there() or self._is_over, timeout_s)
             return is_there()
 
     def changed(self) -> None:
-        """Whoever waits is to look."""
+        """Wake whoever waits."""
         with self._changed:
             self._changed.notify_all()
 
     def error(self) -> InfiniRunError:
-        """Why nothing more can be had of the nodes."""
+        """Return why the nodes can give nothing more."""
         if isinstance(self.head.error, InfiniRunError):
             return self.head.error
         if self._failure is not None:
@@ -139,12 +139,12 @@ class NodesThread:
 
     @property
     def is_over(self) -> bool:
-        """It has ended, and with it everything on every node."""
+        """Whether it is over, and with it everything on every node."""
         return self._is_over
 
     def broadcast(self, number: int, workers: Sequence[RemoteWorker], frame: Sequence[Buffer]) -> None:
-        """Send one broadcast to each node, whose workers get the frame after what they were sent before. Wait until
-        all of it is on its way."""
+        """Send one broadcast to each node, whose workers get the frame after all earlier ones. Wait until all of it
+        is on its way."""
         waiting = {worker.number for worker in workers}
         by_node: dict[RemoteNode, list[RemoteWorker]] = {}
         for worker in workers:
@@ -178,18 +178,18 @@ class NodesThread:
         self.call(self.head.finish)
 
     def kill(self) -> None:
-        """The same by SIGKILL."""
+        """Send SIGKILL to the same."""
         self._is_closing = True
         self.call(self.head.finish)
         self.call(self.head.kill)
         self.call(self.head.limit_reader)
 
     def join(self) -> None:
-        """Until everything has ended, on every node."""
+        """Wait for the end of everything, on every node."""
         self._thread.join()
 
     def after_fork_in_child(self) -> None:
-        """In a forked child: all of it is our parent's."""
+        """Forget everything in a forked child: all of it is the parent's."""
         if self._is_over:
             return
         self._changed, self._is_in_forked_child, self._is_over = Condition(), True, True
@@ -209,13 +209,13 @@ class NodesThread:
 
     def _run(self) -> None:
         try:
-            # a mistake of ours, or no memory: nobody is to wait for ever
+            # A bug or no memory: callers must not hang.
             _, self._failure = capture_exception(self._serve)
         finally:
             self._free()
 
     def _on_data(self, peer: RemoteAgent, data: bytes) -> None:
-        """What a node sends. Raises LinkError: it makes no sense."""
+        """Read what a node sends. Raises LinkError for an invalid message."""
         if peer not in self._nodes:
             raise nonsense("bytes of no node of this world")
         self._nodes[peer].streams.feed(data)
@@ -230,7 +230,7 @@ class NodesThread:
         self.world = World(number, nodes)
 
     def _follow_worlds(self, worlds: WorldChanges) -> None:
-        """Note which world has ended, and which one has begun."""
+        """Note which world ended, and which one has begun."""
         ended, reason = worlds.world_end
         if reason and ended not in self._ends:
             self._ends[ended] = reason
@@ -240,7 +240,7 @@ class NodesThread:
             self._begin_world(number, agents)
 
     def _follow_nodes(self) -> None:
-        """Note which nodes have come and gone, if each is for itself."""
+        """Note which nodes joined and left, if each is for itself."""
         agents = set(self.head.agents)
         for agent, node in list(self._nodes.items()):
             if agent not in agents:
@@ -262,7 +262,7 @@ class NodesThread:
             watcher()
 
     def _check_nodes(self) -> None:
-        """How far the nodes are."""
+        """Check the state of the nodes."""
         if self.head.worlds is not None:
             self._follow_worlds(self.head.worlds)
         elif not self._is_alone:
@@ -289,11 +289,11 @@ class NodesThread:
 
     @property
     def refusal(self) -> InfiniRunError | None:
-        """Why a node cannot run workers at all; None: none says so."""
+        """Why a node cannot run workers at all; None without a refusal."""
         return next((node.problem for node in self.world.nodes if node.is_refused), None)
 
     def _why(self, node: RemoteNode) -> InfiniRunError | None:
-        """Why there is nothing more to be had of it."""
+        """Return why it has nothing more."""
         peer, error = node.peer, self.head.error
         if isinstance(error, NodeLost) and error.node == peer.index:
             return error
@@ -305,7 +305,7 @@ class NodesThread:
         if not self._is_alone and peer.state == "done" and first is None and not peer.loss:
             return InfiniRunError(f"{peer.title}: this attempt has ended")
         if self._is_alone and isinstance(error, NodeLost) and first is None and not peer.loss:
-            return error  # it was ended because another was lost, which may be heard of later than this
+            return error  # it ended because of the loss of another, which may become known later
         how = f": the process that holds its workers is gone: {describe_end(first)}" if first is not None else ""
         return NodeLost(peer.loss or f"lost {peer.title}{how}", peer.name, peer.index)
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from infini_run.options.nodes import NodeList
     from infini_run.options.options import Options
 
-# What says how a job goes on when it loses a node; `nnodes` does, too, if it is a range.
+# The flags of a job that continues after the loss of a node; `nnodes` is one, too, if it is a range.
 _MEMBERSHIP = ("spares", "join_window", "on_join", "node_check", "node_check_timeout", "max_node_failures")
 # What is about hosts that have to be reached.
 _NODES = (
@@ -74,7 +74,7 @@ def check_node_flags(flags: Mapping[str, object], hosts: Sequence[str]) -> None:
 
 
 def goes_on_without_host(flags: Mapping[str, object]) -> bool:
-    """Whether these flags ask for workers that go on when a host is lost."""
+    """Return whether these flags ask for workers that continue after the loss of a host."""
     return bool(flags.get("spares")) or _is_range(flags.get("nnodes"))
 
 
@@ -83,11 +83,11 @@ def _is_range(nnodes: object) -> bool:
 
 
 def check_elastic(counts: Sequence[int | str], flags: Mapping[str, object]) -> None:
-    """Raises UsageError: so functions cannot go on when they lose a node.
+    """Raise UsageError for flags with which functions cannot continue after the loss of a node.
 
     Args:
         counts: how many workers each host has.
-        flags: what was asked for.
+        flags: the caller's.
     """
     asked = " and ".join(f"{name}={flags[name]!r}" for name in ("nnodes", "spares") if flags.get(name) is not None)
     if len(set(counts)) > 1:
@@ -99,7 +99,7 @@ def check_elastic(counts: Sequence[int | str], flags: Mapping[str, object]) -> N
 
 
 def read_hosts(hosts: Sequence[str] | str | None, hostfile: str | os.PathLike[str] | None = None) -> tuple[str, ...]:
-    """Their names; none: this machine. hostfile: of a file that has them. Raises UsageError."""
+    """Return the names of hosts; none: this machine. hostfile: of a file that has them. Raises UsageError."""
     if hostfile is not None:
         if hosts:
             raise UsageError(f"hosts={hosts!r}: conflicts with hostfile={hostfile!r}; drop one of them")
@@ -129,7 +129,7 @@ def _read_hostfile(path: str) -> tuple[str, ...]:
 
 
 def _host_text(host: Host) -> str:
-    """As it stands in a list of hosts."""
+    """Return the text of a host in a list of hosts."""
     user = f"{host.user}@" if host.user else ""
     name = f"[{host.name}]" if ":" in host.name else host.name
     return f"{user}{name}" + (f":{host.slots}" if host.slots else "")
@@ -138,8 +138,8 @@ def _host_text(host: Host) -> str:
 def read_nproc(
     nproc_per_node: int | str | Sequence[int] | None, alias: int | str | Sequence[int] | None, hosts: Sequence[str]
 ) -> int | str | tuple[int, ...] | None:
-    """Of a list, one for each host; of one machine its only number. None: what the hosts have room for, where they
-    say it, else one. alias: the same by the name of nproc. Raises UsageError."""
+    """Return the number of workers: of a list, one per host; of one machine its only number. None: what the hosts
+    have room for, where they say it, else one. alias: the same by the name of nproc. Raises UsageError."""
     name, nproc = one_of_two(nproc_per_node, alias)
     if nproc is None:
         return None if hosts else 1
@@ -159,8 +159,8 @@ def read_nproc(
 def resolve_hosts_and_engine(
     reach: Mapping[str, object], flags: Mapping[str, object], nproc: object
 ) -> tuple[Options, NodeList, Options]:
-    """What the head is to do: one spawn server on each host; and the options of the workers. Raises UsageError, for
-    the workers' flags, too."""
+    """Return the head's task, one spawn server per host; and the options of the workers. Raises UsageError, for the
+    workers' flags, too."""
     count = nproc if isinstance(nproc, (int, str)) else 1
     workers = read_worker_options(flags, nproc)
     remote_python = str(reach.get("remote_python") or "")
@@ -179,7 +179,7 @@ def resolve_hosts_and_engine(
     asked = request.options
     graces = {"grace_s": asked.grace_s + _SLACK_S, "signal_grace_s": asked.signal_grace_s + _SLACK_S}
     options = replace(asked, nproc_per_node=1, **graces)
-    if options.is_elastic:  # of spawn servers that end by themselves; the workers' restarts are the launch's
+    if options.is_elastic:  # of spawn servers that end unasked; the workers' restarts are the launch's
         own = read_failure_options(flags)
         restarts = ("max_restarts", "restart_delay_s", "restart_window_s")
         options = replace(options, **{name: getattr(own, name) for name in restarts})
@@ -187,7 +187,7 @@ def resolve_hosts_and_engine(
 
 
 def _engine(reach: Mapping[str, Any]) -> str:
-    """As asked; auto, or nothing: the allocation's own, where the hosts are in one, else ssh."""
+    """Return the requested engine; auto, or nothing: the allocation's own, where the hosts are in one, else ssh."""
     asked = str(reach.get("engine") or "auto")
     if asked != "auto":
         return asked
@@ -203,8 +203,8 @@ def _engine(reach: Mapping[str, Any]) -> str:
 
 
 def read_worker_options(flags: Mapping[str, Any], nproc: object) -> Options:
-    """Return the options of the workers on one machine, among a launcher's flags. Raises UsageError: one makes no
-    sense."""
+    """Return the options of the workers on one machine, among a launcher's flags. Raises UsageError for an invalid
+    one."""
     own = {name: value for name, value in flags.items() if name != "cwd" and not reaches(name)}
     count = nproc if isinstance(nproc, (int, str)) else 1
     options = read_flags(
@@ -215,14 +215,15 @@ def read_worker_options(flags: Mapping[str, Any], nproc: object) -> Options:
 
 
 def read_failure_options(given: Mapping[str, object]) -> Options:
-    """The command's options of restarts and hangs among a launcher's flags. Raises UsageError: one makes no sense."""
+    """Return the command's options of restarts and hangs among a launcher's flags. Raises UsageError for an invalid
+    one."""
     request = read_flags({name: given[name] for name in _FAILURE if name in given}, ("true",), {})
     assert request.options is not None
     return request.options
 
 
 def read_counts(nproc: int | str | Sequence[int] | None, node_list: NodeList) -> list[int | str]:
-    """For each host. Raises UsageError: one has no room for so many."""
+    """Return the number for each host. Raises UsageError if one has too little room."""
     hosts = node_list.hosts
     if nproc is None:
         return [host.slots or 1 for host in hosts]
@@ -236,12 +237,12 @@ def read_counts(nproc: int | str | Sequence[int] | None, node_list: NodeList) ->
 
 
 def reaches(flag: str) -> bool:
-    """Whether that flag says how hosts are reached; all others are the workers'."""
+    """Return whether that flag says how to reach hosts; all others are the workers'."""
     return flag in _REACH
 
 
 def plain_flag(value: object) -> Any:
-    """A flag as it can be said to another host."""
+    """Return a flag as it can go to another host."""
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if isinstance(value, dict):

@@ -25,7 +25,7 @@ class FunctionPreload(Preload):
         super().__init__(variables, "preload", _import_one)
 
     def run(self, names: Sequence[str]) -> str:
-        """As Preload.run."""
+        """Run the preload as Preload.run does."""
         return printable(super().run(names))
 
 
@@ -34,7 +34,7 @@ def _import_one(name: str) -> BaseException | None:
 
 
 def find_refusal() -> str:
-    """Return why this process must not be forked, or ""."""
+    """Return why a fork of this process is unsafe, or ""."""
     threads = [name for name in find_threads() if name != _OF_CORE]
     if len(threads) > 1:
         return f"the imports started {len(threads)} threads, and a fork keeps only one"

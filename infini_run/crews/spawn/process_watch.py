@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         def check_process(self) -> None: ...
 
     class WatchedGroup(Protocol):
-        """What is needed of a ProcessGroup (spawner.py)."""
+        """The part of a ProcessGroup (spawner.py) that a watch needs."""
 
         def fds(self) -> Sequence[int]: ...
         def next_deadline_s(self) -> float | None: ...
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 
 class ProcessWatch:
-    """Watches a group's descriptors, and tells its workers what became of their processes. workers: those whose
-    process is of this group and not released yet."""
+    """A watch of a group's descriptors, which reports the ends of processes to their workers. `workers` are those
+    whose process is of this group and not released yet."""
 
     def __init__(self, group: WatchedGroup, poller: Poller) -> None:
         self.group = group
@@ -42,8 +42,8 @@ class ProcessWatch:
         call_in_forked_children(self)
 
     def update(self) -> None:
-        """Tell the poller what to wait for now. All but the first descriptor come and go while a hang is looked into,
-        and others close them at any time, so copies of them are watched (epoll(7), Q6)."""
+        """Give the poller what to wait for. All but the first descriptor come and go while a hang is under
+        examination, and others close them at any time. So this watches copies of them (epoll(7), Q6)."""
         first, *more = self.group.fds() or (-1,)
         wanted = {first} if first >= 0 else set()
         if more or self._copies:
@@ -78,6 +78,6 @@ class ProcessWatch:
             self._poller.unwatch(self._watched.pop())
 
     def after_fork_in_child(self) -> None:
-        """In a forked child: only the copies of descriptors are closed."""
+        """Close only the copies of descriptors, in a forked child."""
         while self._copies:
             os.close(self._copies.popitem()[1])

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from infini_run.system.poller import Poller
 
     class RemoteWorker(Protocol):
-        """A worker, as the NodesThread knows it. `note` is called in its thread."""
+        """A worker for the NodesThread, which calls `note` in its thread."""
 
         number: int
         node: RemoteNode
@@ -30,16 +30,19 @@ if TYPE_CHECKING:
 
 
 class RemoteNode:
-    """A node of one world, as it is known here.
+    """A node of one world, as known here.
 
-    nproc: workers that it would run (0: not known yet). port: one that is free. problem: why it is of no use any
-    more. is_refused: it cannot do what was asked for, and so cannot the next one.
+    Attributes:
+        nproc: workers that it would run (0: not known yet).
+        port: a free one.
+        problem: why it is of no use any more.
+        is_refused: it cannot fulfill the request, and so cannot the next one.
 
     Args:
         peer: its agent.
         world: the number of the world.
         send: sends bytes to its spawn server.
-        changed: called when something is known that others may wait for.
+        changed: called when something becomes known that others may wait for.
     """
 
     def __init__(
@@ -70,11 +73,11 @@ class RemoteNode:
 
     @property
     def clock_s(self) -> float:
-        """What makes its clock's times ours."""
+        """What converts times of its clock to this host's."""
         return -self.peer.clock.offset_s
 
     def send_control(self, word: Mapping[str, object]) -> None:
-        """In the link's thread."""
+        """Send a control message, in the link's thread."""
         self.streams.send_control(word)
 
     def _on_control(self, word: dict[str, Any]) -> None:
@@ -104,7 +107,7 @@ class RemoteNode:
         self._changed()
 
     def end(self, problem: InfiniRunError | None) -> None:
-        """Nothing more comes from it."""
+        """Note the end: nothing more comes from it."""
         self.problem = problem or self.problem or InfiniRunError(f"{self.peer.title} is no longer held")
         workers, self.workers = self.workers, {}
         self.streams.close()
@@ -113,7 +116,7 @@ class RemoteNode:
 
 
 class World:
-    """The nodes that run workers together, in the order of their node ranks. Each number is used once.
+    """The nodes that run workers together, in the order of their node ranks. Each number occurs once.
 
     Args:
         number: of the world; -1: there was none yet.
@@ -126,7 +129,7 @@ class World:
 
     @property
     def is_up(self) -> bool:
-        """Whether workers can be started on all its nodes."""
+        """Whether all its nodes can start workers."""
         return bool(self.nodes) and all(node.nproc and node.problem is None for node in self.nodes)
 
     @property
@@ -136,7 +139,7 @@ class World:
 
 
 def _in_own_terms(exit_: Exit, clock_s: float, host: str) -> Exit:
-    """With its times by our clock, and the name that we know the host by."""
+    """Return the exit with its times by this host's clock, and the name by which the caller knows the host."""
     from infini_run.record import replace
 
     times = {name: getattr(exit_, name) for name in ("start_s", "ready_s", "end_s")}
@@ -144,7 +147,7 @@ def _in_own_terms(exit_: Exit, clock_s: float, host: str) -> Exit:
 
 
 def _error_of(problem: Mapping[str, Any], host: str) -> InfiniRunError:
-    """The error of what a node could not do."""
+    """Return the error of a node that could not do something."""
     text = f"{host}: {problem['text']}"
     if problem["is_usage"]:
         return UsageError(text)

@@ -1,4 +1,4 @@
-"""A worker's process on another host, as a WorkerProcess and a ProcessGroup of its own (spawner.py).
+"""A worker's process on another host, as a WorkerProcess and a separate ProcessGroup (spawner.py).
 
 Its channel is a socket of this process, whose other end is a stream of the multiplexer to its node. The thread of the
 NodesThread notes what happens to it (`note`), and `poll` takes that in.
@@ -62,7 +62,7 @@ class RemoteWorkerProcess:
         link.call(partial(self._begin, theirs))
 
     def _begin(self, theirs: socket.socket) -> None:
-        """In the link's thread."""
+        """Begin, in the link's thread."""
         if self.node.problem is not None:
             close_link(theirs)
             self.note("lost", self.node.problem)
@@ -91,7 +91,7 @@ class RemoteWorkerProcess:
             self._has_ended_there = self._has_ended_there or kind in ("ended", "lost")
             self._wakeup.wake()
             if kind == "lost":
-                self._end_stuck(True)  # nobody there can be asked; when it starts elsewhere its node's fence says
+                self._end_stuck(True)  # nobody there can answer; when it starts elsewhere its node's fence says
 
     def _end_stuck(self, known: bool) -> None:
         with self._lock:
@@ -108,8 +108,8 @@ class RemoteWorkerProcess:
 
     @property
     def problem(self) -> InfiniRunError | None:
-        """As of a WorkerProcess. The processes of a lost node are told of it one after the other; who asks before
-        this one was told has the same answer."""
+        """The problem, as of a WorkerProcess. The processes of a lost node learn of it one after the other; who asks
+        before this one did gets the same answer."""
         return self._problem or (None if self.ended or self.exit is not None else self.node.problem)
 
     def fds(self) -> Sequence[int]:
@@ -133,8 +133,9 @@ class RemoteWorkerProcess:
             self.ended = self.ended or kind in ("ended", "lost")
 
     def _unknown(self) -> Exit:
-        """The Exit of a process whose node was lost: how it ended is not known, nor when. It is dated from when its
-        node was alive for certain, since a rank elsewhere may fail because of the loss before that is noticed."""
+        """Return the Exit of a process on a lost node: how it ended is unknown, and so is when. Its time is the last
+        one at which its node was certainly alive. A rank elsewhere may fail because of the loss before anybody
+        notices it."""
         return Exit(
             rank=self.rank,
             local_rank=self.local_rank,
@@ -151,7 +152,8 @@ class RemoteWorkerProcess:
         return self._last_ping_s
 
     def signal(self, number: int) -> int:
-        """As WorkerProcess.signal; a process whose exit is still on its way here counts as reached."""
+        """Send a signal as WorkerProcess.signal does; a process whose exit is still on its way here counts as
+        reached."""
         if number and number not in signal.valid_signals():
             raise OSError(22, f"unknown signal {number}")
         if self.exit is not None:
@@ -178,7 +180,8 @@ class RemoteWorkerProcess:
         return self._forget_stuck
 
     def _forget_stuck(self) -> None:
-        """Without the lock: a forked child calls this, too, where another thread may have had it."""
+        """Forget what is stuck, without the lock: a forked child calls this, too, where another thread may have had
+        it."""
         self._on_stuck_end = None
 
     def close(self) -> None:

@@ -1,9 +1,9 @@
 """Workers on other hosts: a Spawner, and WorkerProcesses (spawner.py).
 
 The head reaches each host, and its agent runs one spawn server there; the NodesThread's thread holds the streams. A
-channel is a socket here, as on one machine; its messages, and then its end, come from the spawn server. A node
-that is lost ends all others: a launch raises NodeLost, a crew fails with it. With `nnodes=(MIN, MAX)` or `spares=`
-another world follows (NodesThread), in which workers can be started again.
+channel is a socket here, as on one machine; its messages, and then its end, come from the spawn server. The loss of a
+node ends all others: a launch raises NodeLost, a crew fails with it. With `nnodes=(MIN, MAX)` or `spares=` another
+world follows (NodesThread), in which workers can restart.
 """
 
 from __future__ import annotations
@@ -49,12 +49,15 @@ class RankBlock:
 class RemoteSpawner:
     """Workers on several hosts. `open` reaches them, and holds them until `close`.
 
-    hosts: names, as --hosts has them. nproc: workers on each: a number, auto, gpu, cpu, or one number for each host;
-    None: what each has room for, else one.
-    env: what is added to the environment that a login gives there. cwd: where workers start, on every host (None:
-    the name of the directory that we are in). preload, is_silent, start_timeout_s: as for a ForkSpawner; silent: only
-    where there are several workers. flags: as for an ExecSpawner, and engine, ssh_config, remote_python, nnodes,
-    node_timeout and what else the command has for many nodes.
+    Args:
+        hosts: names, as --hosts has them.
+        nproc: workers on each: a number, auto, gpu, cpu, or one number per host; None: what each has room for, else
+            one.
+        env: variables to add to the environment that a login gives there.
+        cwd: where workers start, on every host; None: the name of the current directory.
+        preload, is_silent, start_timeout_s: as for a ForkSpawner; silent: only where there are several workers.
+        flags: as for an ExecSpawner, and engine, ssh_config, remote_python, nnodes, node_timeout, and what else the
+            command has for many nodes.
     """
 
     def __init__(
@@ -97,7 +100,7 @@ class RemoteSpawner:
         }
         self._lock = RLock()
         self._link: NodesThread | None = None
-        self.watchers: set[Callable[[], None]] = set()  # called when a world has come or gone
+        self.watchers: set[Callable[[], None]] = set()  # called when a world comes or goes
         self._numbers = 0  # given to processes, broadcasts and questions
         self._rendezvous = ("", 0)
         self._is_closed = False
@@ -108,12 +111,12 @@ class RemoteSpawner:
 
     @property
     def is_elastic(self) -> bool:
-        """Whether another world follows when a node is lost."""
+        """Whether another world follows the loss of a node."""
         return self._options.is_elastic
 
     def open(self) -> None:
-        """Reach all hosts, and wait until each is ready to start workers. Once. Raises NodeLost: one cannot be
-        reached; UsageError, StartError, InfiniRunError: one cannot do what was asked."""
+        """Reach all hosts, and wait until each is ready to start workers. Once. Raises NodeLost: one is unreachable;
+        UsageError, StartError, InfiniRunError: one cannot fulfill the request."""
         with self._lock:
             if self._is_closed:
                 raise UsageError("this spawner is closed and starts no more workers")
@@ -133,20 +136,20 @@ class RemoteSpawner:
             self._wait_for_nodes(self._link)
 
     def _wait_for_nodes(self, link: NodesThread) -> None:
-        """Wait until workers can be started. Raises what `open` does."""
+        """Wait until workers can start. Raises what `open` does."""
         link.wait(lambda: link.world.is_up or self._has_problem(link))
         if link.is_over or self._has_problem(link):
             raise link.refusal or link.error()
 
     def _has_problem(self, link: NodesThread) -> bool:
-        """Whether no world will be up: none follows one that is not."""
+        """Return whether no world will be up: none follows one that is not."""
         if self.is_elastic:
             return link.refusal is not None
         return any(node.problem is not None for node in link.world.nodes)
 
     def _setup_of(self, world: int) -> dict[str, object]:
-        """The first message to the spawn servers of a world. Each has a folder of its own for its logs: two machines
-        that append to one file of a network file system lose lines."""
+        """Return the first message to the spawn servers of a world. Each has a separate folder for its logs: two
+        machines that append to one file of a network file system lose lines."""
         folder = self._flags.get("log_dir")
         if not self.is_elastic or self.is_independent or not folder:
             return self._setup
@@ -158,13 +161,13 @@ class RemoteSpawner:
 
     @property
     def world_size(self) -> int:
-        """How many ranks there are: where that is for the hosts to say, they are reached now."""
+        """The number of ranks: where that is for the hosts to say, this reaches them first."""
         if self.is_elastic or not all(isinstance(count, int) for count in self._nprocs):
             self.open()
         return sum(self._counts())
 
     def _counts(self) -> list[int]:
-        """Ranks on each node of the world, as far as it is known."""
+        """Return the ranks on each node of the world, as far as known."""
         if self._link is None:
             return [int(count) for count in self._nprocs]
         return [node.nproc or int(self._nprocs[node.index]) for node in self._link.world.nodes]
@@ -172,7 +175,7 @@ class RemoteSpawner:
     # ---- worlds
 
     def world_after(self, number: int) -> World | None:
-        """Return the world in which workers can be started now; None: there is none yet after that of this number.
+        """Return the world in which workers can start at present; None: there is none yet after that of this number.
         Raises InfiniRunError: there will be none."""
         link = self._link
         if link is None or link.is_over or link.refusal is not None:
@@ -181,11 +184,11 @@ class RemoteSpawner:
         return world if world.number > number and world.is_up and not link.why_ended(world.number) else None
 
     def why_ended(self, world: int) -> str:
-        """As NodesThread.why_ended."""
+        """Return the reason as NodesThread.why_ended does."""
         return "" if self._link is None else self._link.why_ended(world)
 
     def begin_next_world(self, world: int, place_index: int, due_s: float) -> None:
-        """As NodesThread.begin_next_world."""
+        """Begin as NodesThread.begin_next_world does."""
         if self._link is not None:
             self._link.begin_next_world(world, place_index, due_s)
 
@@ -200,7 +203,7 @@ class RemoteSpawner:
     def start(
         self, ranks: Sequence[int], restarts: int = 0, *, separate_groups: bool = False
     ) -> list[RemoteWorkerProcess]:
-        """As Spawner.start; raises what `open` does, too. NodeLost: the world has ended."""
+        """Start as Spawner.start does; raises what `open` does, too. Raises NodeLost after the end of the world."""
         with self._lock:
             if not self.is_elastic or self._link is None:
                 self.open()
@@ -229,7 +232,8 @@ class RemoteSpawner:
                 raise
 
     def _blocks(self, ranks: Sequence[int]) -> list[RankBlock]:
-        """All blocks of the ranks, in order, for a start of these. Raises NodeLost: the world has ended."""
+        """Return all blocks of the ranks, in order, for a start of these. Raises NodeLost after the end of the
+        world."""
         assert self._link is not None
         world = self._link.world
         if self.is_elastic and (not world.is_up or max(ranks) >= world.size):
@@ -241,7 +245,7 @@ class RemoteSpawner:
         ]
 
     def _find_rendezvous(self, nodes: Sequence[RemoteNode]) -> tuple[str, int]:
-        """Where rank 0 listens: a port for each launch, unless one was given for all of them."""
+        """Return where rank 0 listens: a port for each launch, or the caller's for all of them."""
         agents = [node.peer for node in nodes]
         address, port = rendezvous_address(self._options, agents, is_fresh=nodes[0].world > 0)
         return address, port if self._options.rdzv_explicit else nodes[0].port
@@ -288,13 +292,13 @@ class RemoteSpawner:
                 raise error
 
     def broadcast(self, processes: Sequence[WorkerProcess], frame: list[Buffer]) -> None:
-        """As Spawner.broadcast: once to each node."""
+        """Broadcast as Spawner.broadcast does: once to each node."""
         own = [process for process in processes if isinstance(process, RemoteWorkerProcess)]
         if self._link is not None and own:
             self._link.broadcast(self._number(), own, in_pieces(bytes_frame(frame, LARGEST)).pieces)
 
     def ask_alive(self) -> None:
-        """As Spawner.ask_alive."""
+        """Ask as Spawner.ask_alive does."""
         if self._link is not None:
             self._link.call(self._link.head.ask_alive)
 
@@ -308,7 +312,7 @@ class RemoteSpawner:
             self._link.join()
 
     def after_fork_in_child(self) -> None:
-        """In a forked child: all of it is our parent's."""
+        """Forget everything in a forked child: all of it is the parent's."""
         self._lock, self._is_closed = RLock(), True
         link, self._link = self._link, None
         if link is not None:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class SharedSpawner:
-    """A spawner and those that hold it. spawner: to start workers with, while it is held."""
+    """A spawner and those that hold it. spawner: to start workers with, during a hold."""
 
     def __init__(self, spawner: Spawner) -> None:
         self.spawner = spawner
@@ -19,7 +19,7 @@ class SharedSpawner:
         self._is_closed = False
 
     def hold(self) -> SpawnerHold | None:
-        """Return a new hold on it; None: it is closed."""
+        """Return a new hold on it; None after its close."""
         with self._lock:
             if self._is_closed:
                 return None
@@ -28,7 +28,7 @@ class SharedSpawner:
             return hold
 
     def let_go(self, hold: SpawnerHold) -> None:
-        """One hold less. Safe twice for the same one."""
+        """Drop one hold. Safe twice for the same one."""
         with self._lock:
             self._holders.discard(hold)
             if self._holders or self._is_closed:
@@ -45,9 +45,9 @@ class SpawnerHold:
         self.spawner = shared.spawner
 
     def release(self) -> None:
-        """The reason is gone. Safe twice."""
+        """Drop this hold. Safe twice."""
         self._shared.let_go(self)
 
     def another(self) -> SpawnerHold | None:
-        """Return one more hold on the same spawner; None: it is closed."""
+        """Return one more hold on the same spawner; None after its close."""
         return self._shared.hold()

@@ -1,9 +1,8 @@
 """The spawn server of a node: it starts the workers of a launcher on another host, and passes on their messages.
 
 Its agent runs it, one on each node; its descriptor 0 is the connection to the NodesThread on the other side
-(stream_multiplexer.py). Workers' messages are passed on as bytes, their output goes the way of any rank's. When the
-stream ends, or the agent says so by a signal, everything here ends; when it is killed itself, its guard ends its
-workers.
+(stream_multiplexer.py). It passes workers' messages on as bytes, and their output goes the way of any rank's. When
+the stream ends, or after a signal of the agent, everything here ends; after its SIGKILL, its guard ends its workers.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
 
 
 def main() -> None:
-    """The process of a spawn server."""
+    """Run as the process of a spawn server."""
     drop_coerced_locale()
     stream = socket.socket(fileno=os.dup(0))
     null = os.open("/dev/null", os.O_RDONLY)
@@ -50,8 +49,12 @@ def main() -> None:
 
 
 class HostedWorker:
-    """A worker of this node: its process, whose channel is a stream. number: its identity on both sides. on_change:
-    called when something may have happened to the process."""
+    """A worker of this node: its process, whose channel is a stream.
+
+    Args:
+        number: its identity on both sides.
+        on_change: called when something may have happened to the process.
+    """
 
     def __init__(self, number: int, process: ExecProcess, on_change: Callable[[HostedWorker], None]) -> None:
         self.number = number
@@ -83,7 +86,7 @@ class SpawnServer:
         self._is_stopping = False  # nothing is started any more
 
     def run(self) -> None:
-        """Until the other side has gone, or nothing is left after a stop signal."""
+        """Serve until the other side has gone, or nothing is left after a stop signal."""
         try:
             while not self._has_lost and not (self._is_stopping and not self._workers and not self._out):
                 self._watch()
@@ -178,7 +181,7 @@ class SpawnServer:
         self._send_control("up", nproc=spawner.world_size, port=free_port(), notices=list(spawner.notices))
 
     def _start(self, asked: dict[str, Any]) -> None:
-        """Some of our ranks, each with the number that it is known by on the other side."""
+        """Start some of this node's ranks, each with its number on the other side."""
         assert self._spawner is not None
         numbers: dict[int, int] = {rank: number for number, rank in asked["workers"]}
         span = RankRange(first=asked["first"], world_size=asked["world_size"])
@@ -203,7 +206,7 @@ class SpawnServer:
             watch.poll()  # something may have happened already
 
     def _adopt(self, number: int, process: ExecProcess) -> None:
-        """Its channel's bytes are passed on as they are: its own ends of it have nothing to do."""
+        """Pass its channel's bytes on unchanged: its own ends of it have nothing to do."""
         sock = socket.socket(fileno=os.dup(process.tasks.fileno()))
         process.tasks.close_copy()
         process.events.close_copy()
@@ -258,7 +261,7 @@ class SpawnServer:
         self._stuck_watches.append(worker.process.watch_stuck(self._poller, on_end))
 
     def _close(self, number: int) -> None:
-        """Nothing of it is left here. Safe twice."""
+        """Close it: nothing of it is left here. Safe twice."""
         worker = self._workers.pop(number, None)
         if worker is not None:
             group = worker.process.group
@@ -271,7 +274,7 @@ class SpawnServer:
             self._streams.drop(number)
 
     def _on_signals(self) -> None:
-        """Told by our agent: the launch is stopped from outside, or a signal is for all ranks."""
+        """Act on signals of the agent: a stop of the launch from outside, or a signal for all ranks."""
         assert self._signals is not None
         for number in self._signals.read():
             for worker in self._workers.values():
@@ -283,7 +286,7 @@ class SpawnServer:
 
 
 def _send_signal(worker: HostedWorker, number: int) -> None:
-    """As far as it may be sent: a process that has become another user's gets none."""
+    """Send a signal as far as that is permitted: a process that has become another user's gets none."""
     with suppress(InfiniRunError):
         worker.process.signal(number)
 

@@ -8,7 +8,7 @@ Nothing here knows what a message means.
 from __future__ import annotations
 
 PING_INTERVAL_S = 0.1  # a worker's signs of life (WATCHDOG=1) within it are passed on once
-KILL_ANSWER_S = 15.0  # the wait for what a zygote or node kills for us; the core there gives up after 5
+KILL_ANSWER_S = 15.0  # the wait while a zygote or node kills processes; the core there gives up after 5
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,20 +26,20 @@ if TYPE_CHECKING:
     from infini_run.system.poller import Poller
 
     class ProcessGroup(Protocol):
-        """Worker processes that were started together: what is waited for and stopped is the whole group. Its objects
-        can be keys of a dict."""
+        """Worker processes that started together: a wait or a stop is for the whole group. Its objects can be keys of
+        a dict."""
 
         @property
         def ended(self) -> bool:
-            """Nothing is left of any of them, nor of what they had started, but what SIGKILL did not end."""
+            """Whether nothing is left of any of them, nor of what they had started, but what SIGKILL did not end."""
 
         def fds(self) -> Sequence[int]:
-            """`poll` has something to do when one of them can be read. The first stays the same; the others may be
-            closed at any time, so ask again before each wait."""
+            """Return the descriptors: `poll` has something to do when one of them is readable. The first stays the
+            same; the others may close at any time, so call this before each wait."""
 
         def next_deadline_s(self) -> float | None:
-            """`poll` has something to do at this time (monotonic), whatever can be read; None: there is no such
-            time."""
+            """Return the time (monotonic) at which `poll` has something to do, whatever is readable; None: there is
+            no such time."""
 
         def poll(self) -> None:
             """Take in what happened to all of them; never blocks."""
@@ -54,11 +54,14 @@ if TYPE_CHECKING:
     class WorkerProcess(Protocol):
         """One process of one worker; after a restart the worker has another one.
 
-        pid: 0 until it has one. exit: how the process ended, as soon as it has, or was given up because
-        SIGKILL did not end it; what it left behind may still run.
-        problem: why nothing is known of its end (its node was lost), else None. clock_s: what has to be added to a
-        time of its host's clock for a time of this one's. stuck: the processes of its group that SIGKILL did not end
-        (uninterruptible sleep), in words, as soon as the group has ended; "": none.
+        Attributes:
+            pid: 0 until it has one.
+            exit: how the process ended, once known, or after SIGKILL did not end it; what it left behind may still
+                run.
+            problem: why its end is unknown (its node was lost), else None.
+            clock_s: to add to a time of its host's clock for a time of this one's.
+            stuck: the processes of its group that SIGKILL did not end (uninterruptible sleep), in words, at the end
+                of the group; "": none.
         """
 
         rank: int
@@ -82,20 +85,20 @@ if TYPE_CHECKING:
         def stuck(self) -> str: ...
 
         def watch_stuck(self, poller: Poller, on_end: Callable[[bool], None]) -> Callable[[], None]:
-            """Have `on_end` called once, from any thread, perhaps at once: with True when what is stuck has ended,
-            with False if that cannot be known. To be called before `close`. Returns what ends the watch."""
+            """Call `on_end` once, from any thread, perhaps at once: with True when what is stuck is gone, with False
+            if that is unknown. Call this before `close`. Return what ends the watch."""
 
         def last_ping_s(self) -> float:
-            """When it last said WATCHDOG=1 to its NOTIFY_SOCKET (monotonic); 0: never."""
+            """Return when it last sent WATCHDOG=1 to its NOTIFY_SOCKET (monotonic); 0: never."""
 
         def signal(self, number: int) -> int:
-            """Send a signal to its process; return how many it reached (0: it has ended)."""
+            """Send a signal to its process; return how many it reached (0: it is gone)."""
 
         def close(self) -> None:
             """Kill what is left, reap it, close the channel and all else. Safe twice."""
 
         def after_fork_in_child(self) -> None:
-            """In a forked child, to which nothing of this belongs: close only the copies of descriptors."""
+            """Close only the copies of descriptors in a forked child, to which nothing of this belongs."""
 
     class Run(Protocol):
         """What a WorkerGroup needs of a NodeLaunch, or of an object in its place."""
@@ -128,19 +131,19 @@ if TYPE_CHECKING:
         def start(
             self, ranks: Sequence[int], restarts: int = 0, *, separate_groups: bool = False
         ) -> Sequence[WorkerProcess]:
-            """Start these ranks, in order, as one group; separate_groups: each as a group of its own. restarts: how
-            often that was done before. Raises UsageError, ProgramError, StartError: then none is left."""
+            """Start these ranks, in order, as one group; separate_groups: one group per rank. restarts: how many
+            starts came before. Raises UsageError, ProgramError, StartError: then none is left."""
 
         def broadcast(self, processes: Sequence[WorkerProcess], frame: list[Buffer]) -> None:
-            """Send the same message to all of them; it crosses the link to each node once. Those that have ended get
-            nothing. Returns when nothing that is sent later can overtake it."""
+            """Send the same message to all of them; it crosses the link to each node once. Those that are gone get
+            nothing. Returns when no later message can overtake it."""
 
         def ask_alive(self) -> None:
-            """A worker has failed: ask all other hosts for a sign of life, so that one that is lost later is known to
-            have been alive after that."""
+            """Ask all other hosts for a sign of life, after the failure of a worker. So a host that is lost later was
+            certainly alive after that."""
 
         def close(self) -> None:
             """Free what it holds beside its processes. Safe twice."""
 
         def after_fork_in_child(self) -> None:
-            """In a forked child."""
+            """Close the copies in a forked child."""

@@ -1,8 +1,8 @@
 """Many channels over one connection: a stream for each, between a socket at this end and one at the other.
 
-Bytes are passed on unchanged in both directions, and so is the end of either. Control messages (JSON) go beside the
-streams, in order with what was sent before them. A broadcast is bytes for several streams that cross the connection
-once. Both ends are alike; the owner of the connection sends what `send` gets, and feeds what comes.
+It passes on bytes unchanged in both directions, and so the end of either. Control messages (JSON) go beside the
+streams, in order with all earlier bytes. A broadcast is bytes for several streams that cross the connection once.
+Both ends are alike; the owner of the connection sends what `send` gets, and feeds what comes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Multiplexer:
         poller: waits for their sockets.
         send: called with bytes for the other end.
         on_message: called with each control message of the other end.
-        takes_broadcasts: the other end may send broadcasts, and is trusted not to send more than there is memory for.
+        takes_broadcasts: the other end may send broadcasts, and never more than there is memory for.
     """
 
     def __init__(
@@ -75,14 +75,14 @@ class Multiplexer:
         return self._streams.get(number)
 
     def close(self) -> None:
-        """Safe twice."""
+        """Close all streams. Safe twice."""
         for number in list(self._streams):
             self.drop(number)
         self._to_send.clear()
         self._broadcasts.clear()
 
     def after_fork_in_child(self) -> None:
-        """In a forked child, to which none of it belongs."""
+        """Close the copies in a forked child, to which none of it belongs."""
         for stream in self._streams.values():
             stream.after_fork_in_child()
 
@@ -126,7 +126,7 @@ class Multiplexer:
                 first()
 
     def when_all_read(self, numbers: Sequence[int], then: Callable[[], None]) -> None:
-        """Call it when what is in the sockets of all these streams now has been sent."""
+        """Call it after what is in the sockets of all these streams at present has gone."""
         left = set(numbers)
 
         def note(number: int) -> None:

@@ -1,4 +1,4 @@
-"""Worker processes of this machine that were started together: one NodeLaunch, and a channel to each."""
+"""Worker processes of this machine that started together: one NodeLaunch, and a channel to each."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class WorkerGroup:
-    """A ProcessGroup, started when it is made. Raises what NodeLaunch.start does; then none of it is left.
+    """A ProcessGroup, which starts at its creation. Raises what NodeLaunch.start does; then none of it is left.
 
     on_close: called when all of it is gone and freed.
 
@@ -61,7 +61,7 @@ class WorkerGroup:
                     lender.endow(ours)
                     host = plan.nodes[0].host
                     process = ExecProcess(self, worker.rank, worker.local_rank, host, ours.detach())
-                    started.append(process)  # first: what is in ours is in theirs
+                    started.append(process)  # first: bytes in this end are in the other one
                     self.processes.append(process)
             stdins = {rank: end.fileno() for rank, end in worker_ends.items()}
             self.run = self._make_run(plan, options, environ, cwd, stdins)
@@ -120,7 +120,7 @@ class WorkerGroup:
     # ---- for its processes
 
     def last_output(self, rank: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """What that rank wrote last to stderr, and its Python stack."""
+        """Return the last stderr output of that rank, and its Python stack."""
         assert isinstance(self.run, NodeLaunch)
         for index, worker in enumerate(self.run.plan.workers):
             if worker.rank == rank:
@@ -129,11 +129,11 @@ class WorkerGroup:
 
     @property
     def stuck(self) -> Sequence[LeftoverProcess]:
-        """What SIGKILL did not end, once it has ended."""
+        """What SIGKILL did not end, at the end of the group."""
         return () if self.run is None or not self.run.ended else self.run.outcome.stuck
 
     def close_if_last(self) -> None:
-        """Kill and free all, once every process of it has been closed."""
+        """Kill and free all, after the close of its last process."""
         if self.run is not None and all(process.is_closed for process in self.processes):
             self.run.close()
             self._lender.close()
@@ -142,7 +142,7 @@ class WorkerGroup:
                 on_close()
 
     def after_fork_in_child(self) -> None:
-        """In a forked child."""
+        """Close the copies in a forked child."""
         for end in self._worker_ends.values():
             end.close()
         self._lender.after_fork_in_child()

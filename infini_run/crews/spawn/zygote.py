@@ -1,9 +1,9 @@
 """A zygote: a process that has imported what workers need, and becomes workers, by fork, on request.
 
-It forks from its main thread, where it is the only one, and where no device was touched: a fork has neither the other
-threads nor a device's context. Else it refuses, and says why. It talks with its launcher over descriptor 0: a launch
-comes with a socket of its own, on which its events go back, and which says by its end that the launch is not wanted
-any more. When the launcher is gone, all of it goes.
+It forks from its main thread, where it is the only one, and where nothing has touched a device. A fork has neither
+the other threads nor a device's context. Else it refuses, and gives the reason. It talks with its launcher over
+descriptor 0. A launch comes with a separate socket, for its events, whose end means that nobody wants the launch any
+more. When the launcher is gone, all of it goes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _MADV_COLLAPSE, _HUGE = 25, 1 << 21
 
 
 def main() -> None:
-    """The process of a ForkSpawner."""
+    """Run as the process of a ForkSpawner."""
     control = socket.socket(fileno=os.dup(0))
     null = os.open("/dev/null", os.O_RDONLY)
     os.dup2(null, 0)
@@ -61,9 +61,9 @@ _NO_MARK = f"preload: {MARKER_VARIABLE} is missing in a new Python; make the wra
 
 
 class Zygote:
-    """The launcher's words in, workers out. mark: where in memory the mark is by which processes are known.
+    """The launcher's requests in, workers out. mark: the place in memory of the mark that identifies processes.
 
-    It always has room for one descriptor more, so that a launch for which there is no room can be answered.
+    It always has room for one descriptor more, so that it can answer a launch for which there is no room.
     """
 
     def __init__(self, control: socket.socket) -> None:
@@ -78,7 +78,7 @@ class Zygote:
         self._reserve_fd = -1
 
     def run(self) -> None:
-        """Until the launcher is gone. Raises InForkedChild in a worker."""
+        """Serve until the launcher is gone. Raises InForkedChild in a worker."""
         hello: Any = receive_with_fds(self._control)
         if hello is None:
             return
@@ -132,7 +132,7 @@ class Zygote:
         _Run(self._poller, self._runs, connection, fork_run).start()
 
     def after_fork_in_child(self) -> None:
-        """In a worker: none of it is ours."""
+        """Forget everything in a worker: none of it is the worker's."""
         os.close(self._reserve_fd)
         for run in list(self._runs):
             run.after_fork_in_child()
@@ -151,7 +151,7 @@ class _Run:
         self._run = run
         self._watch = ProcessWatch(self, poller)
         self._pings: dict[int, float] = {}  # by rank, the last WATCHDOG=1 that was passed on
-        self._snapshots = 0  # so many were passed on
+        self._snapshots = 0  # this many were passed on
 
     def start(self) -> None:
         self._runs.append(self)
@@ -199,7 +199,7 @@ class _Run:
         self._await_room()
 
     def fds(self) -> list[int]:
-        """`poll` has something to do when one of them can be read."""
+        """Return the descriptors: `poll` has something to do when one of them is readable."""
         return self._run.fds()
 
     def watch(self) -> None:
@@ -207,11 +207,11 @@ class _Run:
         self._try(self._watch.update)
 
     def next_deadline_s(self) -> float | None:
-        """When the watchdog has something to do (monotonic); None: never."""
+        """Return when the watchdog has something to do (monotonic); None: never."""
         return self._run.next_deadline_s()
 
     def check_due(self) -> None:
-        """Do it, if the time has come."""
+        """Check the watchdog, if it is due."""
         due_s = self._run.next_deadline_s()
         if due_s is not None and time.monotonic() >= due_s:
             self.poll()
@@ -224,13 +224,13 @@ class _Run:
             self._connection.send(("pinged", new))
 
     def _pass_on_snapshots(self) -> None:
-        """What ranks that hang were doing, and those that are stopped for it."""
+        """Pass on what hung ranks were doing, and those that stop because of a hang."""
         report = self._run.report()
         new, self._snapshots = report.snapshots[self._snapshots :], len(report.snapshots)
         self._connection.send(("snapshots", (new, [e.rank for e in report.exits if e.watchdog_reason])))
 
     def _words(self, events: Sequence[Event]) -> dict[int, tuple[str, tuple[str, ...], tuple[str, ...]]]:
-        """The last output of those that ended badly."""
+        """Return the last output of those that ended badly."""
         workers, group = self._run.plan.workers, self._run.group
         ended = [e.worker for e in events if e.kind == "exited" and not e.is_routine]
         return {workers[index].rank: last_output(group, index, workers[index]) for index in ended}
@@ -259,14 +259,15 @@ class _Run:
         self._connection.close()
 
     def after_fork_in_child(self) -> None:
-        """In a worker. What the epoll set watches is shared with the true one: it is only closed."""
+        """Close the copies in a worker. It shares what the epoll set watches with the true one, and so only closes
+        it."""
         self._run.after_fork_in_child()
         self._watch.after_fork_in_child()
         self._connection.close()
 
 
 def _freeze_memory(*, with_huge_pages: bool) -> None:
-    """Pages that nobody writes to stay shared with the workers."""
+    """Keep pages that nobody writes to in common with the workers."""
     import gc
 
     gc.collect()
@@ -276,9 +277,9 @@ def _freeze_memory(*, with_huge_pages: bool) -> None:
 
 
 def _use_huge_pages() -> None:
-    """A fork copies an entry for each page, and torch's imports fill 35000 of them: in huge pages it takes a tenth of
-    the time. MADV_COLLAPSE (Linux 6.1) makes them of what is there, in a while that is only worth it for many forks.
-    What the kernel refuses stays as it is."""
+    """Use huge pages. A fork copies an entry per page, and torch's imports fill 35000 of them: in huge pages it takes
+    a tenth of the time. MADV_COLLAPSE (Linux 6.1) makes them of existing pages, in a while that is only worth it for
+    many forks. What the kernel refuses stays as it is."""
     libc = ctypes.CDLL(None)
     libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     with open("/proc/self/maps") as maps:
@@ -293,8 +294,8 @@ def _use_huge_pages() -> None:
 
 
 def become(child_setup: ChildSetup, mark: int, preload: Preload) -> int:
-    """In the child: be as a process that was started for this. Returns the channel's descriptor."""
-    ctypes.memmove(mark, child_setup.mark.encode(), len(child_setup.mark))  # /proc/PID/environ, of our own forks too
+    """Become a process like one that starts for this, in the child. Return the channel's descriptor."""
+    ctypes.memmove(mark, child_setup.mark.encode(), len(child_setup.mark))  # /proc/PID/environ, of later forks, too
     os.dup2(child_setup.stdout, 1)
     os.dup2(child_setup.stderr, 2)
     os.close(child_setup.stdout)

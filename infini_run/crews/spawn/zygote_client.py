@@ -1,7 +1,7 @@
 """A zygote, seen from the launcher: its process (ZygoteProcess), and one set of workers in it (ZygoteProxy).
 
 The zygote is a process like any other of the launcher's, with a guard and a launch marker. Each set of workers is a
-NodeLaunch inside it, whose events come over a socket of its own.
+NodeLaunch inside it, whose events come over a separate socket.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ _LONGEST_S = 2e6  # 23 days: a socket waits no longer (poll(2) counts millisecon
 
 
 class ForkRefused(InfiniRunError):
-    """The zygote must not be forked; the text says why."""
+    """A zygote that must not fork; the text says why."""
 
 
 class ReadsRank(UsageError):
-    """A module of the preload reads, while it is imported, what differs between ranks."""
+    """A module of the preload that reads, during its import, what differs between ranks."""
 
 
 class ZygoteProcess:
@@ -70,8 +70,8 @@ class ZygoteProcess:
 
     def prepare(self, hello: tuple[object, ...], timeout_s: float | None) -> None:
         """Have it import modules. hello: its first message (zygote.py). timeout_s: None: no limit. Raises UsageError:
-        an import failed; ReadsRank: it must not be done before the fork; StartError: the zygote has ended, or takes
-        too long."""
+        an import failed; ReadsRank: the import must not come before the fork; StartError: the zygote is gone, or
+        takes too long."""
         try:
             self._control.settimeout(None if timeout_s is None else min(timeout_s, _LONGEST_S))
             send_with_fds(self._control, hello)
@@ -88,7 +88,7 @@ class ZygoteProcess:
             raise (ReadsRank if is_refused else UsageError)(problem)
 
     def send(self, message: object, fds: Sequence[int]) -> None:
-        """Send it a message with descriptors. Raises StartError: it has ended."""
+        """Send it a message with descriptors. Raises StartError if it is gone."""
         with self._lock:
             try:
                 send_with_fds(self._control, message, fds)
@@ -120,7 +120,7 @@ class ZygoteProcess:
             self._run.close()
 
     def after_fork_in_child(self) -> None:
-        """In a forked child."""
+        """Close the copies in a forked child."""
         self._control.close()
         self._theirs.close()
         if self._run is not None:
@@ -165,18 +165,18 @@ class ZygoteProxy:
         self._lock = RLock()
         self._connection: MessageSocket | None = None
         self._theirs: socket.socket | None = None
-        self._console: list[int] = []  # copies of our stdout and stderr, until they are sent
+        self._console: list[int] = []  # copies of stdout and stderr, until they have gone
         self._has_started = False
         self._last_output: dict[int, tuple[str, tuple[str, ...], tuple[str, ...]]] = {}
         self._pings: dict[int, float] = {}  # by rank, its last WATCHDOG=1 (monotonic)
 
     @property
     def ended(self) -> bool:
-        """Nothing is left, and `poll` has returned that event."""
+        """Whether nothing is left, and `poll` has returned that event."""
         return self._ended and not self._new_events
 
     def start(self) -> None:
-        """As NodeLaunch.start. Raises ForkRefused, StartError, UsageError: then no worker is left."""
+        """Start as NodeLaunch.start does. Raises ForkRefused, StartError, UsageError: then no worker is left."""
         try:
             with forking:  # a child that is forked meanwhile lets go of it, or has nothing of it
                 ours, self._theirs = socket.socketpair()
@@ -217,7 +217,7 @@ class ZygoteProxy:
         poll.poll(poll_ms(timeout_s))
 
     def poll(self, timeout_s: float = 0.0) -> list[Event]:
-        """What has happened."""
+        """Return the new events."""
         with self._lock:
             events, self._new_events = self._new_events, []
             if self._connection is None or self._ended:
@@ -258,7 +258,7 @@ class ZygoteProxy:
                 self.outcome.set_last_output(*self._last_output[first])
 
     def _all_lost(self) -> list[Event]:
-        """The zygote has died, and its forks with it: how they ended is not known."""
+        """End all: the zygote died, and its forks with it, in an unknown way."""
         now_ns = time.monotonic_ns()
         self.outcome.add_notice("the process that forks the workers was killed")
         alive = self.outcome.running()
@@ -268,7 +268,7 @@ class ZygoteProxy:
         ]
 
     def last_output(self, rank: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """What a rank that ended badly wrote last to stderr, and its Python stack."""
+        """Return the last stderr output of a rank that ended badly, and its Python stack."""
         return self._last_output.get(rank, ("", (), ()))[1:]
 
     def fds(self) -> list[int]:
@@ -278,14 +278,15 @@ class ZygoteProxy:
         return None
 
     def last_watchdog_ping_s(self, rank: int) -> float:
-        """As NodeLaunch.last_watchdog_ping_s, but to a tenth of a second: the zygote reads NOTIFY_SOCKET."""
+        """Return the time as NodeLaunch.last_watchdog_ping_s does, but to a tenth of a second: the zygote reads
+        NOTIFY_SOCKET."""
         return self._pings.get(rank, 0.0)
 
     def signal(self, number: int, rank: int | None = None) -> int:
-        """As NodeLaunch.signal; a rank whose end is just on its way to us counts as reached."""
+        """Send a signal as NodeLaunch.signal does; a rank whose end is still on its way here counts as reached."""
         if number and number not in signal.valid_signals():
             raise OSError(22, f"unknown signal {number}")
-        # also those whose start is on its way to us: the zygote has them
+        # also those whose start is on its way here: the zygote has them
         alive = [one.rank for one in self.outcome.exits() if one.end_s is None and rank in (None, one.rank)]
         if alive:
             self._send("signal", number, rank)
@@ -330,7 +331,7 @@ class ZygoteProxy:
 
 
 def _copy(fd: int) -> int:
-    """Of our stdout or stderr; the host program may have closed it."""
+    """Return a copy of stdout or stderr; the host program may have closed it."""
     try:
         return os.dup(fd)
     except OSError:

@@ -1,7 +1,7 @@
 """Between a launcher and its zygote: whole messages over a socket, descriptors with the first byte of one.
 
-Both sides are ours, of one machine and one start, so messages are pickles. Who sends never waits: what the kernel
-does not take is kept, and sent when there is room.
+Both sides are infini-run, of one machine and one start, so messages are pickles. A sender never waits: it keeps what
+the kernel does not take, and sends that when there is room.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _QUIET = socket.MSG_NOSIGNAL  # the host program's SIGPIPE is its own
 
 
 class MessageSocket:
-    """Messages to and fro, without waiting. `has_ended`: the other side is gone; what it said before has been given
-    out."""
+    """Messages to and fro, without waiting. `has_ended`: the other side is gone, and `receive` has returned all that
+    it sent."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
@@ -37,12 +37,12 @@ class MessageSocket:
         self.has_ended = False
 
     def fileno(self) -> int:
-        """Readable when there is something to `receive`."""
+        """Return the descriptor, which is readable when there is something to `receive`."""
         return self._socket.fileno()
 
     @property
     def is_full(self) -> bool:
-        """Whether something waits for room: call `flush` when it can be written."""
+        """Whether something waits for room: call `flush` when the socket is writable."""
         return bool(self._out)
 
     def send(self, message: object) -> None:
@@ -53,12 +53,12 @@ class MessageSocket:
         self.flush()
 
     def flush(self) -> None:
-        """Send what was kept, as far as there is room."""
+        """Send the kept bytes, as far as there is room."""
         if self._out:
             write_pending(self._socket.fileno(), self._out)
 
     def receive(self) -> list[object]:
-        """What has come."""
+        """Return the messages that have arrived."""
         while not self.has_ended:
             try:
                 data = self._socket.recv(READ_CHUNK)
@@ -78,12 +78,12 @@ class MessageSocket:
         return found
 
     def close(self) -> None:
-        """Safe twice."""
+        """Close the socket. Safe twice."""
         close_link(self._socket)
 
 
 def send_with_fds(sock: socket.socket, message: object, fds: Sequence[int] = ()) -> None:
-    """A message with descriptors, over a socket that blocks. Raises OSError: nobody is there."""
+    """Send a message with descriptors, over a socket that blocks. Raises OSError without a receiver."""
     data = _pickle.dumps(message, 5)
     sock.sendall(_HEAD.pack(len(data), len(fds)), _QUIET)
     for at in range(0, len(fds), _MOST):
@@ -93,8 +93,8 @@ def send_with_fds(sock: socket.socket, message: object, fds: Sequence[int] = ())
 
 
 def receive_with_fds(sock: socket.socket) -> tuple[object, list[int]] | None:
-    """The next one; its descriptors are the caller's to close. They are the first of those that were sent, and fewer
-    where this process may open no more (unix(7), MSG_CTRUNC). None: the other side has ended."""
+    """Return the next message; its descriptors are the caller's to close. They are the first of those sent, and fewer
+    where this process may open no more (unix(7), MSG_CTRUNC). None: the other side is gone."""
     head = _receive(sock, _HEAD.size)
     if head is None:
         return None
@@ -117,7 +117,7 @@ def receive_with_fds(sock: socket.socket) -> tuple[object, list[int]] | None:
 
 
 def _receive_some(sock: socket.socket, count: int) -> tuple[bytes, list[int]]:
-    """Not by socket.recv_fds, which forgets its flags (3.9 to 3.13)."""
+    """Receive without socket.recv_fds, which forgets its flags (3.9 to 3.13)."""
     fds = array.array("i")
     byte, rights, _, _ = sock.recvmsg(1, socket.CMSG_LEN(count * fds.itemsize), _CLOEXEC)
     for _, _, data in rights:
