@@ -1,4 +1,4 @@
-"""Whether a worker of a crew that has failed can be started again, as far as that depends on its host."""
+"""Whether a failed worker of a crew can restart, as far as that depends on its host."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NEVER = float("inf")
 
 
 class PendingRestart:
-    """Ranks that are to be started again together, at a time, once all of them are settled."""
+    """Ranks that are to restart together, at a time, once all of them are settled."""
 
     def __init__(self, ranks: set[int], due_s: float) -> None:
         self.ranks = ranks
@@ -21,7 +21,7 @@ class PendingRestart:
 
 
 class CrewPlacement:
-    """Every worker stays on its host: it can be started there again at once, or not at all.
+    """A placement in which every worker stays on its host: it can restart there at once, or not at all.
 
     Attributes:
         wait_end_s: When a worker has waited for a host for too long (monotonic); infinite: none waits.
@@ -30,7 +30,7 @@ class CrewPlacement:
     wait_end_s = NEVER
 
     def add_watcher(self, wake: Callable[[], None]) -> None:
-        """From now on, call this when a host has come or gone."""
+        """Call this, from now on, when a host comes or goes."""
 
     def remove_watcher(self, wake: Callable[[], None]) -> None:
         """Call it no more."""
@@ -38,15 +38,15 @@ class CrewPlacement:
     def spend(
         self, failed: WorkerProcess, processes: Iterable[WorkerProcess | None], spend: Callable[[], float | None]
     ) -> float | None:
-        """Take a restart of a worker, of all these, from the budget: by `spend`, whose result is returned."""
+        """Use up one restart of a worker, of all these, by `spend`. Return its result."""
         return spend()
 
     def start_due_s(self, ranks: Sequence[int]) -> float:
-        """Return when these workers can be started again (monotonic); infinite: there is no host for them yet."""
+        """Return when these workers can restart (monotonic); infinite: there is no host for them yet."""
         return 0.0
 
     def may_retry(self, ranks: Sequence[int], error: InfiniRunError) -> bool:
-        """Whether a start of them that has failed so is tried again."""
+        """Return whether a start of them that failed so has another try."""
         return False
 
     def check_waits(self, waiting: Sequence[PendingRestart]) -> InfiniRunError | None:

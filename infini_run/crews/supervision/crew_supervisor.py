@@ -39,15 +39,19 @@ _CAUSES = 100  # of failures are kept, the last ones
 
 
 class CrewSupervisor(Supervisor):
-    """events: what has happened. failure: why the crew has ended by itself; None: it has not. drain_error: which
-    tasks were not done when the time for them was over; None: there were none.
+    """The supervisor of a crew.
+
+    Attributes:
+        events: the events of the crew.
+        failure: why the crew failed; None: it did not.
+        drain_error: which tasks were undone at the end of the time for them; None: none.
 
     Args:
         spawner, setup, limits: as for a Supervisor.
         restart: the policy.
-        max_events: how many events that count are kept before workers are made to wait.
-        max_tasks: a worker's process is replaced after so many tasks; 0: never.
-        placement: knows where workers can be started again.
+        max_events: the most events that count before workers have to wait.
+        max_tasks: the number of tasks after which a fresh process replaces a worker's; 0: never.
+        placement: knows where workers can restart.
     """
 
     def __init__(
@@ -73,15 +77,15 @@ class CrewSupervisor(Supervisor):
         self._restarts: list[PendingRestart] = []
         self._stuck: dict[int, tuple[str, Callable[[], None]]] = {}  # by rank: in words, and what ends its watch
         self._drain_end_s = float("inf")
-        self._is_halted = False  # nothing is started again, and tasks fail
-        self._is_late = False  # the time for the tasks is over
+        self._is_halted = False  # nothing restarts, and tasks fail
+        self._is_late = False  # the time for the tasks has passed
         self._undone: Counter[int | None] = Counter()  # tasks that were not done in time, by rank
         self._idle: list[Event] = []  # to set when there is no work
         self.drain_error: DrainTimeout | None = None
         self.is_dropped = False  # nothing refers to the crew: its failure is printed, since no caller can get it
 
     def start(self) -> None:
-        """As Supervisor.start."""
+        """Start as Supervisor.start does."""
         call_in_forked_children(self)
         self._exit_number = close_at_exit(self)
         self._placement.add_watcher(self.wake)
@@ -119,8 +123,8 @@ class CrewSupervisor(Supervisor):
             worker.hand(job)
 
     def _next_task(self, worker: SupervisedWorker) -> PendingTask | None:
-        """Take the next task that this worker has room for. One whose caller has cancelled it is passed over, though
-        the call that removes it may be waiting still."""
+        """Take the next task that this worker has room for. This skips one whose caller has cancelled it, though the
+        call that removes it may be waiting still."""
         while True:
             if worker.queued and len(worker.assigned) < _OWN_AHEAD:
                 job = worker.queued.popleft()
@@ -132,13 +136,14 @@ class CrewSupervisor(Supervisor):
                 return job
 
     def _replace(self, worker: SupervisedWorker) -> None:
-        """It has done as many tasks as one process may: end it in order, then start it again. No failure."""
+        """Replace a worker that has done as many tasks as one process may: end it in order, then restart it. No
+        failure."""
         worker.handle("drain")
         self._plan_restart({worker.rank}, time.monotonic())
 
     def _ahead(self) -> int:
-        """How many tasks a worker may have. Fewer when few are left, so that at the end none waits behind a long
-        one."""
+        """Return how many tasks a worker may have. It is fewer when few are left, so that at the end none waits
+        behind a long one."""
         return min(_AHEAD, max(1, len(self._shared) // (2 * len(self.workers))))
 
     def drop_tasks(self, jobs: Sequence[PendingTask], worker: SupervisedWorker) -> None:
@@ -188,7 +193,7 @@ class CrewSupervisor(Supervisor):
         return len(self._shared)
 
     def over_error(self) -> InfiniRunError:
-        """The error of a task that will not be done because the crew has ended; a new one each time."""
+        """Return the error of a task that will not be done because of the crew's end; a new one each time."""
         if self.failure is not None:
             error = CrewFailed(str(self.failure), self.failure.causes)
             error.__cause__ = self.failure.__cause__
@@ -210,13 +215,13 @@ class CrewSupervisor(Supervisor):
         return self.events.is_full(worker.rank)
 
     def on_thread_waits(self) -> None:
-        """The current thread waits for an answer: it reads no events meanwhile."""
+        """Note that the current thread waits for an answer: it reads no events meanwhile."""
         if self.belongs_to_parent:
             raise self.over_error()
         self.events.readers.leave_thread()
 
     def on_coroutine_waits(self) -> None:
-        """The current task of asyncio waits for an answer: it reads no events meanwhile."""
+        """Note that the current task of asyncio waits for an answer: it reads no events meanwhile."""
         if self.belongs_to_parent:
             raise self.over_error()
         self.events.readers.leave_task()
@@ -232,7 +237,7 @@ class CrewSupervisor(Supervisor):
         self.problems.append(f"rank {worker.rank} did not end properly when {when}: {how}")
 
     def on_stuck(self, worker: SupervisedWorker) -> None:
-        """It may still hold memory, files and a GPU: nothing is started in its place."""
+        """Start nothing in place of a stuck worker: it may still hold memory, files, and a GPU."""
         rank, process = worker.rank, worker.process
         assert process is not None
         text = f"rank {rank} on {process.host}: SIGKILL did not end process {process.stuck}"
@@ -242,7 +247,7 @@ class CrewSupervisor(Supervisor):
         self._stuck[rank] = text, unwatch
 
     def _end_stuck(self, rank: int, known: bool) -> None:
-        """known: that it has ended; else that cannot be known here."""
+        """End a stuck worker. known: that it is gone; else that is unknown here."""
         text, _ = self._stuck[rank]
         if known:
             del self._stuck[rank]
@@ -276,14 +281,14 @@ class CrewSupervisor(Supervisor):
         self.on_event("restarting", worker, delay_s=delay_s)
 
     def _plan_restart(self, ranks: set[int], due_s: float) -> None:
-        """Merged with restarts that were planned before and have ranks in common with this one."""
+        """Plan a restart, merged with earlier plans that have ranks in common with this one."""
         for other in [pending for pending in self._restarts if pending.ranks & ranks]:
             ranks, due_s = ranks | other.ranks, max(due_s, other.due_s)
             self._restarts.remove(other)
         self._restarts.append(PendingRestart(ranks, due_s))
 
     def _settled_restarts(self) -> list[PendingRestart]:
-        """Those of whose workers nothing is left."""
+        """Return the restarts of whose workers nothing is left."""
         return [
             pending
             for pending in self._restarts
@@ -291,7 +296,7 @@ class CrewSupervisor(Supervisor):
         ]
 
     def _start_due_s(self, pending: PendingRestart) -> float:
-        """When its workers can be started (monotonic); infinite: they wait for a host."""
+        """Return when its workers can start (monotonic); infinite: they wait for a host."""
         return max(pending.due_s, self._placement.start_due_s(sorted(pending.ranks)))
 
     def _restart_due(self) -> None:
@@ -317,7 +322,7 @@ class CrewSupervisor(Supervisor):
         return True
 
     def _fail(self, causes: Sequence[BaseException]) -> None:
-        """Fail the crew: all workers are stopped, and every task that waits fails."""
+        """Fail the crew: stop all workers, and fail every waiting task."""
         if self.failure is None:
             self.failure = crew_failed(causes, self._restart.max_restarts, self._restart.within_s)
             self.failure.__cause__ = causes[0] if causes else None
@@ -343,7 +348,7 @@ class CrewSupervisor(Supervisor):
     # ---- the end
 
     def drain(self, limit_s: float) -> None:
-        """Accept nothing more, do what was accepted within `limit_s` seconds, then end. Again: the earlier limit
+        """Accept nothing more, do the accepted tasks within `limit_s` seconds, then end. Again: the earlier limit
         holds."""
         self._drain_end_s = min(self._drain_end_s, time.monotonic() + limit_s)
         if self.phase == "RUNNING":
@@ -352,7 +357,7 @@ class CrewSupervisor(Supervisor):
             worker.shorten_deadline(self._drain_end_s)
 
     def halt(self) -> None:
-        """End now; tasks that are not done fail."""
+        """End at once; unfinished tasks fail."""
         self._halt("the crew was closed")
 
     def _halt(self, why: str) -> None:
@@ -377,7 +382,7 @@ class CrewSupervisor(Supervisor):
         return bool(self._loop.calls or self.tasks_left)
 
     def wait_idle(self, limit_s: float) -> bool:
-        """Wait until every task that was accepted has ended, at most so long; return whether that is so. For other
+        """Wait at most `limit_s` seconds until every accepted task is finished. Return whether that is so. For other
         threads."""
         self.events.readers.leave_thread()
         event = Event()
@@ -392,12 +397,12 @@ class CrewSupervisor(Supervisor):
             event.set()
 
     def finish_at_exit(self) -> None:
-        """The interpreter exits: finish what was accepted, as leaving a `with` block does."""
+        """Finish the accepted tasks at the exit of the interpreter, as leaving a `with` block does."""
         failure = self.failure
         if not self.wait_idle(self.limits.drain_s):
             self.call(lambda: self.drain(0.0))
             self.join()
-        if self.is_dropped:  # its end tells it
+        if self.is_dropped:  # its end reports it
             return
         if self.failure is not failure:
             _print_error(self.over_error())
@@ -405,16 +410,16 @@ class CrewSupervisor(Supervisor):
             _print_error(self.drain_error)
 
     def close_at_exit(self) -> None:
-        """The interpreter exits: end the workers while there is one."""
+        """End the workers at the exit of the interpreter, while there is one."""
         self.close(drain=False)
 
     def close(self, *, drain: bool) -> None:
-        """End, from another thread, and wait until everything is freed. drain: do what was accepted first."""
+        """End, from another thread, and wait until everything is free. drain: do the accepted tasks first."""
         self.begin_to_close(drain=drain)
         self.join()
 
     def begin_to_close(self, *, drain: bool) -> None:
-        """As `close`, without waiting."""
+        """Close as `close` does, without waiting."""
         self.events.readers.leave_thread()
         self.call((lambda: self.drain(self.limits.drain_s)) if drain else self.halt)
 
@@ -437,8 +442,8 @@ class CrewSupervisor(Supervisor):
             self._end_all()
 
     def _drain_workers(self) -> None:
-        """Tell the workers to end once no task is left: until then one that fails is started again, and another may
-        get its tasks. When the time is over they are told at once."""
+        """Ask the workers to end once no task is left. Until then one that fails restarts, and another may get its
+        tasks. At the end of the time they get the request at once."""
         is_late = time.monotonic() >= self._drain_end_s
         if is_late:
             self._is_late = self._is_late or not self._is_halted

@@ -1,10 +1,10 @@
 """The events of a crew, in the order in which they came, each for one reader, a thread or a coroutine.
 
-Unread events are bounded, for each worker. Of status and progress the latest is kept. Events that count (emitted, and
-the results of `send`) have a limit: at it, the worker is not read while the crew has a reader (event_readers.py);
-without one, the oldest is dropped, and an event `dropped` in its place says how many were. So no answer waits for
-events that nobody reads. The others tell of a worker's processes, of which there may be any number, too: of many the
-oldest are dropped in the same way.
+Unread events have a bound, for each worker. Of status and progress the queue keeps the latest. Events that count
+(emitted, and the results of `send`) have a limit. At it, nothing reads the worker while the crew has a reader
+(event_readers.py). Without a reader, the queue drops the oldest, and an event `dropped` in its place has the number.
+So no answer waits for events that nobody reads. The other events are about a worker's processes, of which there may
+be any number, too. Of many the queue drops the oldest in the same way.
 """
 
 from __future__ import annotations
@@ -36,11 +36,13 @@ _OF_PROCESSES = 1000  # unread events about a worker's processes that are kept
 class CrewEvent:
     """Something that a worker did, or that happened to it.
 
-    kind: started, ready, status (text), progress (done, of), emitted (value), done (value), failed (error) and
-    cancelled of what was sent and not asked; died (error: a WorkerDied), restarting (in delay_s), stopped; dropped
-    (count: how many events, which nobody read, stood in this one's place). task: the number of the one that it
-    belongs to; -1: none. restarts: how often this worker was started again so far. time_s:
-    since the epoch.
+    Attributes:
+        kind: started, ready, status (text), progress (done, of), emitted (value); done (value), failed (error), and
+            cancelled of what was sent, not asked. Also died (error: a WorkerDied), restarting (in delay_s), stopped;
+            dropped (count: how many unread events this one replaces).
+        task: the number of the one that it belongs to; -1: none.
+        restarts: how often this worker restarted before.
+        time_s: since the epoch.
     """
 
     kind: str
@@ -60,7 +62,7 @@ class CrewEvent:
 
     @property
     def value(self) -> Any:
-        """What was emitted, or returned; unpickled each time it is asked for. Raises what that raises."""
+        """The emitted or returned object; each access unpickles it. Raises what that raises."""
         return self.body.load() if self.body else None
 
     @property
@@ -75,7 +77,7 @@ class EventQueue:
 
     Args:
         limit: of the events that count, for each worker.
-        on_room: called when workers that were at the limit may be read again.
+        on_room: called when workers at the limit may be read again.
     """
 
     def __init__(self, limit: int, on_room: Callable[[], None]) -> None:
@@ -97,7 +99,7 @@ class EventQueue:
         self.is_over = False
 
     def is_full(self, rank: int) -> bool:
-        """Whether a worker is not to be read."""
+        """Return whether nothing may read a worker."""
         if len(self._counted[rank]) < self._limit:
             return False
         with self._changed:
@@ -136,7 +138,7 @@ class EventQueue:
         self.drops[rank] += 1
 
     def end(self) -> None:
-        """No more come."""
+        """End the queue: no more events come."""
         with self._changed:
             self.is_over = True
             self._wake()
@@ -146,7 +148,8 @@ class EventQueue:
         self._waiters.wake()
 
     def get(self, timeout_s: float | None) -> list[CrewEvent]:
-        """What has come, waiting for it at most so long (None: until something comes, or nothing more can)."""
+        """Return the events, after a wait of at most `timeout_s` seconds (None: until something comes, or nothing
+        more can)."""
         self.readers.enter_thread()
         end_s = None if timeout_s is None else time.monotonic() + timeout_s
         with self._changed:
@@ -158,7 +161,7 @@ class EventQueue:
             return self._pop(len(self._events))
 
     async def get_one(self) -> CrewEvent | None:
-        """The next one; None: there are no more."""
+        """Return the next event; None: there are no more."""
         self.readers.enter_task()
         while True:
             with self._changed:
@@ -170,7 +173,7 @@ class EventQueue:
             await future
 
     async def wait_over(self) -> None:
-        """Until no more come."""
+        """Wait until no more come."""
         self.readers.leave_task()
         while True:
             with self._changed:

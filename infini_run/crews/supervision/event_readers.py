@@ -1,7 +1,8 @@
-"""Which threads and coroutines read a crew's events: while there is one, workers wait for it and no event is dropped.
+"""The threads and coroutines that read a crew's events: while there is one, workers wait for it and the queue drops
+no event.
 
-A thread, or a task of asyncio, is a reader from the first event that it asks for until it ends, or itself waits for
-an answer: it cannot read meanwhile, and the answer may come after more events than are kept.
+A thread, or a task of asyncio, is a reader from the first event that it asks for until its end. It is none while it
+waits for an answer. It cannot read meanwhile, and the answer may come after more events than the queue keeps.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class _Reader:
-    """Its end is that of a reader: a thread's own variables are freed when it ends."""
+    """An object whose end is that of a reader: a thread's own variables go when it ends."""
 
     __slots__ = ("__weakref__",)
 
@@ -35,16 +36,16 @@ class EventReaders:
         return bool(self._present)
 
     def enter_thread(self) -> None:
-        """The current thread reads."""
+        """Note that the current thread reads."""
         if "reader" not in self._of_thread.__dict__:
             self._of_thread.reader = self._make()
 
     def leave_thread(self) -> None:
-        """The current thread reads no more, until it enters again."""
+        """Note that the current thread reads no more, until it enters again."""
         self._of_thread.__dict__.pop("reader", None)
 
     def enter_task(self) -> None:
-        """The current task of asyncio reads."""
+        """Note that the current task of asyncio reads."""
         from asyncio import current_task
 
         task = current_task()
@@ -53,7 +54,7 @@ class EventReaders:
             task.add_done_callback(self._drop)
 
     def leave_task(self) -> None:
-        """The current task of asyncio reads no more, until it enters again."""
+        """Note that the current task of asyncio reads no more, until it enters again."""
         from asyncio import current_task
 
         self._drop(current_task())

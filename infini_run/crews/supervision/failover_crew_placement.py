@@ -1,5 +1,5 @@
-"""The placement of a crew that goes on when it loses a host: the policy decides whether workers start again, and the
-spawner where and when (failover_spawner.py)."""
+"""The placement of a crew that continues after the loss of a host. The policy decides whether workers restart, and
+the spawner where and when (failover_spawner.py)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class FailoverCrewPlacement(CrewPlacement):
     def spend(
         self, failed: WorkerProcess, processes: Iterable[WorkerProcess | None], spend: Callable[[], float | None]
     ) -> float | None:
-        """A host that is lost, or leaves, is one failure with all its workers."""
+        """Use up one restart: a host that is lost, or leaves, is one failure with all its workers."""
         assert isinstance(failed, RemoteWorkerProcess)
         node = failed.node
         if node.problem is None and not node.peer.is_leaving:
@@ -51,7 +51,7 @@ class FailoverCrewPlacement(CrewPlacement):
         return self._hosts.start_due_s(ranks)
 
     def may_retry(self, ranks: Sequence[int], error: InfiniRunError) -> bool:
-        """If the host was lost meanwhile, there may be another one."""
+        """Return whether there may be another host, if the host was lost meanwhile."""
         return isinstance(error, NodeLost) or self.start_due_s(ranks) > time.monotonic()
 
     def check_waits(self, waiting: Sequence[PendingRestart]) -> InfiniRunError | None:

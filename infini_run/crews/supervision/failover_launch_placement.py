@@ -1,7 +1,7 @@
-"""The placement of a launch of a function that goes on when it loses a node: each attempt is in a world.
+"""The placement of a launch of a function that continues after the loss of a node: each attempt is in a world.
 
 The head decides which nodes a world has and when it may begin (multinode/membership_transitions.py); the spawner
-tells when one is up. The number of ranks may be another one in each world.
+reports when one is up. The number of ranks may be another one in each world.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class FailoverLaunchPlacement(LaunchPlacement):
 
     Args:
         spawner: its worlds are those of the launch.
-        owns_worlds: no other launch uses the spawner: each attempt is a world, before which nodes are checked, and
-            which may leave out a node whose ranks fail. Otherwise only a node that comes or goes ends a world.
+        owns_worlds: no other launch uses the spawner. Each attempt is then a world, which begins with checks of
+            nodes, and may exclude a node whose ranks fail. Otherwise only a node that comes or goes ends a world.
     """
 
     may_move = True
@@ -35,7 +35,7 @@ class FailoverLaunchPlacement(LaunchPlacement):
         self._owns_worlds = owns_worlds
         self._next: World | None = None
         self._number = -1  # of the world in which ranks run, or ran last
-        self._over = -1  # this world and those before it are over for us
+        self._over = -1  # this launch is done with this world and those before it
 
     def add_watcher(self, wake: Callable[[], None]) -> None:
         self._spawner.watchers.add(wake)

@@ -1,10 +1,10 @@
 """The future of a task, for threads and for asyncio.
 
-A result and an exception are unpickled by the thread that asks for them, not by the one that received them: an import
-that they need must not happen in the supervisor's thread while the main thread may hold that module's lock. Whether a
-task has failed is known from the kind of its message, before anything is unpickled. So a failure is set as one
-(`set_exception`, with an exception that stands for the one to be made), and `wait`, `as_completed` and callbacks see
-it as concurrent.futures does; `exception` and `result` make the task's own exception when they are called.
+The thread that asks for a result or an exception unpickles it, not the one that received it. An import that it needs
+must not happen in the supervisor's thread while the main thread may hold that module's lock. The kind of a message
+shows whether a task failed, before anything is unpickled. So `set_exception` sets a failure, with an exception in
+place of the real one, and `wait`, `as_completed`, and callbacks see it as concurrent.futures does. `exception` and
+`result` make the task's own exception when they run.
 """
 
 from __future__ import annotations
@@ -37,13 +37,14 @@ if TYPE_CHECKING:
         """What an Ask needs of the supervisor that has its task."""
 
         def cancel_task(self, task: int) -> None:
-            """The result is not wanted any more."""
+            """Cancel the task: nobody wants the result any more."""
 
         def on_thread_waits(self) -> None:
-            """The current thread is about to wait for the result. Raises InfiniRunError: it would wait for ever."""
+            """Note that the current thread is about to wait for the result. Raises InfiniRunError if it would wait
+            for ever."""
 
         def on_coroutine_waits(self) -> None:
-            """The current asyncio task is about to wait for the result. Raises InfiniRunError, too."""
+            """Note that the current asyncio task is about to wait for the result. Raises InfiniRunError, too."""
 
 
 if not TYPE_CHECKING:
@@ -59,12 +60,12 @@ class _PickledError(Exception):
 
 
 class Ask(Future[R]):
-    """The result of a task, as a concurrent.futures.Future that can be awaited in asyncio.
+    """The result of a task, as a concurrent.futures.Future that asyncio can await.
 
-    It differs from other futures in three things. A task that runs can be cancelled: the future is cancelled at once,
-    and the task's next ctx.checkpoint raises Cancelled. A result that cannot be unpickled here is a RemoteError of
-    `result` and `exception`, but not for `concurrent.futures.wait`, which does not look at results. A task that does
-    not pickle has no future: `ask` itself refuses it.
+    It differs from other futures in three things. First, you can cancel a running task: the future is cancelled at
+    once, and the task's next ctx.checkpoint raises Cancelled. Second, a result that does not unpickle here is a
+    RemoteError of `result` and `exception`. `concurrent.futures.wait` does not look at results, and takes it for a
+    success. Third, a task that does not pickle has no future: `ask` itself raises.
 
     Args:
         task: the task's number, which events about it have.
@@ -81,7 +82,8 @@ class Ask(Future[R]):
         self._opened: tuple[object, BaseException | None] | None = None
 
     def __repr__(self) -> str:
-        """As a Future's, with the task's number. It says nothing of the result, which may not be unpickled yet."""
+        """Return a text as a Future's, with the task's number. It leaves out the result, which may still be
+        pickled."""
         if not self.done():
             how = "running" if self.running() else "pending"
         else:
@@ -97,9 +99,9 @@ class Ask(Future[R]):
         Raises:
             BaseException: what the task raised.
             WorkerDied: its worker died first.
-            CrewFailed, CrewClosed: the crew failed, or was closed, first; or this is a forked child.
-            RemoteError: the result cannot be unpickled here.
-            CancelledError: it was cancelled.
+            CrewFailed, CrewClosed: the crew failed, or closed, first; or this is a forked child.
+            RemoteError: the result does not unpickle here.
+            CancelledError: somebody cancelled it.
             TimeoutError: the time is up.
         """
         error = None
@@ -137,7 +139,7 @@ class Ask(Future[R]):
 
     @property
     def has_failed(self) -> bool:
-        """It is done, and its task has failed."""
+        """Whether its task has failed."""
         return self.done() and not self.cancelled() and super().exception() is not None
 
     def running(self) -> bool:
@@ -145,7 +147,8 @@ class Ask(Future[R]):
         return self._has_begun and not self.done()
 
     def cancel(self) -> bool:
-        """Cancel it: at once here, and the worker is told if it has begun. Return False if it has ended before."""
+        """Cancel it: at once here, and also at the worker if the task has begun there. Return False if it already
+        ended."""
         owner = None
         try:
             with self._opening:
@@ -156,22 +159,22 @@ class Ask(Future[R]):
                 finally:  # also if a callback has raised
                     if self.cancelled():
                         owner, self._owner = self._owner, None
-                        self.set_running_or_notify_cancel()  # threads that wait for several futures are told by this
+                        self.set_running_or_notify_cancel()  # this wakes threads that wait for several futures
         finally:
             if owner is not None:
                 owner.cancel_task(self.task)
 
     def add_done_callback(self, fn: Callable[[Future[R]], object]) -> None:
-        """Have `fn(self)` called at its end, in whichever thread that is; at once if it has ended. What `fn` raises
-        is logged; SystemExit and the like are so too, outside of the main thread."""
+        """Call `fn(self)` at its end, in whichever thread that is; at once after its end. The logger gets what `fn`
+        raises; also SystemExit and the like, outside of the main thread."""
         super().add_done_callback(partial(_call_back, fn))
 
     def begin(self) -> None:
-        """For the supervisor: a worker has begun with the task."""
+        """Note that a worker has begun with the task, for the supervisor."""
         self._has_begun = True
 
     def set_answer(self, answer: Answer | BaseException) -> None:
-        """Set how it ended, for the supervisor. No effect if it was cancelled meanwhile."""
+        """Set how it ended, for the supervisor. No effect after a cancellation."""
         self._owner = None
         try:
             if isinstance(answer, BaseException):
@@ -189,7 +192,7 @@ class Ask(Future[R]):
         return self._open(answer)
 
     def _open(self, answer: Answer) -> tuple[Any, BaseException | None]:
-        if self._pid != getpid():  # another thread of our parent may have had it for seconds
+        if self._pid != getpid():  # another thread of the parent may have had it for seconds
             self._opening, self._pid = RLock(), getpid()
         with self._opening:
             if self._opened is None:
@@ -201,9 +204,9 @@ class Ask(Future[R]):
         return self._await_result().__await__()
 
     async def _await_result(self) -> R:
-        """As `await asyncio.wrap_future(self)`: a coroutine that is cancelled cancels the task. But a StopIteration
-        of the task is a RuntimeError (PEP 479). asyncio's futures of Python 3.10 and 3.11 take no StopIteration, and
-        who awaited one would wait for ever (gh-112182)."""
+        """Await as `await asyncio.wrap_future(self)` does: a coroutine that is cancelled cancels the task. But a
+        StopIteration of the task is a RuntimeError (PEP 479). The futures of asyncio in Python 3.10 and 3.11 take no
+        StopIteration, and a coroutine that awaited one would wait for ever (gh-112182)."""
         from asyncio import CancelledError, get_running_loop
 
         if not self.done():
@@ -224,7 +227,8 @@ class Ask(Future[R]):
 
 
 def _call_back(fn: Callable[[Future[Any]], object], ask: Future[Any]) -> None:
-    """Future logs an Exception of a callback. Another one would end the supervisor's thread, and with it the crew."""
+    """Call back. Future logs an Exception of a callback. Another one would end the supervisor's thread, and with it
+    the crew."""
     try:
         fn(ask)
     except BaseException as error:

@@ -19,7 +19,7 @@ class LaunchPlacement:
     may_move = False
 
     def add_watcher(self, wake: Callable[[], None]) -> None:
-        """From now on, call this when a node has come or gone."""
+        """Call this, from now on, when a node comes or goes."""
 
     def remove_watcher(self, wake: Callable[[], None]) -> None:
         """Call it no more."""
@@ -30,22 +30,22 @@ class LaunchPlacement:
         return before
 
     def begin(self, process: WorkerProcess) -> None:
-        """The attempt has started, with this process for one."""
+        """Note that the attempt has started, with this process for one."""
 
     def is_superseded(self) -> bool:
-        """Whether the start has failed because its nodes changed, so that another one may do better."""
+        """Return whether the start has failed because its nodes changed, so that another one may do better."""
         return False
 
     def why_ended(self) -> str:
-        """Return which node came or went, if the attempt has ended for that; "": it has not."""
+        """Return which node came or went, if the attempt ended for that; "" for another reason."""
         return ""
 
     def moves_after(self, error: object) -> bool:
-        """Whether the attempt after this failure begins on nodes that are chosen anew."""
+        """Return whether the attempt after this failure begins on a new choice of nodes."""
         return False
 
     def request_next(self, process: WorkerProcess | None, due_s: float) -> None:
         """Have nodes chosen anew, not before `due_s` (monotonic). process: the one that failed first."""
 
     def leave(self) -> None:
-        """All ranks have ended; the next attempt begins on nodes that are chosen anew."""
+        """Leave the nodes after the end of all ranks; the next attempt begins on a new choice of nodes."""

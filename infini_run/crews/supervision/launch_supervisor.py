@@ -1,9 +1,9 @@
 """A launch of a function: the supervisor of workers that get one task each.
 
-The first failure in time is raised, and the other ranks are stopped; with keep_going they are not. The ranks of a
-node are one group of processes, which is only stopped as a whole. With restarts, an attempt that has failed is ended
-completely, and after a delay every rank is started again in a fresh process, with the same call. One that has ended
-because a node came or went costs no restart. Results are those of the last attempt.
+A launch raises the first failure in time, and stops the other ranks, unless it has keep_going. The ranks of a node
+are one group of processes, which stops as a whole. With restarts, a failed attempt ends completely, and after a delay
+every rank restarts in a fresh process, with the same call. One that ended because a node came or went costs no
+restart. Results are those of the last attempt.
 """
 
 from __future__ import annotations
@@ -54,8 +54,14 @@ class LaunchLimits:
 
 @record
 class Failure:
-    """What failed first, or later. time_s: when, since the epoch. rank: -1: of no rank. error: what to raise, or what
-    a rank's task raised, still pickled. host: of the rank."""
+    """A failure, the first or a later one.
+
+    Args:
+        time_s: when, since the epoch.
+        rank: -1: of no rank.
+        error: what to raise, or what a rank's task raised, still pickled.
+        host: of the rank.
+    """
 
     time_s: float
     rank: int
@@ -64,7 +70,7 @@ class Failure:
 
 
 class RankState:
-    """What is known of one rank. ask: its result. is_up: its worker was ready. is_torn: what came over its channel is
+    """The known state of one rank. ask: its result. is_up: its worker was ready. is_torn: its channel brought what is
     no message."""
 
     def __init__(self, ask: Ask[Any]) -> None:
@@ -73,8 +79,12 @@ class RankState:
 
 
 class LaunchSupervisor(Supervisor):
-    """asks: by rank, its result as a future. failures: in the order in which they were noticed. stopped_s: when all
-    ranks were told to stop, since the epoch; None: they were not.
+    """The supervisor of a launch of a function.
+
+    Attributes:
+        asks: by rank, its result as a future.
+        failures: in the order of their arrival.
+        stopped_s: when the stop of all ranks began, since the epoch; None: it has not.
 
     Args:
         spawner, setup, release: as for a Supervisor.
@@ -82,8 +92,8 @@ class LaunchSupervisor(Supervisor):
         limits: for the launch.
         keep_going: a failure does not stop the other ranks.
         display: shows the progress.
-        restarts: how often all ranks are started again after a failure.
-        placement: knows where they can be started.
+        restarts: how often all ranks restart after a failure.
+        placement: knows where they can start.
     """
 
     separate_groups = False
@@ -109,7 +119,7 @@ class LaunchSupervisor(Supervisor):
         self.restarts = restarts
         self._placement = placement
         self._awaits_placement = False  # they start as soon as it is known where
-        self._is_unwanted = False  # the caller has stopped it: nothing is started again
+        self._is_unwanted = False  # the caller has stopped it: nothing restarts
         self._stuck: set[str] = set()  # what SIGKILL did not end, on each node
         self._set_ranks()
         self.failures: list[Failure] = []
@@ -125,14 +135,15 @@ class LaunchSupervisor(Supervisor):
         self.is_dropped = False  # nothing refers to its handle: its failure is printed, since no caller can get it
 
     def _set_ranks(self) -> None:
-        """Nothing is known of any rank."""
+        """Reset the state of all ranks: nothing is known of any."""
         self._ranks = [RankState(Ask(_TASK)) for _ in self.workers]
         self.asks = [rank.ask for rank in self._ranks]
 
     # ---- the start
 
     def start(self) -> None:
-        """As Supervisor.start; then every worker has its task, or gets it from a thread, if it is large."""
+        """Start as Supervisor.start does; then every worker has its task, or gets it from a thread, if it is
+        large."""
         limits = self._launch_limits
         self._due_at_s = _NEVER if limits.timeout_s is None else time.monotonic() + limits.timeout_s
         call_in_forked_children(self)
@@ -141,7 +152,7 @@ class LaunchSupervisor(Supervisor):
         super().start()
 
     def _start_workers(self, ranks: Sequence[int]) -> None:
-        """Start all ranks, as many as there are now, or wait until that is known."""
+        """Start all ranks, as many as there are by now, or wait until that is known."""
         size = self._placement.find_size(len(self.workers))
         self._awaits_placement = size is None
         if size is None:
@@ -220,7 +231,7 @@ class LaunchSupervisor(Supervisor):
             self._display.status(worker.rank, more["text"])
 
     def on_torn(self, worker: SupervisedWorker) -> None:
-        """It may wait for this side, or write what is never read: it is ended."""
+        """End a worker with a torn channel: it may wait for this side, or write what nobody will read."""
         rank = self._ranks[worker.rank]
         if not rank.has_result:
             rank.is_torn = True
@@ -247,7 +258,7 @@ class LaunchSupervisor(Supervisor):
             self.fail(error, worker.rank, end_s)
 
     def on_stuck(self, worker: SupervisedWorker) -> None:
-        """Once for each node: its ranks are released together."""
+        """Note what is stuck, once for each node: its ranks are released together."""
         process = worker.process
         assert process is not None
         text = f"{process.host}: SIGKILL did not end process {process.stuck}"
@@ -276,7 +287,7 @@ class LaunchSupervisor(Supervisor):
             self._spawner.ask_alive()
 
     def fail_result(self, ask: Ask[Any], rank: int, error: BaseException) -> None:
-        """A result cannot be unpickled; nothing to note if its attempt has been started again meanwhile."""
+        """Note that a result does not unpickle; do nothing if its attempt has restarted meanwhile."""
         if any(ask is own for own in self.asks):
             self.fail(error, rank)
 
@@ -348,11 +359,11 @@ class LaunchSupervisor(Supervisor):
 
     @property
     def _is_waiting(self) -> bool:
-        """All ranks have ended, and will be started again."""
+        """Whether all ranks ended, and will restart."""
         return self._awaits_placement or self.restarts.is_waiting
 
     def _plan_restart(self) -> bool:
-        """Every rank has ended: begin to wait for the next attempt, if there is one."""
+        """Begin to wait for the next attempt, if there is one, after the end of every rank."""
         first = self._first_failure()
         if self._is_unwanted or any(failure.rank < 0 for failure in self.failures):
             return False
@@ -373,7 +384,7 @@ class LaunchSupervisor(Supervisor):
         return True
 
     def _follow_nodes(self, why: str) -> bool:
-        """The attempt has ended because a node came or went. If every rank had returned by then, nothing is lost."""
+        """End the attempt for a node that came or went. If every rank had returned by then, nothing is lost."""
         if all(rank.has_result for rank in self._ranks):
             self.failures = [failure for failure in self.failures if not isinstance(failure.error, NodeLost)]
             if not self.failures:
@@ -441,11 +452,11 @@ class LaunchSupervisor(Supervisor):
         self._waiters.wake()
 
     def finish_at_exit(self) -> None:
-        """The interpreter exits: wait for the end."""
+        """Wait for the end, at the exit of the interpreter."""
         self.join()
 
     def print_unseen(self) -> None:
-        """The launch is over, and nothing will wait for it any more: print its failure, if it has one; once."""
+        """Print the failure of a finished launch, if it has one and nothing will wait for it any more; once."""
         failure = self._unseen_failure()
         if failure is not None:
             self.is_awaited = True
@@ -453,11 +464,11 @@ class LaunchSupervisor(Supervisor):
         closed(self._exit_number)
 
     def _unseen_failure(self) -> Failure | None:
-        """The first failure, if nothing has waited for the end."""
+        """Return the first failure, if nothing has waited for the end."""
         return None if self.is_awaited else self._first_failure()
 
     def close_at_exit(self) -> None:
-        """The interpreter exits, and no thread waits any more: stop what runs, within the grace."""
+        """Stop what runs, within the grace, at the exit of the interpreter, where no thread waits any more."""
         was_over = self.is_over
         self.call(self.stop_all)
         self.join()
@@ -465,7 +476,7 @@ class LaunchSupervisor(Supervisor):
             self.print_unseen()
 
     def close(self) -> None:
-        """Kill what is left, and wait until all is freed. Safe twice."""
+        """Kill what is left, and wait until all is free. Safe twice."""
         if self.phase != "CLOSED":
             self.call(self.kill_all)
         self.join()
@@ -488,7 +499,7 @@ class LaunchSupervisor(Supervisor):
         return bool(self._arrived)
 
     async def next_result_async(self) -> tuple[int, Ask[Any]] | None:
-        """As `next_result` without a limit, for asyncio."""
+        """Return as `next_result` does without a limit, for asyncio."""
         while True:
             with self._changed:
                 if self._arrived:
@@ -499,15 +510,15 @@ class LaunchSupervisor(Supervisor):
             await future
 
     def next_result(self, timeout_s: float | None) -> tuple[int, Ask[Any]] | None:
-        """Wait for a rank's result that was not given out before, and return it with its rank. None: no more will
-        come, or none has within `timeout_s` seconds (None: no limit)."""
+        """Wait for a rank's result that no call has returned before, and return it with its rank. None: no more will
+        come, or none within `timeout_s` seconds (None: no limit)."""
         with self._changed:
             self._changed.wait_for(lambda: self._arrived or self.is_over, timeout_s)
             return self._arrived.popleft() if self._arrived else None
 
 
 def _describe(failure: Failure) -> str:
-    """A failure in one line."""
+    """Return a failure in one line."""
     error = failure.error
     if isinstance(error, TaskFailed):
         return f"rank {failure.rank} on {failure.host}: {error.kind}: {error.text}"

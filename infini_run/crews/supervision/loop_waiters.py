@@ -8,7 +8,7 @@ if TYPE_CHECKING:
 
 
 class LoopWaiters:
-    """Futures to await, all resolved by the next `wake`. Its owner's lock is held around `add` and `wake`."""
+    """Futures to await, all resolved by the next `wake`. Its owner holds its lock around `add` and `wake`."""
 
     def __init__(self) -> None:
         self._waiting: list[tuple[AbstractEventLoop, Future[None]]] = []
@@ -32,7 +32,7 @@ class LoopWaiters:
 
 
 def resolve(loop: AbstractEventLoop, future: Future[None]) -> None:
-    """Let the coroutine go on that awaits this future of its loop. Called in any thread."""
+    """Wake the coroutine that awaits this future of its loop. Any thread may call it."""
     try:
         loop.call_soon_threadsafe(_resolve, future)
     except RuntimeError:

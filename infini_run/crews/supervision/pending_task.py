@@ -14,9 +14,14 @@ if TYPE_CHECKING:
 
 @record
 class WorkerDeadlines:
-    """Seconds; 0: no limit. ready_timeout_s: from a start to Ready. watchdog_s: without a sign of life in a task.
-    drain_s: for the tasks that were accepted when the crew is closed; inf: no limit. exit_s: from the end of a
-    channel to the exit of its process; an interpreter may be slow."""
+    """The time limits of a worker, in seconds; 0: no limit.
+
+    Args:
+        ready_timeout_s: from a start to Ready.
+        watchdog_s: without a sign of life in a task.
+        drain_s: for the accepted tasks at the close of the crew; inf: no limit.
+        exit_s: from the end of a channel to the exit of its process; an interpreter may be slow.
+    """
 
     ready_timeout_s: float = 0.0
     watchdog_s: float = 0.0
@@ -25,8 +30,13 @@ class WorkerDeadlines:
 
 
 class PendingTask:
-    """A task that has not ended. ask: its future; None: nothing waits for its result. shared: any worker may do it.
-    started: a worker has begun with it."""
+    """An unfinished task.
+
+    Args:
+        ask: its future; None: nothing waits for its result.
+        shared: any worker may do it.
+        started: a worker has begun with it.
+    """
 
     __slots__ = ("ask", "body", "shared", "started", "task")
 
@@ -43,7 +53,7 @@ class PendingTask:
         return self.ask is not None and self.ask.cancelled()
 
     def begin(self) -> None:
-        """A worker has begun with it."""
+        """Note that a worker has begun with it."""
         self.started = True
         if self.ask is not None:
             self.ask.begin()

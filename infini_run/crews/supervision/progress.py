@@ -1,5 +1,5 @@
-"""How far the ranks have come, where the caller wants to see it: rich in a terminal, tqdm in a notebook, else nothing
-is drawn. Both are extras."""
+"""The progress of the ranks, where the caller wants to see it: rich in a terminal, tqdm in a notebook, else no
+drawing. Both are extras."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ class ProgressDisplay:
     """Shows nothing."""
 
     def begin(self, world_size: int) -> None:
-        """An attempt begins, with so many ranks."""
+        """Begin an attempt with `ranks` ranks."""
 
     def progress(self, rank: int, done: float, of: float) -> None:
-        """A rank has done so much of its task."""
+        """Show how much of its task a rank has done."""
 
     def status(self, rank: int, text: str) -> None:
-        """What it is doing."""
+        """Show what it is doing."""
 
     def close(self) -> None:
-        """Safe twice."""
+        """Close the drawing. Safe twice."""
 
 
 class MeanBar(ProgressDisplay):
@@ -89,8 +89,8 @@ class _Rich:
 
 
 def open_show(progress: object, name: str, world_size: int) -> ProgressDisplay:
-    """progress: False, True (rich in a terminal, tqdm in a notebook, else nothing), "rich" or "tqdm". Raises
-    UsageError: it is none of these, or the extra is not installed."""
+    """Return the drawing. progress: False, True (rich in a terminal, tqdm in a notebook, else nothing), "rich", or
+    "tqdm". Raises UsageError for any other, or without the extra."""
     if progress not in (None, False, True, "rich", "tqdm"):
         raise UsageError(f"progress={progress!r}: expected True, False, 'rich', or 'tqdm'")
     if not progress:

@@ -1,7 +1,7 @@
-"""Which workers are started again when one has failed, when, and how often. Pure: times come in.
+"""The choice of the workers that restart after a failure, when, and how often. Pure: times are arguments.
 
-As Erlang's supervisors do it (supervisor(3)): a strategy says who is affected, an intensity how many restarts within
-how long are too many; then the crew itself fails.
+Like Erlang's supervisors (supervisor(3)): a strategy chooses the affected workers, an intensity how many restarts
+within how long are too many. After that the crew itself fails.
 """
 
 from __future__ import annotations
@@ -20,12 +20,19 @@ STRATEGIES = ("one_for_one", "one_for_all", "rest_for_one")
 
 @record
 class Restart:
-    """How workers that fail are started again.
+    """The restarts of workers after a failure.
 
-    strategy: one_for_one (the one that failed), one_for_all (all of them: the others are stopped first), rest_for_one
-    (it, and those of higher rank). max_restarts: so many within `within_s` seconds; one more failure fails the crew.
-    A failure counts once, however many workers it starts again. delay_s: before the first restart, doubled for each
-    one after it within that time, up to max_delay_s; 0: none. Raises UsageError: it makes no sense.
+    Args:
+        strategy: one_for_one (the one that failed), one_for_all (all of them; the others stop first), rest_for_one
+            (it, and those of higher rank).
+        max_restarts: the limit within `within_s` seconds; one more failure fails the crew. A failure counts once,
+            however many workers restart.
+        within_s: in seconds.
+        delay_s: before the first restart, in seconds, doubled for each one after it within that time; 0: none.
+        max_delay_s: the longest delay, in seconds.
+
+    Raises:
+        UsageError: a value is invalid.
     """
 
     strategy: Literal["one_for_one", "one_for_all", "rest_for_one"] = "one_for_one"
@@ -48,7 +55,7 @@ NEVER = Restart(max_restarts=0)
 
 
 def check(restart: Restart) -> Restart:
-    """The same. Raises UsageError: it is no Restart."""
+    """Check the value. Raises UsageError if it is no Restart."""
     if not isinstance(restart, Restart):
         raise UsageError(f"restart={restart!r}: expected a Restart, or None for no restarts")
     return restart
@@ -62,7 +69,7 @@ class Budget:
         self._spent: list[float] = []  # when each was, of those within the time
 
     def spend(self, now_s: float) -> float | None:
-        """One more restart: how long to wait before it; None: it would be one too many."""
+        """Use up one restart. Return the delay in seconds, or None if no restart is left."""
         restart = self._restart
         self._spent = [at for at in self._spent if now_s - at < restart.within_s]
         if len(self._spent) >= restart.max_restarts:
@@ -72,7 +79,7 @@ class Budget:
 
 
 def ranks_to_restart(strategy: str, rank: int, world_size: int) -> range:
-    """The ranks that are started again when this one has failed."""
+    """Return the ranks that restart after the failure of this one."""
     if strategy == "one_for_all":
         return range(world_size)
     return range(rank, world_size if strategy == "rest_for_one" else rank + 1)

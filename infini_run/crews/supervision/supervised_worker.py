@@ -63,17 +63,22 @@ if TYPE_CHECKING:
         def drain_left_s(self) -> float: ...
 
 
-_LAST = 1 << 16  # messages of one whose process has ended: more than its socket holds
+_LAST = 1 << 16  # messages of one whose process is gone: more than its socket holds
 
 
 class SupervisedWorker:
     """A worker.
 
-    state: one of worker_states.STATES. process: its latest one. process_state: of that: running, exited, or settled
-    (see `is_settled`). connection: to it, until it is settled.
-    queued: its tasks that it has not been sent. assigned: those it has, by number. cause: why it failed last.
-    stopped_for: why it was stopped, if not for a failure of its own. start_error: why it could not start, or not
-    stop.
+    Attributes:
+        state: one of worker_states.STATES.
+        process: its latest one.
+        process_state: of that: running, exited, or settled (see `is_settled`).
+        connection: to it, until it is settled.
+        queued: its tasks that are still here.
+        assigned: those that it has, by number.
+        cause: why it failed last.
+        stopped_for: why it was stopped, except after its own failure.
+        start_error: why it could not start, or not stop.
     """
 
     def __init__(self, rank: int, supervisor: Owner) -> None:
@@ -89,7 +94,7 @@ class SupervisedWorker:
         self._reset()
 
     def _reset(self) -> None:
-        """For a new process."""
+        """Reset the worker for a new process."""
         self.status = ""
         self.progress = (0.0, 0.0)
         self.cause: WorkerDied | None = None
@@ -109,12 +114,12 @@ class SupervisedWorker:
 
     @property
     def is_settled(self) -> bool:
-        """Nothing is left of its latest process, unless SIGKILL did not end it; or it has had none."""
+        """Whether nothing is left of its latest process, unless SIGKILL did not end it; or it has had none."""
         return self.process_state == "settled"
 
     @property
     def has_pending_messages(self) -> bool:
-        """There are messages that were received already, so that no descriptor tells of them."""
+        """Whether there are received messages that nobody has read, so that no descriptor shows them."""
         return self.connection is not None and self.connection.has_pending
 
     # ---- states
@@ -174,7 +179,7 @@ class SupervisedWorker:
         self._await_exit()
 
     def _fail(self) -> None:
-        """Once for each process."""
+        """Fail the worker, once for each process."""
         self.deadline_s = None
         if self.cause is None:
             self.cause = cause_of_death(self)
@@ -209,7 +214,7 @@ class SupervisedWorker:
         self._supervisor.on_bad_end(self, how)
 
     def abandon(self) -> None:
-        """End what is left of it now, in any state."""
+        """End what is left of it at once, in any state."""
         self.process_state = "settled"
         self.stopped_for = self.stopped_for or "the crew is gone"
         self._drop_tasks()
@@ -235,7 +240,7 @@ class SupervisedWorker:
         self.post(RunTask(task=job.task, body=job.body))
 
     def preassign(self, job: PendingTask) -> None:
-        """Note a task that all workers are sent together, by Spawner.broadcast, before they are ready."""
+        """Note a task that Spawner.broadcast sends to all workers together, before they are ready."""
         self.assigned[job.task] = job
 
     def cancel(self, task: int) -> bool:
@@ -253,7 +258,7 @@ class SupervisedWorker:
     def _finish(self, message: TaskEnd) -> None:
         job = self.assigned.pop(message.task, None) if self.state != "starting" else None
         if job is None:
-            return  # no worker of ours says so; it is not believed
+            return  # no worker of infini-run sends that, so ignore it
         self._supervisor.finish_task(job, self, message)
         if not self.assigned:
             self.handle("idle")
@@ -278,7 +283,7 @@ class SupervisedWorker:
             self.connection.watch()
 
     def read(self) -> None:
-        """Take in messages that were received already."""
+        """Take in the messages that are already here."""
         if self.connection is not None and self.connection.has_pending:
             self.connection.read()
 
@@ -341,7 +346,7 @@ class SupervisedWorker:
         self.deadline_s = time.monotonic() + limit_s if limit_s else None
 
     def shorten_deadline(self, end_s: float) -> None:
-        """The crew is to have ended at this time (monotonic)."""
+        """Shorten the deadline: the crew has to end by this time (monotonic)."""
         if self.state == "stopping" and self.deadline_s is not None:
             self.deadline_s = min(self.deadline_s, end_s)
 
@@ -353,7 +358,7 @@ class SupervisedWorker:
             self._set_deadline(limits.ready_timeout_s if self.state == "starting" else limits.watchdog_s)
 
     def check_deadline(self, now_s: float) -> None:
-        """Act if it has passed. Signs of life only put it off, and are looked up now."""
+        """Act if the deadline has passed. Signs of life only postpone it, and the check reads them."""
         if self.deadline_s is None or now_s < self.deadline_s:
             return
         assert self.process is not None

@@ -1,11 +1,11 @@
 """The supervisor of workers: one thread with one loop, which alone starts, reads, writes and closes.
 
-Other threads ask for something (`call`) and wait for its effect. Its end has phases, in order: RUNNING; DRAINING,
-what was accepted is done; EXITED, every process has ended; CLOSED, everything that was held for them is freed. What
-fails on that way is noted in `problems` and does not stop it.
+Other threads request something (`call`) and wait for its effect. Its end has phases, in order: RUNNING, DRAINING,
+EXITED, CLOSED. In DRAINING workers do the accepted tasks. In EXITED every process is gone. In CLOSED everything that
+it held for them is free. `problems` has what fails on that way, and a failure there stops nothing.
 
-What the workers do, and what their failure means, is a subclass's: CrewSupervisor (tasks from a queue, restarts) and
-LaunchSupervisor (one task for each worker, the first failure ends all).
+A subclass decides what the workers do, and what their failure means. CrewSupervisor has tasks from a queue, and
+restarts; LaunchSupervisor has one task per worker, and the first failure ends all.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ class Supervisor:
 
     Args:
         spawner: starts their processes.
-        setup: the first message to each, in which the ranks are filled in.
+        setup: the first message to each; the supervisor fills in the ranks.
         limits: how long workers may take.
         release: called at the end, to free the spawner.
     """
 
-    separate_groups = True  # each worker's process is a group of its own, which is stopped alone
+    separate_groups = True  # each worker's process is a separate group, which stops alone
 
     def __init__(
         self, spawner: Spawner, setup: WorkerSetup, limits: WorkerDeadlines, release: Callable[[], None]
@@ -61,14 +61,14 @@ class Supervisor:
         self._unpolled: list[ProcessWatch] = []
         self._starting: Sequence[WorkerProcess] = ()  # some of them may have no worker yet
         self._is_in_forked_child = False
-        self.belongs_to_parent = False  # this is a forked child, and it goes on in the parent
+        self.belongs_to_parent = False  # this is a forked child, and it continues in the parent
         self._thread = JoinableThread(self._run, "infini-run: supervisor")
 
     # ---- from other threads
 
     def start(self) -> None:
-        """Start the workers, and the thread. Raises what the spawner raises: then nothing is left. What a signal's
-        handler raises may come when the thread runs already: see `is_running`."""
+        """Start the workers, and the thread. Raises what the spawner raises: then nothing is left. An exception of a
+        signal's handler may come when the thread already runs: see `is_running`."""
         try:
             self._start_workers(range(len(self.workers)))
             self._thread.start()
@@ -79,11 +79,11 @@ class Supervisor:
 
     @property
     def is_running(self) -> bool:
-        """Whether the thread has been started, and has not ended."""
+        """Whether the thread has started, and runs."""
         return self._thread.is_alive()
 
     def call(self, act: Callable[[], None]) -> None:
-        """Have this done in the loop, in order; after the loop's end it is done at once."""
+        """Run a call in the loop, in order; after the loop's end, run it at once."""
         if not self._loop.call(act):
             act()
 
@@ -92,7 +92,7 @@ class Supervisor:
         self._loop.wake()
 
     def join(self, timeout_s: float | None = None) -> bool:
-        """Wait for the end of the thread (None: without a limit); return whether it has come. In the thread itself,
+        """Wait for the end of the thread (None: without a limit). Return whether it is gone. In the thread itself,
         where callbacks of futures run, it does not wait."""
         if self._thread is current_thread():
             return False
@@ -100,7 +100,7 @@ class Supervisor:
         return not self._thread.is_alive()
 
     def after_fork_in_child(self) -> None:
-        """In a forked child, to which neither the thread nor the workers belong."""
+        """Forget everything in a forked child, to which neither the thread nor the workers belong."""
         self.belongs_to_parent = self.belongs_to_parent or self.phase != "CLOSED"
         self._is_in_forked_child = True
         self.phase = "CLOSED"
@@ -116,41 +116,42 @@ class Supervisor:
         """Give it tasks: it has room."""
 
     def finish_task(self, job: PendingTask, worker: SupervisedWorker, message: TaskEnd) -> None:
-        """A task has ended."""
+        """Note the end of a task."""
 
     def drop_tasks(self, jobs: Sequence[PendingTask], worker: SupervisedWorker) -> None:
-        """The worker will not do these tasks, which it was handed."""
+        """Drop these tasks, which the worker had and will not do."""
 
     def on_event(self, kind: str, worker: SupervisedWorker, **more: Any) -> None:
-        """Something happened to a worker. kind: as CrewEvent."""
+        """Note an event of a worker. kind: as CrewEvent."""
 
     def on_torn(self, worker: SupervisedWorker) -> None:
-        """What came over its channel is no message."""
+        """Note that its channel brought what is no message."""
 
     def on_exit(self, worker: SupervisedWorker) -> None:
-        """Its process has ended, and all that it wrote was read."""
+        """Note that its process exited, and that nothing of its output is unread."""
 
     def on_bad_end(self, worker: SupervisedWorker, how: str) -> None:
-        """It was to end, and did not end in order."""
+        """Note that it had to end, and did not end in order."""
 
     def on_stuck(self, worker: SupervisedWorker) -> None:
-        """All has ended but what SIGKILL did not end: `process.stuck`."""
+        """Note that SIGKILL did not end `process.stuck`; all else is gone."""
 
     def on_failure(self, worker: SupervisedWorker) -> None:
-        """It has failed, for the reason `worker.cause`."""
+        """Note that it failed, for the reason `worker.cause`."""
 
     def on_crash(self, error: BaseException) -> None:
-        """The loop itself has failed: nothing may wait for it for ever."""
+        """Note that the loop itself failed: nothing may wait for it for ever."""
 
     def stop_process(self, worker: SupervisedWorker) -> None:
         """Begin to stop the process of a worker, and what it started."""
 
     def is_backlogged(self, worker: SupervisedWorker) -> bool:
-        """The worker is not to be read: its events are not taken."""
+        """Return whether the worker has to wait, because nobody takes its events."""
         return False
 
     def drain_left_s(self) -> float:
-        """How long a worker that is told to end has for its tasks, in seconds; never 0, which would be no limit."""
+        """Return how long a worker that has to end has for its tasks, in seconds; never 0, which would be no
+        limit."""
         return float("inf")
 
     def on_log(self, worker: SupervisedWorker, body: Body) -> None:
@@ -190,7 +191,7 @@ class Supervisor:
                 worker.renew_deadline()
 
     def _due_s(self) -> float | None:
-        """When there is something to do, whatever can be read (monotonic); None: no such time."""
+        """Return when there is something to do, whatever is readable (monotonic); None: no such time."""
         if self._loop.calls or self._unpolled or any(worker.has_pending_messages for worker in self.workers):
             return 0.0
         dues = [worker.deadline_s for worker in self.workers]
@@ -198,8 +199,7 @@ class Supervisor:
         return min((due for due in dues if due is not None), default=None)
 
     def _check_processes(self) -> None:
-        """Poll the groups that were just started, of which something may be known already, and those whose time has
-        come."""
+        """Poll the new groups, of which something may already be known, and those that are due."""
         while self._unpolled:
             self._unpolled.pop().poll()
         for watch in list(self._watches.values()):
@@ -214,7 +214,7 @@ class Supervisor:
             worker.check_deadline(time.monotonic())
 
     def _advance(self) -> None:
-        """Go on to the next phase, as far as possible now."""
+        """Continue to the next phase, as far as possible at present."""
         raise NotImplementedError
 
     # ---- workers
@@ -241,7 +241,7 @@ class Supervisor:
             worker.handle("stop")
 
     def release_process(self, worker: SupervisedWorker) -> None:
-        """Nothing is left of its process, or SIGKILL does not end it: close what is held for it."""
+        """Release a process of which nothing is left, or which SIGKILL does not end: close what is held for it."""
         process = worker.process
         assert process is not None
         watch = self._watches.get(process.group)
@@ -257,7 +257,7 @@ class Supervisor:
     # ---- the end
 
     def try_step(self, name: str, step: Callable[[], None]) -> None:
-        """Do one step of the end; a failure is noted, and the next one is done all the same."""
+        """Do one step of the end; after a failure, note it and let the next step run."""
         _, error = capture_exception(step)
         if error is not None:
             self.problems.append(f"{name}: {type(error).__name__}: {error}")
@@ -280,7 +280,7 @@ class Supervisor:
         self._on_closed()
 
     def _on_workers_ended(self) -> None:
-        """No process is left."""
+        """Act on the end of the last process."""
 
     def _on_closed(self) -> None:
         """Tell those that wait for the end."""

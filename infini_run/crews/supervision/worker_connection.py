@@ -28,7 +28,7 @@ class WorkerConnection:
     Args:
         process: whose channel it is.
         poller: the supervisor's.
-        is_backlogged: returns whether messages are to be left in the channel.
+        is_backlogged: returns whether to leave messages in the channel.
         on_message: called for each message, in order.
         on_end: called once, with ENDED, BROKEN or TORN.
     """
@@ -59,10 +59,10 @@ class WorkerConnection:
         try:
             self._has_posted = not self._tasks.post_bytes(encode(message))
         except ChannelError:
-            return  # the process has died: the end of its own direction will tell
+            return  # the process is dead: the end of the other direction will show it
 
     def post_end(self) -> None:
-        """Send END, after which nothing can be sent."""
+        """Send END, which is the last message."""
         try:
             self._has_posted = not self._tasks.post_end()
         except ChannelError:
@@ -78,12 +78,12 @@ class WorkerConnection:
 
     @property
     def has_pending(self) -> bool:
-        """There are messages that were received already, so that no descriptor tells of them."""
+        """Whether there are received messages that nobody has read, so that no descriptor shows them."""
         return self.end_s is None and self._events.pending and not self._is_backlogged()
 
     def read(self, most: int = _TURN) -> None:
-        """Take in the messages that are there, up to so many. While there is a backlog, only those of a process that
-        has ended."""
+        """Take in at most `most` messages that have arrived. While there is a backlog, take in only those of a
+        process that is gone."""
         for _ in range(most):
             if self.end_s is not None or (self._process.exit is None and self._is_backlogged()):
                 return
@@ -113,7 +113,7 @@ class WorkerConnection:
         self._on_end(how)
 
     def end(self) -> None:
-        """Read nothing more: the process has ended, and all that it wrote was read."""
+        """End the reading: the process is gone, and nothing of its output is unread."""
         if self.end_s is None:
             self.end_s = time.time()
 
@@ -133,7 +133,7 @@ class WorkerConnection:
                 self._watched = wanted
 
     def unwatch(self) -> None:
-        """Wait for nothing, until `watch`."""
+        """Watch nothing, until `watch`."""
         fd, self._watched = self._watched[0], (-1, 0)
         if fd >= 0:
             self._poller.unwatch(fd)

@@ -1,4 +1,4 @@
-"""Why a worker failed, in the words of the error that says so."""
+"""The reasons of a worker's failure, in the words of the error."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _LAST_FRAMES = 4
 
 
 def exit_of(worker: FailedWorker) -> Exit:
-    """How its process ended; an Exit without an end where it has not."""
+    """Return how its process ended; an Exit without an end before that."""
     process = worker.process
     assert process is not None
     if process.exit is not None:
@@ -42,7 +42,7 @@ def exit_of(worker: FailedWorker) -> Exit:
 
 
 def cause_of_death(worker: FailedWorker) -> WorkerDied:
-    """The error of a worker of a crew that has failed just now."""
+    """Return the error of a worker of a crew that just failed."""
     exit_ = exit_of(worker)
     process = worker.process
     assert process is not None
@@ -55,8 +55,8 @@ def cause_of_death(worker: FailedWorker) -> WorkerDied:
 
 
 def death_error(worker: FailedWorker) -> WorkerDied:
-    """The error of a task whose worker has died or was stopped; a new one each time, because an exception that is
-    raised twice grows its traceback."""
+    """Return the error of a task whose worker died or was stopped. It is a new one each time, because raising an
+    exception twice grows its traceback."""
     if worker.cause is not None:
         error = WorkerDied(str(worker.cause), worker.cause.exit)
         error.__cause__ = worker.cause.__cause__
@@ -91,7 +91,7 @@ def _reason(worker: FailedWorker, exit_: Exit) -> str:
 
 
 def ended_without_result(exit_: Exit, *, has_result: bool) -> WorkerDied:
-    """The error of a rank of a function whose process has ended. has_result: it had returned before."""
+    """Return the error of a rank of a function whose process is gone. has_result: it had returned before."""
     if exit_.watchdog_reason:
         return died(f"rank {exit_.rank} on {exit_.host} {exit_.watchdog_reason}; stopped ({_process(exit_)})", exit_)
     how = "failed after it returned" if has_result else "ended without a result"
@@ -99,7 +99,7 @@ def ended_without_result(exit_: Exit, *, has_result: bool) -> WorkerDied:
 
 
 def wrote_into_channel(exit_: Exit) -> WorkerDied:
-    """The error of a rank of a function over whose channel came what is no message."""
+    """Return the error of a rank of a function whose channel brought what is no message."""
     text = (
         f"rank {exit_.rank} on {exit_.host} was stopped: it wrote into the channel to its launcher, perhaps through "
         f"a closed descriptor's number ({_process(exit_)})"
@@ -114,8 +114,8 @@ def _process(exit_: Exit) -> str:
 
 
 def died(text: str, exit_: Exit) -> WorkerDied:
-    """The error with this text, the innermost frames of the worker's Python, the last lines of its stderr, and the
-    path of its log."""
+    """Return the error with this text, the innermost frames of the worker's Python, the last lines of its stderr, and
+    the path of its log."""
     last = choose_lines(exit_.last_lines, _LAST_LINES)
     frames = [f"  in {printable(frame)}" for frame in exit_.python_stack[:_LAST_FRAMES]]
     lines = [text, *frames, *(f"  | {printable(line)}" for line in last)]

@@ -1,8 +1,8 @@
 """The states of a worker, seen from its supervisor, and its reaction to every event in each of them.
 
-Pure, and the only place that decides this. The table has no blank cell: an event that cannot happen in a state is
-IMPOSSIBLE there (it raises: a mistake of ours), and one that changes nothing stays in the state.
-docs/architecture/crews.md draws the table.
+Pure, and the only place that decides this. The table has no blank cell. An event that cannot happen in a state is
+IMPOSSIBLE there, and raises: it is a bug. One that changes nothing stays in the state. docs/architecture/crews.md
+draws the table.
 """
 
 from __future__ import annotations
