@@ -1,4 +1,4 @@
-"""One task of an engine's step becomes one rank: its environment is set, and the program takes our place.
+"""One task of an engine's step becomes one rank: this sets its environment, and the program replaces this process.
 
 The one rule: after this there is no launcher. Signals, output and the end are the engine's, which started the task.
 """
@@ -26,7 +26,7 @@ def exec_rank(plan: Plan, environ: Mapping[str, str]) -> NoReturn:
         environ: This process's environment, to which the plan adds.
 
     Raises:
-        NotExecutable: The program cannot be executed.
+        NotExecutable: The program is not executable.
     """
     worker = plan.workers[0]
     env = plan.environ(worker, environ)
@@ -41,7 +41,8 @@ def exec_rank(plan: Plan, environ: Mapping[str, str]) -> NoReturn:
 
 
 def _connect(worker: Worker) -> None:
-    """The streams that the flags took from this rank go to /dev/null; the others stay as the engine made them."""
+    """Connect the streams that the flags took from this rank to /dev/null; the others stay as the engine made
+    them."""
     silent = (worker.stdin == "null", not worker.stdout.console, not worker.stderr.console)
     for fd, is_silent in enumerate(silent):
         if is_silent:

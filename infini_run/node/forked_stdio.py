@@ -1,4 +1,4 @@
-"""Pipes for a rank that was forked by somebody else: its own ends, and the ends that the core gets."""
+"""Pipes for a rank that somebody else forks: its own ends, and the ends that the core gets."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def open_stdio(
     """Open what a forked rank has as stdio, and change `spec` to the core's side of it.
 
     Args:
-        spec: The rank, as it would be started.
-        streams: The descriptors among 0, 1, 2 that are opened.
+        spec: The rank, as for a start.
+        streams: The descriptors among 0, 1, 2 to open.
         console: By descriptor, what it inherits.
-        made: Every descriptor that is opened is added.
+        made: Gets every descriptor that this opens.
 
     Returns:
         The rank's descriptors, one per stream, and the core's ends of the pipes among them.

@@ -19,13 +19,13 @@ def has_own_stderr() -> bool:
 
 
 def print_line(text: str, name: str = "infini-run") -> None:
-    """Write a line of our own to the host program's stderr.
+    """Write a line of infini-run to the host program's stderr.
 
-    The buffer of sys.stderr is bypassed: a line that finds no reader must not come up again when the program ends. A
-    reader that does not read costs the line, and no more than CONSOLE_WAIT_S: who prints may be about to stop ranks.
+    It bypasses the buffer of sys.stderr: a line that finds no reader must not come up again when the program ends. A
+    reader that does not read costs the line, and no more than CONSOLE_WAIT_S: the caller may be about to stop ranks.
 
     Args:
-        text: The line, without the name. Bytes that are not printable are written out.
+        text: The line, without the name. Unprintable bytes appear as escapes.
         name: Of the program that says it.
     """
     line = f"{name}: {printable(text)}\n"
@@ -36,4 +36,4 @@ def print_line(text: str, name: str = "infini-run") -> None:
         elif sys.stderr is not None:
             write_all(sys.stderr.fileno(), os.fsencode(line), CONSOLE_WAIT_S)
     except (OSError, ValueError):
-        return  # nobody reads it, or it is closed: no reason to end a job
+        return  # nobody reads it, or somebody closed it: no reason to end a job

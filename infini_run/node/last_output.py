@@ -1,6 +1,6 @@
 """What ranks said: their last STATUS=, the message in an error file, the last lines of stderr.
 
-Read before the group is closed; any bytes give a text or none.
+Read before the group closes; any bytes give a text or none.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ _LAST_LINES = 20  # kept in the report; its text shows fewer
 
 
 def record_last_output(outcome: Outcome, group: Group, workers: Sequence[Worker]) -> None:
-    """Record in the outcome what is lost when the group is closed: every STATUS=, and the last output of the first
-    failure.
+    """Record in the outcome what goes with the group: every STATUS=, and the last output of the first failure.
 
     Args:
         outcome: Of the launch.
@@ -54,8 +53,8 @@ def last_output(group: Group, index: int, worker: Worker) -> tuple[str, tuple[st
         worker: The worker.
 
     Returns:
-        The message in its error file (empty: none), its last 20 lines of stderr as choose_lines takes them, and the
-        lines of its Python stack, if it runs a Python function and has crashed or was stopped because it hung.
+        The message in its error file (empty: none), and its last 20 lines of stderr as choose_lines takes them. Also
+        the lines of its Python stack, if it runs a Python function and crashed or was stopped because it hung.
     """
     text = group.tail(index).decode("utf-8", "replace")
     lines = [line.rstrip() for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n")]

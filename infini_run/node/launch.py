@@ -1,7 +1,7 @@
 """One node's part of a plan, live: open what it names, start the group, follow its events.
 
-The one place that acts on a plan, for the command and for the Python API alike. What is needed only once
-the workers run is imported while they start.
+The one place that acts on a plan, for the command and for the Python API alike. What only a running launch needs is
+imported while the workers start.
 """
 
 from __future__ import annotations
@@ -58,18 +58,18 @@ class NodeLaunch:
         entry: The state of this process at its start, if the process belongs to the launch (the command). None: it
             belongs to a host program.
         cwd: Where the workers start. None: the working directory.
-        print_line: Gets a line for the user while the job runs. None: nothing is printed.
+        print_line: Gets a line for the user while the job runs. None: print nothing.
         heading: A line for the start of each log. Empty: none.
         observers: Get every event. Their owner closes them.
-        has_head: A head tells the user what stops the job.
+        has_head: A head reports to the user what stops the job.
         is_last: The process ends with this launch.
         stdins: Descriptors for the stdin of some ranks, by rank.
-        lease_s: The guard kills the ranks if `renew_lease` was not called for so long, also while this process is
+        lease_s: The guard kills the ranks after this many seconds without `renew_lease`, also while this process is
             suspended; 0: no lease.
         lease_since_s: When the first lease began, by CLOCK_BOOTTIME in seconds; 0: now.
     """
 
-    _console = (1, 2)  # the descriptors that are our stdout and stderr
+    _console = (1, 2)  # the descriptors of this process's stdout and stderr
     _debug = 0  # of the core's flags
 
     def __init__(
@@ -102,7 +102,7 @@ class NodeLaunch:
         self._stdins = stdins or {}
         self._lease_s, self._lease_since_s = lease_s, lease_since_s
         self.lease_ended = False  # over: the ranks were killed, and the launch ends
-        self.guard_ended = False  # the guard, which held the lease, ended before it was over: the ranks were killed
+        self.guard_ended = False  # the guard, which held the lease, ended before it: the ranks are dead
         self.progress = -1  # the highest PROGRESS= of a rank; -1: none has said it
         self._lock = RLock()  # the group has its own; this one keeps events and what they tell in one order
         self._group: Group | None = None
@@ -122,8 +122,8 @@ class NodeLaunch:
         """Start every worker.
 
         Raises:
-            UsageError: A file cannot be made.
-            StartError: A worker could not be created. Then none is left.
+            UsageError: A file cannot be created.
+            StartError: A worker could not start. Then none is left.
         """
         try:
             if self.options.console == "auto":
@@ -151,7 +151,8 @@ class NodeLaunch:
             self._print(f"started {self._started} of {len(specs)} ranks of {self.plan.launch_id}", *bound)
 
     def _settle_console_mode(self) -> None:
-        """Whole lines need a pipe for each rank and stream: without enough descriptors ranks write themselves."""
+        """Settle whether lines are whole. That needs a pipe for each rank and stream: without enough descriptors
+        ranks write themselves."""
         if not any(output.unlabelled for worker in self.plan.workers for output in (worker.stdout, worker.stderr)):
             return
         if not has_descriptors(self.plan.workers):
@@ -169,7 +170,7 @@ class NodeLaunch:
 
     @property
     def lived_s(self) -> float | None:
-        """Seconds since the ranks were forked; None: they were not, but started."""
+        """Seconds since the fork of the ranks; None: they are no forks."""
         return None
 
     @property
@@ -180,11 +181,11 @@ class NodeLaunch:
 
     @property
     def ended(self) -> bool:
-        """Whether every worker has ended, and nothing of it is left."""
+        """Whether every worker exited, and nothing of it is left."""
         return self._group is None or self._ended
 
     def _open(self) -> None:
-        """Everything that can fail, before the first worker."""
+        """Open everything that can fail, before the first worker."""
         bases = folder_bases(self._environ)
         has_sockets = self._resources.open_folder(self.plan, bases)
         if self._resources.folder != self.plan.folder or not has_sockets:
@@ -242,7 +243,7 @@ class NodeLaunch:
         return spec
 
     def _argv(self, argv: tuple[str, ...]) -> list[bytes]:
-        """The same list for the same arguments: the core copies it once."""
+        """Return the same list for the same arguments: the core copies it once."""
         if argv not in self._argvs:
             self._argvs[argv] = [os.fsencode(word) for word in argv]
         return self._argvs[argv]
@@ -259,12 +260,12 @@ class NodeLaunch:
 
         Args:
             timeout_s: Seconds to wait at most. None: for ever.
-            also: Descriptors that end the wait when they can be read.
+            also: Descriptors that end the wait when they are readable.
         """
         group, events = (
             self._group,
             self._read_events(),
-        )  # another thread may close us meanwhile; a closed group is safe
+        )  # another thread may close this meanwhile; a closed group is safe
         if not events and group is not None and not self.ended:
             if self._watchdog is not None:
                 with self._lock:
@@ -283,7 +284,7 @@ class NodeLaunch:
         return events
 
     def _check_watchdog(self, watchdog: Watchdog) -> list[Event]:
-        """Stop the job if a deadline was missed. Return the events of that."""
+        """Stop the job after a missed deadline. Return the events of that."""
         finding = None if self.ended else watchdog.run_due()
         if finding is None:
             return []
@@ -298,7 +299,8 @@ class NodeLaunch:
         return finding.events
 
     def _wait(self, group: Group, timeout_s: float | None, also: Sequence[int]) -> bool:
-        """Before a long wait, note what the kernel has killed for memory so far: a later SIGKILL may be its own."""
+        """Wait. Before a long wait, note what the kernel has killed for memory so far: a later SIGKILL may be its
+        own."""
         if self._oom_kills < 0 and (timeout_s is None or timeout_s > _SHORT_S):
             if group.wait(_SHORT_S, also):
                 return True
@@ -311,8 +313,8 @@ class NodeLaunch:
         self._oom_kills = oom_kills()
 
     def fds(self) -> list[int]:
-        """Return descriptors for a caller that waits for several launches: `poll(0)` has something to do when one
-        of them can be read. Ask again before each wait."""
+        """Return descriptors for a caller that waits for several launches: `poll(0)` has something to do when one of
+        them is readable. Call this before each wait."""
         with self._lock:
             if self._group is None or self.ended:
                 return []
@@ -321,7 +323,7 @@ class NodeLaunch:
             return [self._group.fileno(), *(self._watchdog.fds() if self._watchdog is not None else ())]
 
     def next_deadline_s(self) -> float | None:
-        """Return when `poll` has something to do even if no descriptor can be read: time.monotonic(). None: never."""
+        """Return when `poll` has something to do even if no descriptor is readable: time.monotonic(). None: never."""
         with self._lock:
             wait_s = None if self._watchdog is None or self.ended else self._watchdog.timeout_s(None)
         return None if wait_s is None else time.monotonic() + wait_s
@@ -342,11 +344,11 @@ class NodeLaunch:
             events = self._group.run_once()
             for event in events:
                 self._handle_event(event)
-            self._ended = self._ended or self._group.ended  # an interrupt may have lost the event that says so
+            self._ended = self._ended or self._group.ended  # an interrupt may have lost the event of that
         return events
 
     def _handle_event(self, event: Event) -> None:
-        if event.kind == "suspend":  # for who steps: it is about us, and no news of a rank
+        if event.kind == "suspend":  # for who steps: it is about this process, and no news of a rank
             return
         self._ended = self._ended or event.kind == "ended"
         if event.is_failure and not self.options.keep_going:
@@ -388,7 +390,7 @@ class NodeLaunch:
             return self._outcome
 
     def _make_watchdog(self) -> Watchdog:
-        """Late, for a rank that says itself that it hangs, it hears of those that run already."""
+        """Make the watchdog. A late one, for a rank that itself reports a hang, learns of those that already run."""
         from infini_run.watchdog.watchdog import Watchdog
 
         watchdog = Watchdog(self.plan, self.options, self.group, entry=self._entry, environ=self._environ)
@@ -397,7 +399,7 @@ class NodeLaunch:
         return watchdog
 
     def _count_ready(self) -> None:
-        """When all ranks are, whoever started us is told, where it asked for that."""
+        """Count a ready rank. When all ranks are, notify the parent of this process, if it asked for that."""
         self._ready += 1
         address = self._environ.get("NOTIFY_SOCKET", "")
         if self._ready == len(self.plan.workers) and address and self._entry is not None:
@@ -414,7 +416,7 @@ class NodeLaunch:
 
     @property
     def went_well(self) -> bool:
-        """It has ended, every worker with exit code 0, and there is nothing else to tell."""
+        """Whether it ended, with exit code 0 of every worker and nothing else to report."""
         return self._ended and self._outcome is None
 
     def _described(self, event: Event) -> str:
@@ -423,7 +425,7 @@ class NodeLaunch:
         return describe_event(event)
 
     def _print(self, *lines: str) -> None:
-        """Printable, whatever is in them: a process that was left behind chose its own name."""
+        """Print a line, printable whatever is in it: a leftover process chose its own name."""
         if self._print_line is None or not any(lines):
             return
         where = f"{self.plan.nodes[0].host}: " if self._has_head else ""  # beside those of other nodes
@@ -484,18 +486,18 @@ class NodeLaunch:
                 self._watchdog.on_signal(number, index)
 
     def renew_lease(self, since_s: float = 0.0) -> bool:
-        """Let the ranks live for another lease, as `Group.renew_lease`; False: it is over."""
+        """Let the ranks live for another lease, as `Group.renew_lease` does. Return False after its end."""
         group = self._group
         return group is not None and group.renew_lease(since_s)
 
     def suspend(self) -> None:
-        """Suspend the ranks and then this process, as Ctrl-Z does, until both are continued."""
+        """Suspend the ranks and then this process, as Ctrl-Z does, until SIGCONT."""
         group = self._group
         if group is not None:
             group.suspend()
 
     def kill(self) -> None:
-        """SIGKILL to everything that is left."""
+        """Send SIGKILL to everything that is left."""
         group = self._group
         if group is not None:
             group.kill()
@@ -509,7 +511,8 @@ class NodeLaunch:
     # ---- the end
 
     def close(self) -> None:
-        """Kill and reap what is left, close and remove what is ours. Safe twice, and on a half-made run."""
+        """Kill and reap what is left, then close and remove what this launch made. Safe twice, and on a half-made
+        run."""
         with self._lock:
             if self._watchdog is not None:
                 self._watchdog.close()
@@ -522,7 +525,7 @@ class NodeLaunch:
             self._resources.close()
 
     def after_fork_in_child(self) -> None:
-        """In a forked child: all of it is our parent's; only our copies of descriptors are closed."""
+        """Close only the copies of descriptors, in a forked child: all else is the parent's."""
         self._lock, self._watchdog, self._observers = RLock(), None, None
         self._resources.after_fork_in_child()
         if self._group is not None:
@@ -530,7 +533,7 @@ class NodeLaunch:
         self.close()
 
     def record_statuses(self) -> None:
-        """What each rank last said in STATUS=, into the outcome."""
+        """Record each rank's last STATUS= in the outcome."""
         from infini_run.node.last_output import record_statuses
 
         with self._lock:
@@ -538,7 +541,7 @@ class NodeLaunch:
                 record_statuses(self.outcome, self._group, self.plan.workers)
 
     def _record_last_output(self) -> None:
-        """What is gone with the group, where there is, or will be, something to tell."""
+        """Record what goes with the group, where there is, or will be, something to report."""
         if self._outcome is not None or self.options.report:
             from infini_run.node.last_output import record_last_output
 
@@ -546,7 +549,7 @@ class NodeLaunch:
             self._advise()
 
     def _advise(self) -> None:
-        """Of a rank whose Python was chosen here: it may lack what the user's has."""
+        """Advise on a rank whose Python infini-run chose: it may lack what the user's has."""
         first = self.outcome.first_failure()
         argv = next((worker.argv for worker in self.plan.workers if first and worker.rank == first.rank), ())
         if first is None or first.code != 1 or argv[1:2] != ("-u",) or argv[0] == self.options.program[0]:
@@ -556,7 +559,7 @@ class NodeLaunch:
         self.outcome.set_advice(advise(first, argv, self._environ))
 
     def report(self) -> Report:
-        """How it ended, or how far it has come."""
+        """Return how it ended, or its state so far."""
         return self.outcome.report()
 
 
@@ -583,13 +586,13 @@ def plan_node(
     task: SingleRank | None = None,
     span: RankRange | None = None,
 ) -> Plan:
-    """Find the program, inspect this machine, and plan the ranks that are started here.
+    """Find the program, inspect this machine, and plan the ranks to start here.
 
     Args:
         options: What the user asked for.
         environ: The environment of the ranks, to which the plan adds.
         launch_id: The launch's id. Empty: a new one.
-        cwd: Where a relative program is looked for. Empty: here.
+        cwd: Where to look for a relative program. Empty: here.
         may_use_terminal: As for `make_plan`; so are task and span.
 
     Raises:

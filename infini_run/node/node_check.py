@@ -1,6 +1,6 @@
-"""Whether this node may take part: what is known of every node, and a command of the user's.
+"""Whether this node may take part: the built-in checks, and a command of the user's.
 
-Both run at once, as processes in a group of the core: a driver or a file system that does not answer is killed at the
+Both run at once, as processes in a group of the core. A driver or a file system that does not answer dies at the
 timeout like a command that hangs, and nothing of either is left. NodeCheck never blocks, so an agent waits for it
 beside its link. While it runs, no launch may run in this process: the launch would take its processes for its own.
 """
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 LEAST_FREE_BYTES = 100 << 20  # in the log directory: a share of a large file system would be terabytes
 _RELEASE_PART = 0.5  # of the timeout, in which the memory of ranks that were killed may be given back
-_LOOK_S = 0.5  # between two looks at it: no driver tells of it
+_LOOK_S = 0.5  # between two looks at it: no driver reports it
 _SHOWN = 512  # bytes of its last line
 _BUILT_IN, _COMMAND = 0, 1  # workers of the group
 
@@ -35,15 +35,15 @@ class NodeCheck:
     """One check of this node: start, poll until `ended`, close.
 
     Attributes:
-        ended: It is over.
-        reason: Why the node may not take part, in one line; empty: it may. Only when it has ended.
+        ended: It is complete.
+        reason: Why the node may not take part, in one line; empty: it may. Only after its end.
 
     Args:
-        command: Words as a shell reads them; empty: only what is built in.
+        command: Words as a shell reads them; empty: only the built-in checks.
         environ: The environment of the command.
         cwd: Where it runs. None: here.
-        timeout_s: Seconds until all of it is killed.
-        gpus: How many GPUs the node is to have, which nobody may hold; 0: they are not looked at.
+        timeout_s: Seconds until SIGKILL for all of it.
+        gpus: How many GPUs the node has to have, which nobody may hold; 0: do not look at GPUs.
         log_dir: Must be writable, with 100 MB left; empty: there is none.
         entry: Given where this process is the launcher's own.
     """
@@ -77,7 +77,7 @@ class NodeCheck:
         return next((self._reasons[worker] for worker in sorted(self._reasons)), "")
 
     def start(self) -> None:
-        """Start it. One that cannot be started has ended, with the reason."""
+        """Start it. One that cannot start is complete, with the reason."""
         try:
             specs = [self._spec(own_python("infini_run.node.node_check.main") + self._built_in, self._environ)]
             words = _split(self._command)
@@ -118,17 +118,17 @@ class NodeCheck:
         self.close()
 
     def fileno(self) -> int:
-        """The descriptor to wait for. Only while it runs."""
+        """Return the descriptor to wait for. Only while it runs."""
         assert self._group is not None
         return self._group.fileno()
 
     def poll(self, timeout_s: float | None = None) -> bool:
-        """Go on with the check, waiting for something to do at most `timeout_s` (None: until it ends).
+        """Continue the check, and wait for something to do at most `timeout_s` seconds (None: until it ends).
 
         Wait for `fileno` and until `due_s` (monotonic) elsewhere, and call it with 0.
 
         Returns:
-            Whether it has ended.
+            Whether it is complete.
         """
         end_s = float("inf") if timeout_s is None else time.monotonic() + timeout_s
         while not self.ended:
@@ -179,14 +179,14 @@ class NodeCheck:
             group.close()
 
     def after_fork_in_child(self) -> None:
-        """In a forked child: its processes are the parent's."""
+        """Forget its processes in a forked child: they are the parent's."""
         group, self._group, self.ended = self._group, None, True
         if group is not None:
             group.after_fork_in_child()
 
 
 def _last_line(group: Group, worker: int) -> str:
-    """What it said last, printable; of stderr not the stack behind the message."""
+    """Return its last output, printable; of stderr not the stack behind the message."""
     last = group.line(worker).decode("utf-8", "replace").strip()
     lines = [line.rstrip() for line in group.tail(worker).decode("utf-8", "replace").splitlines() if line.strip()]
     if lines and lines[-1].endswith(last):
@@ -207,7 +207,7 @@ def _split(command: str) -> list[str]:
 
 
 def main() -> None:
-    """Look at GPUs, log directory; the first reason is printed, and the exit code is 1."""
+    """Look at GPUs and at the log directory. Print the first reason, and exit with 1."""
     gpus, log_dir, release_s = int(sys.argv[-3]), sys.argv[-2], float(sys.argv[-1])
     reason = check_log_dir(log_dir) or check_gpus(gpus, os.environ, release_s)
     if reason:
@@ -216,7 +216,7 @@ def main() -> None:
 
 
 def check_log_dir(log_dir: str, least_bytes: int = LEAST_FREE_BYTES) -> str:
-    """Return why logs could not be written there; empty: they can. It may be made later, by the launch."""
+    """Return why logs there are not writable; empty: they are. The launch may create the directory later."""
     if not log_dir:
         return ""
     folder = os.path.abspath(log_dir)
@@ -238,13 +238,13 @@ def check_log_dir(log_dir: str, least_bytes: int = LEAST_FREE_BYTES) -> str:
 
 
 def check_gpus(count: int, environ: Mapping[str, str], release_s: float) -> str:
-    """Return why `count` GPUs are not to be had; empty: they are, or none is wanted.
+    """Return why `count` GPUs are not available; empty: they are, or none is needed.
 
-    Memory of processes that were killed is given back some seconds later, so holders are waited for.
+    The driver frees the memory of killed processes some seconds later, so this waits for holders.
 
     Args:
         count: How many there are to be.
-        environ: Whose variables say which of them are shown.
+        environ: Whose variables say which of them are visible.
         release_s: Seconds to wait for those who hold memory on one.
     """
     if not count:

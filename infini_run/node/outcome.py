@@ -1,6 +1,6 @@
 """What became of the workers of one node: events in, one Exit per worker and a Report out.
 
-Bookkeeping only: what is done about an event is decided where it comes up.
+Bookkeeping only: the place where an event comes up decides what to do about it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _UNPLACED = {  # why a kernel takes no memory policy
     38: ": a kernel without NUMA",
 }
 _PROC = {2: "it is missing", 18: "it shows another PID namespace"}  # ENOENT and EXDEV: the core's words
-_LATE = 110  # ETIMEDOUT: the core's word for a console that nobody read
+_LATE = 110  # ETIMEDOUT: the core's word for a console without a reader
 _SNAPSHOTS = 256  # kept: of a job that hangs again and again the first ones
 
 
@@ -66,7 +66,7 @@ class Outcome:
         self._snapshots: list[HangSnapshot] = []
         self._oom_kills = oom_kills
         self._epoch_s = time.time() - time.monotonic()
-        self._start_s = self._end_s = time.time()  # until the first worker tells better
+        self._start_s = self._end_s = time.time()  # until the first worker has a better one
 
     # ---- events in
 
@@ -195,7 +195,7 @@ class Outcome:
         self._leftover_count = event.code
 
     def record_dropped_lines(self, count: int) -> None:
-        """Record that lines of infini-run's own were dropped, because nobody read the console.
+        """Record that infini-run's own lines were lost, because nobody read the console.
 
         Args:
             count: How many lines.
@@ -206,8 +206,8 @@ class Outcome:
         """Record snapshots of ranks that hang or are late.
 
         Args:
-            snapshots: One for each rank that was looked at.
-            ranks_to_stop: The ranks because of which the job is stopped. Empty: it goes on.
+            snapshots: One per inspected rank.
+            ranks_to_stop: The ranks because of which the job stops. Empty: it continues.
 
         Returns:
             The lines for the user.
@@ -242,12 +242,12 @@ class Outcome:
     # ---- the story out
 
     def exits(self) -> tuple[Exit, ...]:
-        """Return the state of every worker, by rank: how it ended, or how far it has come."""
+        """Return the state of every worker, by rank: how it ended, or its state so far."""
         return tuple(self._exits[rank] for rank in sorted(self._exits))
 
     @property
     def is_interrupted(self) -> bool:
-        """The user has ended the rank that had the terminal by Ctrl-C or Ctrl-\\: its failure is no news."""
+        """Whether the user ended the rank that had the terminal by Ctrl-C or Ctrl-\\: its failure is no news."""
         first = self.first_failure()
         return first is not None and first.rank in self._had_terminal and first.shell_code in _INTERRUPTED
 
@@ -293,7 +293,7 @@ class Outcome:
             self._change(rank, status=status)
 
     def report(self) -> Report:
-        """Return the report. It is complete when the launch has ended."""
+        """Return the report. It is complete at the end of the launch."""
         first = self.first_failure()
         return Report(
             launch_id=self._plan.launch_id,
@@ -316,7 +316,8 @@ class Outcome:
         )
 
     def _port_in_use(self) -> int:
-        """The rendezvous port, where rank 0 failed and somebody else listens there, now that all of ours are gone."""
+        """Return the rendezvous port, if rank 0 failed and another program listens there, after the end of all
+        ranks."""
         first, port = self.first_failure(), self._plan.master_port
         if first is None or first.rank != 0 or not first.code or first.watchdog_reason:
             return 0

@@ -1,4 +1,4 @@
-"""--isolate: the command, once more, as process 1 of a PID namespace of its own.
+"""--isolate: the command, once more, as process 1 of a new PID namespace.
 
 A worker of one, in a group of the same core: what stops it, waits for it and follows the terminal is what
 does so for ranks. The kernel ends every process of the namespace with its process 1 (pid_namespaces(7)).
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
     from infini_run.core.group import Event, ProcessState
 
 _ALL_SIGNALS = 2**64 - 1  # blocked until it reads them: as process 1 it would never see one that came before
-_SLACK_S = 15.0  # beyond the grace, which ranks and strays share: what the inner command may take for its own bounds
+_SLACK_S = 15.0  # beyond the grace, which ranks and leftovers share: the inner command's own limits
 
 
 def open_suspend_pipe() -> tuple[int, int]:
-    """Make the pipe on which the inner command asks to be suspended.
+    """Make the pipe on which the inner command asks for a suspension.
 
     Returns:
         The end of this process, and the end of the inner command, which inherits it.
 
     Raises:
-        StartError: No pipe can be made.
+        StartError: There is no pipe.
     """
     try:
         ours, theirs = os.pipe()
@@ -59,16 +59,16 @@ def run_isolated(
         environ: Its environment.
         entry: The state of this process at its start.
         grace_s: Seconds that the inner command has for its ranks.
-        suspend_read_fd: Where the inner command asks that it, and this process with it, be suspended.
-        folder: The folder of its launch, which the guard removes if all are killed by SIGKILL. Empty: none.
+        suspend_read_fd: Where the inner command asks for a suspension of itself, and of this process with it.
+        folder: The folder of its launch, which the guard removes after a SIGKILL of all. Empty: none.
         print_line: Gets a line for the user.
 
     Returns:
-        Its exit code; the signal by which a key of the terminal stopped its job, 0: none did; whether the key reached
-        the inner command alone.
+        Its exit code; the signal by which a key of the terminal stopped its job (0: none did). Third, whether the key
+        reached the inner command alone.
 
     Raises:
-        StartError: A PID namespace is not permitted here.
+        StartError: The kernel permits no PID namespace here.
     """
     argv = [os.fsencode(word) for word in command]
     spec = SpawnSpec(0, argv[0], argv, [])
@@ -118,7 +118,8 @@ def _run_to_end(group: Group, print_line: Callable[[str], None]) -> tuple[int, i
 
 
 def _code(event: Event, received: int) -> int:
-    """The inner command's; of what we were told (SEGV, or TERM twice) it saw only TERM, or its SIGKILL."""
+    """Return the exit code. It is the inner command's; of a signal to this process (SEGV, or TERM twice) that command
+    saw only TERM, or its SIGKILL."""
     sent = received if received in (SIGINT, SIGQUIT) else SIGTERM
     if received and (event.signal == SIGKILL or event.code == 128 + sent):
         return 128 + received

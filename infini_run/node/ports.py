@@ -1,9 +1,9 @@
 """Free ports, for a rank 0 that will listen there some seconds from now, which nobody else is to take meanwhile.
 
-Two kinds of others would. A connection that goes out has a port of the kernel's range (ip(7), ip_local_port_range):
-ours are from outside of it. Other launches on this machine choose as we do: each port has a lock, a name in the
-abstract namespace (unix(7)), which is there once for each network, as the ports are, and goes with its process. A
-socket bound to the port itself would not do: a rank 0 that does not set SO_REUSEADDR could not listen.
+Two kinds of others would. An outgoing connection has a port of the kernel's range (ip(7), ip_local_port_range): these
+ports are from outside of it. Other launches on this machine choose in the same way. So each port has a lock, a name
+in the abstract namespace (unix(7)), which goes with its process. Such a name exists once for each network, as the
+ports do. A socket bound to the port itself would not do: a rank 0 that does not set SO_REUSEADDR could not listen.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _forget_and_close(port: int) -> None:
 
 
 def _after_fork_in_child() -> None:
-    """In a forked child: they are our parent's; only our copies are closed."""
+    """Close only the copies in a forked child: they are the parent's."""
     for port in list(_locks):
         let_go(port)
 
@@ -79,7 +79,7 @@ call_for_module(_after_fork_in_child)
 
 
 def _choices(ephemeral: str, reserved: str) -> Sequence[int]:
-    """The ports that we may choose from; none where they are too few."""
+    """Return the ports to choose from; none where they are too few."""
     low, high = map(int, ephemeral.split())
     below, above = range(_OURS.start, min(low, _OURS.stop)), range(max(high + 1, _OURS.start), _OURS.stop)
     found: Sequence[int] = max(below, above, key=len)
@@ -103,7 +103,7 @@ def _read(name: str) -> str:
 
 
 def _rotated(choices: Sequence[int]) -> Iterator[int]:
-    """All of them, from one of chance on."""
+    """Return all of them, from a random one on."""
     count = len(choices)
     at = int.from_bytes(os.urandom(4), "big") % max(1, count)
     return (choices[(at + step) % count] for step in range(count))
@@ -131,7 +131,8 @@ def _of_the_kernel() -> int:
 
 
 def _lock(port: int) -> bool:
-    """Whether it is ours now. Where there are no such names (a filter of system calls), it is nobody's."""
+    """Return whether the lock is this process's. Where there are no such names (a filter of system calls), it is
+    nobody's."""
     lock = socket(AF_UNIX, SOCK_DGRAM)
     try:
         lock.bind(f"\0infini-run-port-{port}")

@@ -57,7 +57,7 @@ def _missing_module(exit_: Exit) -> str:
 
 
 def _first_on_path(path: str) -> str:
-    """The Python that a user would have started; "": none is there."""
+    """Return the Python that a user would have started; "" without one."""
     for name in ("python", "python3"):
         for folder in path.split(":"):
             if folder[:1] == "/" and os.access(f"{folder}/{name}", os.X_OK):
@@ -66,5 +66,6 @@ def _first_on_path(path: str) -> str:
 
 
 def _folder(python: str) -> str:
-    """Of an environment's Python the folder says which; the file itself is a link to what all have in common."""
+    """Return the folder of an environment's Python, which identifies it; the file itself is a link to what all have
+    in common."""
     return os.path.realpath(os.path.dirname(python))

@@ -1,4 +1,5 @@
-"""READY=1, seen from above: whether all ranks have said it, and our own word to who started us (sd_notify(3))."""
+"""READY=1, from above: whether all ranks have sent it, and the launcher's own message to its parent
+(sd_notify(3))."""
 
 from __future__ import annotations
 
@@ -16,10 +17,10 @@ def all_ready(exits: Iterable[Exit], *, may_restart: bool = False) -> bool | Non
 
     Args:
         exits: The state of every rank.
-        may_restart: A rank that has failed, or was stopped, may come back.
+        may_restart: A rank that failed, or was stopped, may come back.
 
     Returns:
-        True: every rank has. False: one has ended without it. None: neither is so yet.
+        True: every rank has. False: one exited without it. None: neither is so yet.
     """
     answer: bool | None = True
     for exit_ in exits:
@@ -37,7 +38,7 @@ def notify_ready(address: str) -> str:
         address: The value of NOTIFY_SOCKET.
 
     Returns:
-        Why that was not possible. Empty: it was sent.
+        Why that failed. Empty: it is sent.
     """
     import socket
 

@@ -1,6 +1,6 @@
 """What a launch has open and lying about for its ranks: their logs, /dev/null, its folder.
 
-The one rule: all of it is made before the first rank, and gone after the last.
+The one rule: all of it exists before the first rank, and is gone after the last.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class LaunchResources:
         logs: Descriptors of logs, by rank.
         error_logs: Descriptors of the logs of stderr alone, by rank.
         null: A descriptor of /dev/null above 2; -1: closed.
-        folder: The launch's folder, which is removed at the end. Empty: it has none.
+        folder: The launch's folder, which goes at the end. Empty: it has none.
         error_folder: Where ranks leave their error files instead of where the plan says, because there is no room.
             Empty: nowhere. None: the plan is right.
     """
@@ -70,9 +70,10 @@ class LaunchResources:
             bases: Where the launch's folder may be instead, if it takes no sockets where the plan has it.
 
         Returns:
-            Whether sockets can be made in the launch's folder.
+            Whether the launch's folder takes sockets.
 
         Raises:
+            UsageError: A file cannot be created.
             StartError: A limit was hit.
         """
         self._open_null()
@@ -114,7 +115,7 @@ class LaunchResources:
             raise StartError(str(error.strerror), "opening /dev/null", error.errno or 0) from None
 
     def _make_folder(self, folder: str, bases: Sequence[str], sockets: int) -> bool:
-        """Without it ranks get no error file, and are heard at an abstract address."""
+        """Make the folder. Without it ranks get no error file, and their notify sockets have abstract addresses."""
         other = f"{os.basename(folder)}.ir-{os.urandom(6).hex()}"  # strangers can guess that of a later attempt
         for name in (folder, *(os.join(base, other) for base in bases)):
             try:
@@ -159,11 +160,12 @@ class LaunchResources:
 
 
 def _takes_sockets(folder: str, count: int) -> bool:
-    """A disk that machines share, or a sandbox, may refuse them (mknod(2) of one needs no privilege)."""
+    """Return whether a folder takes sockets. A disk that machines share, or a sandbox, may refuse them (mknod(2) of
+    one needs no privilege)."""
     from posix import mknod, unlink
 
     try:
-        os.chmod(folder, 0o700)  # a umask may have taken our own rights
+        os.chmod(folder, 0o700)  # a umask may have taken the owner's rights
         if not has_room(folder, count, of_bytes=0):
             return False
         mknod(f"{folder}/socket", S_IFSOCK | 0o600)
@@ -174,8 +176,8 @@ def _takes_sockets(folder: str, count: int) -> bool:
 
 
 def _remove_abandoned() -> None:
-    """In memory alone: of a lock on a disk that machines share, another machine may know nothing. What is needed to
-    remove one is imported only where there may be one. Strangers may have filled the place."""
+    """Remove abandoned folders, in memory alone: of a lock on a disk that machines share, another machine may know
+    nothing. The imports for a removal come only where there may be one. Strangers may have filled the place."""
     old, uid, before_s = [], os.geteuid(), time() - NEW_S
     try:
         with os.scandir(MEMORY) as entries:
@@ -193,8 +195,8 @@ def _remove_abandoned() -> None:
 
 
 def is_folder_name(name: str) -> bool:
-    """Whether a launch may have named a folder so (launch_folder): by its id, that of an attempt (.1), or of
-    workers within one, or a name that a stranger had taken (.ir-...), and its node."""
+    """Return whether a launch may have given a folder this name (launch_folder). It is its id, that of an attempt
+    (.1), or of workers within one, with its node. Or it is a name after a stranger had taken that (.ir-...)."""
     if not name.startswith(PREFIX):
         return False
     words = [_without_node(word) for word in name[len(PREFIX) :].split(".")]

@@ -1,8 +1,8 @@
-"""A launch that may be started again: one NodeLaunch after the other, each ended completely before the next begins.
+"""A launch that may restart: one NodeLaunch after the other, each ended completely before the next begins.
 
-It stands where a NodeLaunch stands, for the command and for the Python API alike, and is imported only where
---max_restarts is given. Between two attempts nothing of ours is there but a group of no workers: it takes signals
-as any group does, and the delay is one wait for it.
+It replaces a NodeLaunch, for the command and for the Python API alike; its import comes with --max_restarts. Between
+two attempts infini-run has nothing but a group of no workers. That takes signals as any group does, and the delay is
+one wait for it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class RestartingLaunch:
         plan: The plan of the first attempt.
         options: What the user asked for.
         environ, entry, cwd, print_line, observers: As for NodeLaunch.
-        zygote: What ranks are forked from, and what is closed with the launch. None: they are started.
+        zygote: The process that forks the ranks, and that closes with the launch. None: ranks are no forks.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class RestartingLaunch:
 
     @property
     def ended(self) -> bool:
-        """Whether the last attempt has ended, and nothing of it is left."""
+        """Whether the last attempt ended, and nothing of it is left."""
         return self._over
 
     @property
@@ -146,7 +146,7 @@ class RestartingLaunch:
             self._end_wait()
 
     def _end_wait(self) -> None:
-        """Whoever waits for the delay to pass."""
+        """End the delay, whoever waits for it."""
         if self._delay_group is not None:
             self._delay_group.close()
 
@@ -184,7 +184,7 @@ class RestartingLaunch:
 
         Args:
             timeout_s: Seconds to wait at most. None: for ever.
-            also: Descriptors that end the wait when they can be read.
+            also: Descriptors that end the wait when they are readable.
         """
         with self._lock:
             run, delay_group = self._run, self._delay_group
@@ -197,7 +197,7 @@ class RestartingLaunch:
         return [event for event in events if event.kind != "ended" or is_last] + more
 
     def _after_attempt(self) -> list[Event]:
-        """An attempt has ended: wait for the next one, or end."""
+        """Wait for the next attempt, or end, after the end of one."""
         if self._over or self._stopped or self._run.went_well:
             self._over = True
             return []
@@ -267,7 +267,7 @@ class RestartingLaunch:
         self._print(f"{signal_name(number)}: no restart")
 
     def _begin(self, restarts: RestartState) -> list[Event]:
-        """Start the next attempt. One whose ranks cannot be created counts as one that failed."""
+        """Start the next attempt. One whose ranks cannot start counts as one that failed."""
         from infini_run.plan.restart_policy import with_new_launch_id
 
         self._close_delay_group()
@@ -281,10 +281,10 @@ class RestartingLaunch:
             restarts=restarts.total,
         )
         try:
-            self._run = self._attempt(plan, restarts.heading)  # ours before its ranks are: an interrupt may come
+            self._run = self._attempt(plan, restarts.heading)  # set before its ranks start: an interrupt may come
             self._run.start()
         except InfiniRunError as error:
-            self._run = before  # what is reported is the last failure of a rank
+            self._run = before  # the report has the last failure of a rank
             if isinstance(error, StartError) and not self._stopped:
                 return self._wait_or_end(restarts, restarts.start_failed(str(error)))
             restarts.give_up(str(error))
@@ -297,7 +297,7 @@ class RestartingLaunch:
         return []
 
     def _next_port(self) -> int:
-        """Another one: of the last there may be connections still."""
+        """Return another port: the last one may still have connections."""
         from infini_run.node.ports import free_port, let_go
 
         let_go(self._run.plan.master_port)
@@ -321,7 +321,8 @@ def _here() -> str | None:
 
 
 def _stdin_offset(plan: Plan) -> int:
-    """Where a file that ranks read as stdin stood; -1: there is none. A pipe and a terminal do not come back."""
+    """Return the position of a file that ranks read as stdin; -1 without one. A pipe and a terminal do not come
+    back."""
     try:
         is_read = any(worker.stdin != "null" for worker in plan.workers)
         return os.lseek(0, 0, os.SEEK_CUR) if is_read and stat.S_ISREG(os.fstat(0).st_mode) else -1

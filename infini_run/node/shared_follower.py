@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class SharedFollower:
-    """A launch whose events are kept until `events` returns them, whichever thread has read them.
+    """A launch that keeps its events until `events` returns them, whichever thread has read them.
 
     Args:
         run: The launch, started.
@@ -37,7 +37,7 @@ class SharedFollower:
             timeout_s: Seconds to wait at most. None: until there is an event.
 
         Returns:
-            The events in order, as ProcessLauncher.events. Empty: the time is up, or everything has ended.
+            The events in order, as ProcessLauncher.events. Empty: the time is up, or everything exited.
         """
         deadline = _deadline(timeout_s)
         while not self._pending and self.poll(deadline) and not _is_past(deadline):
@@ -47,7 +47,7 @@ class SharedFollower:
         return events
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Wait until every rank has ended and nothing of it is left.
+        """Wait until every rank exited and nothing of it is left.
 
         Args:
             timeout_s: Seconds to wait at most. None: for ever.
@@ -102,13 +102,13 @@ class SharedFollower:
         return not self.run.ended
 
     def _drop_outdated(self, events: Sequence[Event]) -> None:
-        """Of a rank's progress that nobody has read the highest is kept: it may come without end."""
+        """Drop outdated progress. Of a rank's unread progress the highest stays: it may come without end."""
         ranks = {event.rank for event in events if event.kind == "progress"}
         if ranks:
             self._pending = [e for e in self._pending if e.kind != "progress" or e.rank not in ranks]
 
     def close(self) -> None:
-        """Close the launch, which kills the processes that are left of it, and wake every thread that waits."""
+        """Close the launch, which kills its remaining processes, and wake every thread that waits."""
         self.run.close()
         with self._lock:
             self._wake()
