@@ -1,9 +1,9 @@
 """A trace of the launch: plan, spawn, ready, output, exit, stop, sweep. Written once, at the end.
 
-Each process of the trace is a process of the launch. Its number there is its pid, except in a trace of many nodes:
-there two nodes may have the same pid, so the trace gives numbers of its own.
+Each process of the trace is a process of the launch. Its number there is its pid. In a trace of many nodes, two nodes
+may have the same pid, so the trace has its numbers instead.
 
-No timer runs for the trace. The output of ranks is counted after an event, at most ten times a second, and once more
+No timer runs for the trace. It counts the output of ranks after an event, at most ten times a second, and once more
 after the last event.
 """
 
@@ -42,7 +42,7 @@ class ChromeTrace:
     Args:
         path: The absolute path of the file that `write` makes.
         gap_ns: The least time between two counts of the output.
-        max_samples: How many counts are kept of all ranks.
+        max_samples: How many counts to keep of all ranks.
         node: The node of the ranks. None: this one.
     """
 
@@ -56,7 +56,7 @@ class ChromeTrace:
         self._max_samples = max_samples
         self._count = 0
         self._next_ns = 0
-        self._is_behind = False  # an event has come since the last count
+        self._is_behind = False  # an event came since the last count
         self._has_pipes = False
         self._epoch_ns = time.time_ns() - time.monotonic_ns()
         self._begin_ns = time.monotonic_ns() if node is None else node.begin_ns
@@ -97,7 +97,7 @@ class ChromeTrace:
         self._attempt = attempt
 
     def stop(self, now_ns: int = 0) -> None:
-        """Record that the ranks are being stopped. now_ns: when; 0: now."""
+        """Record the stop of the ranks. now_ns: when; 0: now."""
         self._stop(now_ns or time.monotonic_ns())
 
     def _stop(self, time_ns: int) -> None:
@@ -135,13 +135,13 @@ class ChromeTrace:
         return wait_s if asked_s is None else min(wait_s, asked_s)
 
     def on_disconnect(self, now_ns: int) -> None:
-        """Record that the connection to the node was lost: the end of its live ranks is not known."""
+        """Record the loss of the connection to the node: the end of its live ranks is unknown."""
         for span in self._live.values():
             span.lost_ns = max(now_ns, span.start_ns)
         self.end(now_ns)
 
     def end(self, now_ns: int = 0) -> None:
-        """End the attempt, before the group is closed. now_ns: when; 0: now."""
+        """End the attempt, before the group closes. now_ns: when; 0: now."""
         if self._live and not now_ns:
             self.run_due(at_once=True)
         now_ns = now_ns or time.monotonic_ns()
@@ -256,7 +256,7 @@ class ChromeTrace:
         return names, events
 
     def write(self) -> str:
-        """Write the file, whole or not at all. Nothing is written before an attempt began, nor twice.
+        """Write the file, whole or not at all. Writes nothing before an attempt began, nor twice.
 
         Returns:
             The reason if that was not possible, else an empty text.

@@ -1,7 +1,7 @@
-"""The table of --live: when it is drawn, and its rows.
+"""The table of --live: when to draw it, and its rows.
 
-It is drawn after events, at most five times a second, and once a second in any case: CPU and memory change without
-an event. None of this runs without --live.
+It appears after events, at most five times a second, and once a second in any case: CPU and memory change without an
+event. None of this runs without --live.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
         @property
         def is_interrupted(self) -> bool:
-            """Whether the user has ended the only rank by Ctrl-C."""
+            """Whether the user ended the only rank by Ctrl-C."""
 
     class Lines(Protocol):
         """A group, as far as the table reads it: the output and signs of life of each worker."""
@@ -89,7 +89,7 @@ class LaunchView:
         self._findings: dict[int, tuple[str, int]] = {}  # by rank: hung or late, since when
         self._is_stopping = False
         self._lost_s = 0.0
-        self._over: set[int] = set()  # ranks that have ended
+        self._over: set[int] = set()  # ranks that exited
         self.pids: set[int] = set()
 
     def on_event(self, event: Event) -> None:
@@ -102,14 +102,14 @@ class LaunchView:
             self.stop()
 
     def stop(self) -> None:
-        """Note that the ranks are being stopped; what they have said is kept over what the stop makes them print."""
+        """Note the stop of the ranks; their lines before it stay over what the stop makes them print."""
         if not self._is_stopping:
             for rank in self._indexes:
                 self._line(rank)
         self._is_stopping = True
 
     def on_disconnect(self) -> None:
-        """Note that the connection to the node was lost: the end of its live ranks is not known."""
+        """Note the loss of the connection to the node: the end of its live ranks is unknown."""
         self._lost_s = time.time()
 
     def has(self, rank: int) -> bool:
@@ -175,14 +175,14 @@ class LaunchView:
         return ("ready" if exit_.ready_s is not None else "running"), LIVE
 
     def last_line(self, rank: int) -> str:
-        """Return the rank's last STATUS=, and the last line of its output. Of a rank that has ended the line comes
+        """Return the rank's last STATUS=, and the last line of its output. After the end of a rank the line comes
         first: it may say why."""
         line, status = self._line(rank), plain(self._group.status(self._indexes[rank]))
         both = (line, status) if rank in self._over else (status, line)
         return " | ".join(part for part in both if part)
 
     def _line(self, rank: int) -> str:
-        """The last line of its output; what it said before instead of the traceback of a Ctrl-C."""
+        """Return the last line of its output; for the traceback of a Ctrl-C, the line before it."""
         line = plain(self._group.line(self._indexes[rank]))
         if line and not is_of_interrupt(line) and not line.startswith(" "):  # it may be in a traceback
             self._lines[rank] = line
@@ -204,7 +204,7 @@ class LiveTable:
 
     Args:
         screen: The terminal.
-        environ: The launcher's environment, for the colours.
+        environ: The launcher's environment, for the colors.
         footer: Returns a line for below the ranks.
     """
 
@@ -247,13 +247,13 @@ class LiveTable:
             self._due_s = 0.0
 
     def stop(self, node: int | None = None) -> None:
-        """Note that the ranks of a node are being stopped. None: those of all nodes."""
+        """Note the stop of the ranks of a node. None: those of all nodes."""
         for at, launch_view in self._launches.items():
             if node in (None, at):
                 launch_view.stop()
 
     def on_disconnect(self, node: int) -> None:
-        """Note that the connection to a node was lost."""
+        """Note the loss of the connection to a node."""
         if node in self._launches:
             self._launches[node].on_disconnect()
 
@@ -263,7 +263,7 @@ class LiveTable:
             self._launches.pop(node, None)
 
     def print_above(self, text: str) -> bool:
-        """Print text above the table. Return False if there is no table, or if it cannot be seen now."""
+        """Print text above the table. Return False if there is no table, or if it is invisible at present."""
         if not self.is_seen:
             return False
         self._screen.print_above(text)
@@ -276,7 +276,8 @@ class LiveTable:
         return bool(self._launches) and not self._screen.is_gone and self._screen.is_ours(self._pids())
 
     def _pids(self) -> set[int]:
-        """The process group that may have the foreground beside ours. One of several ranks has it to ask."""
+        """Return the process group that may have the foreground beside the launcher's. One of several ranks has it to
+        ask."""
         pids = self._launches[0].pids if len(self._launches) == 1 and 0 in self._launches else set()
         return pids if len(pids) == 1 else set()
 
@@ -297,14 +298,15 @@ class LiveTable:
             self._draw(now_s)
 
     def is_usage_due(self) -> bool:
-        """Whether it is time to ask other nodes what their ranks use: once a second, while the table is seen."""
+        """Return whether it is time to ask other nodes what their ranks use: once a second, while the table is
+        visible."""
         now_s = time.monotonic()
         is_due = now_s - self._sampled_s >= TICK_S * 0.9 and self.is_seen
         self._sampled_s = now_s if is_due else self._sampled_s
         return is_due
 
     def end(self) -> None:
-        """Draw the last frame, which stays on the screen, before the group is closed."""
+        """Draw the last frame, which stays on the screen, before the group closes."""
         if any(launch_view.pids for launch_view in self._launches.values()) and not self._screen.is_gone:
             self._draw(time.monotonic())
         self._launches.clear()
@@ -340,7 +342,7 @@ class LiveTable:
 
 
 def _end_state(exit_: Exit, is_interrupted: bool) -> tuple[str, int]:
-    """Return the state of a rank that has ended, and its kind. is_interrupted: the user ended it by Ctrl-C."""
+    """Return the state of a rank that exited, and its kind. is_interrupted: the user ended it by Ctrl-C."""
     if is_interrupted:
         return "interrupted", OVER
     if exit_.start_failure:

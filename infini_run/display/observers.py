@@ -1,7 +1,6 @@
 """The observers of a launch: the table of --live and the trace of --trace. NodeLaunch gives them its events.
 
-They are imported only if one of the two flags is given. A flag that cannot be honoured is refused here, before any
-rank starts.
+Their import comes with one of the two flags. This module rejects a flag that has no effect, before any rank starts.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ class Observers:
             self._display.on_event(event)
 
     def stop(self) -> None:
-        """Note that the ranks are being stopped."""
+        """Note the stop of the ranks."""
         if self._trace is not None:
             self._trace.stop()
         if self._display is not None:
@@ -91,7 +90,7 @@ class Observers:
         return self._display is not None and self._display.print_above(text)
 
     def end(self) -> None:
-        """End the attempt, before its group is closed. Another attempt may follow."""
+        """End the attempt, before its group closes. Another attempt may follow."""
         if self._trace is not None:
             self._trace.end()
         if self._display is not None:
@@ -109,7 +108,7 @@ class Observers:
 def open_observers(
     options: Options, environ: Mapping[str, str], *, print_line: Callable[[str], None] | None
 ) -> tuple[Observers | None, Options]:
-    """Open the table and the trace that were asked for.
+    """Open the table and the trace, if the options ask for them.
 
     Args:
         options: What the user asked for.
@@ -120,7 +119,7 @@ def open_observers(
         The observers, None if there are none; and the options with `live` "on" or "off".
 
     Raises:
-        UsageError: rich is missing, or the trace cannot be written.
+        UsageError: rich is missing, or the trace is not writable.
     """
     check_names(options)
     trace = None
@@ -145,7 +144,7 @@ def check_names(options: Options) -> None:
 
 
 def _target(flag: str, path: str) -> tuple[str, str]:
-    """Return the folder, with its links followed, and the name that a file is renamed to."""
+    """Return the folder, with its links followed, and the name that a file gets in the end."""
     from infini_run.plan.program import absolute_flag_path
 
     folder, name = os.path.split(absolute_flag_path(flag, path))
@@ -158,7 +157,8 @@ def open_display(
     print_line: Callable[[str], None] | None,
     footer: Callable[[], str] = str,
 ) -> LiveTable | None:
-    """Open the live table, if it was asked for and is possible. Only live="on" gives the reason if it is not."""
+    """Open the live table, if the options ask for it and it is possible. Only live="on" gives the reason if it is
+    not."""
     if options.live == "off":
         return None
     is_asked = options.live == "on"

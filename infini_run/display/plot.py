@@ -38,7 +38,7 @@ def plot(target: str, sources: Sequence[str]) -> None:
         sources: Reports or directories of logs, as for `read_timeline`.
 
     Raises:
-        UsageError: A source cannot be read, the target cannot be written, or matplotlib is missing.
+        UsageError: A source is unreadable, the target is not writable, or matplotlib is missing.
     """
     timeline = read_timeline(sources)
     try:
@@ -71,8 +71,8 @@ def _write(target: str, data: bytes) -> None:
 def draw(timeline: Timeline) -> Any:
     """Return a matplotlib figure: a bar per rank, time from the first start to the right, a cross at each failure.
 
-    Earlier attempts are bands behind the bars, since a report has only their first failure. What that was is
-    written below the picture: beside its bar is that of the next attempt.
+    Earlier attempts are bands behind the bars, since a report has only their first failure. The text below the
+    picture has that failure: beside its bar is that of the next attempt.
     """
     from matplotlib.figure import Figure
 

@@ -1,4 +1,4 @@
-"""One rank of one attempt in a trace: its process from start to end, and the output that was counted meanwhile."""
+"""One rank of one attempt in a trace: its process from start to end, and the counts of its output."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from infini_run.core.group import Event
     from infini_run.plan.model import Worker
 
-_BAD, _GOOD, _OTHER = "terrible", "good", "grey"  # of the format's reserved colour names
+_BAD, _GOOD, _OTHER = "terrible", "good", "grey"  # of the format's reserved color names
 
 
 @record
@@ -82,7 +82,7 @@ class RankSpan:
 
         Args:
             now_ns: The end of a rank that still runs.
-            us: Turns a time into the trace's microseconds.
+            `us`: Turns a time into microseconds of the trace.
         """
         end_ns = self.end.time_ns if self.end else self.lost_ns or now_ns
         stop_ns = min(self.stop_ns or end_ns, end_ns)

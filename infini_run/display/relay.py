@@ -1,9 +1,9 @@
 """The agent's side of --live and --trace: it sends events and counts to the head in frames. To NodeLaunch it looks
-like Observers. It is imported only if the head asks for it.
+like Observers. Its import comes with a request of the head.
 
-Events are sent at once. For a trace, output is counted after events, at most ten times a second. CPU and memory are
-read only when the head asks: once a second, while its table can be seen, and after the answer to the last request.
-Times are this node's CLOCK_MONOTONIC, in nanoseconds.
+It sends events at once. For a trace, it counts output after events, at most ten times a second. It reads CPU and
+memory only when the head asks. That is once a second, while its table is visible, and after the answer to the last
+request. Times are this node's CLOCK_MONOTONIC, in nanoseconds.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class ObserverRelay:
 
     Args:
         send: Sends a message of plain types to the head.
-        has_room: Returns whether the connection takes messages that may be left out.
+        has_room: Returns whether the connection takes messages that may be dropped.
         counts: The head asks for the counts of the output.
     """
 
@@ -82,7 +82,7 @@ class ObserverRelay:
         self._queue("event", event.kind, *numbers, event.user_us, event.system_us, event.max_rss_kib, event.name)
 
     def stop(self) -> None:
-        """Note that the ranks are being stopped."""
+        """Note the stop of the ranks."""
         self._queue("stop", time.monotonic_ns())
 
     def timeout_s(self, asked_s: float | None) -> float | None:
@@ -106,7 +106,7 @@ class ObserverRelay:
         return False
 
     def end(self) -> None:
-        """End the attempt, before the group is closed."""
+        """End the attempt, before the group closes."""
         if self._group is None:
             return
         now_ns = time.monotonic_ns()
@@ -128,7 +128,7 @@ class ObserverRelay:
         """Send the head what ranks use now, and the last lines of some of them.
 
         Args:
-            asked: The ranks whose last lines the table shows; those of other nodes are left out.
+            asked: The ranks whose last lines the table shows; this skips those of other nodes.
         """
         plan, group, outcome = self._plan, self._group, self._outcome
         if plan is None or group is None or outcome is None:
@@ -173,5 +173,5 @@ class ObserverRelay:
 
 
 def _text(line: bytes) -> str:
-    """The end of it: what is longer ends with what was written last."""
+    """Return the end of a text: a longer one keeps its last part."""
     return line[-_LINE:].decode("utf-8", "surrogateescape")

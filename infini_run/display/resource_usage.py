@@ -1,4 +1,5 @@
-"""What ranks use now: CPU and memory from /proc, GPUs from NVML. Taken when it is asked for, and at no other time."""
+"""The use of ranks at present: CPU and memory from /proc, GPUs from NVML. It reads them on request, and at no other
+time."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ class Usage:
             of the kernel's is fine enough for.
         memory, gpu_memory: Bytes.
         gpu: How busy its GPUs are, from 0 to 1.
-        is_suspended: Its process is stopped (SIGSTOP, Ctrl-Z).
+        is_suspended: Its process stopped (SIGSTOP, Ctrl-Z).
     """
 
     cpu: float | None = None
@@ -105,12 +106,12 @@ class Sampler:
 def gpu_share(cards: Sequence[GpuUsage], uuids: Sequence[str], pids: set[int]) -> dict[str, Any]:
     """Return the fields of a Usage that are about GPUs.
 
-    The GPUs of a rank are those given to it alone, else those on which its processes hold memory. If NVML names none
-    of them (a container, an unprivileged user), the memory is all that is in use on the GPUs given to the rank.
+    The GPUs of a rank are those given to it alone, else those on which its processes hold memory. NVML may name none
+    of them (a container, an unprivileged user). Then the memory is all that is in use on the GPUs given to the rank.
 
     Args:
         cards: All GPUs.
-        uuids: Those that the rank was given.
+        uuids: The GPUs of the rank.
         pids: The processes of the rank.
     """
     given = [card for card in cards if card.uuid in uuids]
@@ -127,7 +128,7 @@ def gpu_share(cards: Sequence[GpuUsage], uuids: Sequence[str], pids: set[int]) -
 
 
 class NvmlMeter:
-    """NVML, started. Facts that it does not know are left out; a permanent error ends it.
+    """NVML, started. It leaves out facts that it does not know; a permanent error ends it.
 
     Args:
         nvml: The module pynvml.
@@ -169,7 +170,7 @@ class NvmlMeter:
 
 
 def open_meter() -> NvmlMeter | None:
-    """None: there is no GPU to look at."""
+    """Return the meter; None: there is no GPU to look at."""
     try:
         import pynvml
     except ImportError:

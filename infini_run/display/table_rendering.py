@@ -1,4 +1,4 @@
-"""The table of --live: what is known of each rank in, lines for a terminal of this size out. Pure; drawn with rich.
+"""The table of --live: the facts of each rank in, lines for a terminal of this size out. Pure; rich draws it.
 
 More ranks than lines: those that failed come first, then those that hang, then the busiest; one line counts the rest.
 """
@@ -29,7 +29,7 @@ class Row:
 
     Attributes:
         state: One or two words.
-        kind: FAILED, HUNG, LIVE or OVER, which decides the order and the colour.
+        kind: FAILED, HUNG, LIVE, or OVER, which decides the order and the color.
         since_s: When the state began, for the order of those that failed or hang.
         host: Empty if there is one node.
     """
@@ -48,11 +48,11 @@ class Row:
 
 
 def select_rows(rows: Sequence[Row], room: int) -> tuple[list[Row], list[Row]]:
-    """Return the rows that are shown, and the others.
+    """Return the visible rows, and the others.
 
     Args:
         rows: All rows.
-        room: How many are shown at most. If all fit, they are ordered by rank; else by urgency.
+        room: The most visible rows. If all fit, they are in the order of ranks; else by urgency.
     """
     if len(rows) <= room:
         return sorted(rows, key=lambda row: row.rank), []
@@ -111,7 +111,7 @@ class TableRenderer:
     """Makes frames of the table.
 
     Args:
-        environ: The environment, whose TERM, COLORTERM and NO_COLOR say which colours the terminal has.
+        environ: The environment, whose TERM, COLORTERM, and NO_COLOR say which colors the terminal has.
     """
 
     def __init__(self, environ: Mapping[str, str]) -> None:
@@ -125,13 +125,13 @@ class TableRenderer:
         last_line: Callable[[int], str],
         footer: str = "",
     ) -> list[str]:
-        """Return the lines of one frame, with colours.
+        """Return the lines of one frame, with colors.
 
         Args:
             rows: The rows of all ranks.
             title: The start of the first line.
             size: Columns and lines of the terminal; the frame has no more.
-            last_line: Returns what a rank wrote last; called only for ranks that are shown.
+            last_line: Returns a rank's last line; called only for visible ranks.
             footer: The last line, if the ranks leave room for it. Empty: none.
         """
         columns, lines = size
@@ -174,8 +174,7 @@ class TableRenderer:
 def plain(text: bytes) -> str:
     """Return bytes that a rank wrote as one line that cannot steer a terminal.
 
-    Colours are taken out, and bytes that are not printable are written out. Of several lines the last one that is not
-    blank counts.
+    This drops colors, and escapes unprintable bytes. Of several lines the last one that is not blank counts.
 
     Args:
         text: Any bytes.
@@ -187,8 +186,8 @@ def plain(text: bytes) -> str:
 
 
 def is_of_interrupt(line: str) -> bool:
-    """Return whether a line is the first or the last of what Python prints when Ctrl-C ends it, perhaps with the rank
-    before it, as torch prints tracebacks."""
+    """Return whether a line is the first or the last of what Python prints when Ctrl-C ends it. The rank may precede
+    it, as torch prints tracebacks."""
     if line.startswith("[rank"):
         line = line.partition("]: ")[2]
     return line.startswith(("KeyboardInterrupt", "Traceback (most recent call last)"))

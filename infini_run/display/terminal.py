@@ -1,4 +1,4 @@
-"""Lines at the bottom of a terminal that are drawn again and again in place.
+"""Lines at the bottom of a terminal, with each frame in place of the last one.
 
 No mode of the terminal is ever changed, and between two frames the cursor stands below the last one: so even after
 SIGKILL the terminal is in order. Nothing blocks: a user who has pressed Ctrl-S does not delay the job.
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class TerminalArea:
-    """The lines that are drawn on one terminal.
+    """The lines on one terminal.
 
     Args:
         fd: The descriptor of the terminal, which stays the caller's.
@@ -26,7 +26,7 @@ class TerminalArea:
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self._writer = NonblockingWriter(fd)
-        self._height = self._width = 0  # of what is drawn
+        self._height = self._width = 0  # of the drawn lines
         self.is_gone = False  # hung up: nothing more is drawn
 
     def size(self) -> tuple[int, int]:
@@ -56,13 +56,13 @@ class TerminalArea:
             width: The columns of the frame.
 
         Returns:
-            False if the terminal has not taken all of the last frame; then nothing is drawn.
+            False if the terminal has not taken all of the last frame; then this draws nothing.
         """
         if not self._flush():
             return False
         columns, _ = self.size()
-        # A window that became narrower may have wrapped what is there (most terminals do, xterm does not), so that
-        # its height is not known.
+        # A narrower window may have wrapped the lines (most terminals do, xterm does not), so their height is
+        # unknown.
         start = self._above() if self._width < columns else "\x1b[H\x1b[J"
         self._put(start + "".join(f"\x1b[2K{line}\r\n" for line in lines) + "\x1b[J")
         self._height, self._width = len(lines), width
@@ -94,7 +94,7 @@ class TerminalArea:
         self._flush()
 
     def _flush(self) -> bool:
-        """Whether everything is written, as much as the terminal takes now."""
+        """Write as much as the terminal takes. Return whether that is everything."""
         self._writer.flush()
         self.is_gone = self.is_gone or self._writer.problem is not None  # EIO: it hung up
         return not self.is_gone and not self._writer.waiting

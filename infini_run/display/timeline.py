@@ -1,6 +1,6 @@
-"""When each rank ran and how it ended, out of --report files or, where there is none, of what lies in a --log_dir.
+"""When each rank ran and how it ended, out of --report files or, without one, of the files in a --log_dir.
 
-Files come from disk and may hold anything: what is no report of ours is refused with a sentence.
+Files come from disk and may hold anything: this rejects what is no report of infini-run with a sentence.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def read_timeline(paths: Sequence[str]) -> Timeline:
         paths: A report or a directory of logs; of several nodes, one of each.
 
     Raises:
-        UsageError: One cannot be read, or no rank was started.
+        UsageError: One is unreadable, or no rank started.
     """
     if not paths:
         raise UsageError(f"--plot: needs a finished launch; {_HOW}")
@@ -89,7 +89,8 @@ def _spans(attempts: Sequence[Sequence[Bar]]) -> tuple[tuple[float, float], ...]
 
 
 def _read(path: str) -> Timeline:
-    """The border: whatever the file system refuses further in comes out here as one sentence."""
+    """Read a source. This is the border: whatever the file system refuses further in comes out here as one
+    sentence."""
     try:
         if not os.path.isdir(path):
             return _from_report(path, _load(path))
@@ -101,7 +102,7 @@ def _read(path: str) -> Timeline:
 
 
 def _newest_report(folder: str) -> tuple[str, dict[str, Any]] | None:
-    """The newest file there that is one, with what is in it."""
+    """Return the newest report there, with its content."""
     with os.scandir(folder) as entries:
         found = [(e.stat().st_mtime, e.path) for e in entries if e.name.endswith(".json") and e.is_file()]
     for _, path in sorted(found, reverse=True):
@@ -151,7 +152,7 @@ def _started(ranks: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def _restarted(bar: Bar) -> Bar:
-    """As the first failure of an attempt, after which all ranks were started again."""
+    """Return a rank's end as the first failure of an attempt, after which all ranks restarted."""
     return replace(bar, is_first=True, end=f"{bar.end}, restarted")
 
 
@@ -173,7 +174,7 @@ def _bar(rank: Mapping[str, Any], content: Mapping[str, Any]) -> Bar:
 
 
 def _seconds(value: Any) -> float:
-    """JSON as Python reads it has NaN and infinities."""
+    """Read a number of seconds. JSON as Python reads it has NaN and infinities."""
     seconds = float(value)
     if not 0 <= seconds < _LATEST_S:
         raise ValueError
@@ -191,7 +192,7 @@ def _end(rank: Mapping[str, Any]) -> object:
 
 @record
 class _RankLog:
-    """What a rank of one attempt has left. created_s: when its file was made; None: not known."""
+    """The files of a rank of one attempt. created_s: when its file was made; None: unknown."""
 
     rank: int
     created_s: float | None
@@ -201,8 +202,8 @@ class _RankLog:
 
 
 def _from_logs(folder: str) -> Timeline:
-    """A log is as old as its rank, and its last line was written when it was last changed: that much a folder
-    without a report says, and who left an error file or was found hanging."""
+    """Return the bars from logs. A log is as old as its rank, and its last change is the time of its last line. A
+    folder without a report shows that much, and which ranks left an error file or hung."""
     name, what, attempts = folder, "logs", [_flat_logs(folder)]
     if not attempts[0]:
         name, attempts = _newest_run(folder)
@@ -219,7 +220,7 @@ def _from_logs(folder: str) -> Timeline:
 
 
 def _flat_logs(folder: str) -> list[_RankLog]:
-    """rank_R.log"""
+    """Return the logs rank_R.log."""
     return [
         _log(rank, [path], f"{folder}/rank_{rank}.error.json", f"{folder}/hang_{rank}.txt")
         for rank, path in _numbered(folder, "rank_", ".log")
@@ -228,7 +229,7 @@ def _flat_logs(folder: str) -> list[_RankLog]:
 
 
 def _newest_run(folder: str) -> tuple[str, list[list[_RankLog]]]:
-    """torchrun's layout: the run in this folder that wrote last, or the run that this folder is, and its attempts."""
+    """Return the newest run of torchrun's layout, in this folder or the folder itself, and its attempts."""
     with os.scandir(folder) as entries:
         runs = [entry.path for entry in entries if "_" in entry.name and entry.is_dir()]
     found = [(run, _attempts(run, folder)) for run in runs]
@@ -237,8 +238,8 @@ def _newest_run(folder: str) -> tuple[str, list[list[_RankLog]]]:
 
 
 def _attempts(run: str, log_dir: str) -> list[list[_RankLog]]:
-    """RUN/attempt_N/R/stdout.log and stderr.log, attempt by attempt; of several nodes RUN/node_K/attempt_N/R/...,
-    whose local ranks are counted on from node to node. log_dir: where looks at a hang are."""
+    """Return the logs of each attempt: RUN/attempt_N/R/stdout.log and stderr.log. With several nodes these are
+    RUN/node_K/attempt_N/R/..., whose local ranks count on from node to node. log_dir: where looks at a hang are."""
     attempts: dict[int, list[_RankLog]] = {}
     first = 0
     for node in [path for _, path in sorted(_numbered(run, "node_")) if os.path.isdir(path)] or [run]:
@@ -253,7 +254,7 @@ def _attempts(run: str, log_dir: str) -> list[list[_RankLog]]:
 
 
 def _attempt_logs(attempt: str, log_dir: str, first: int) -> list[_RankLog]:
-    """Of one attempt on one node. first: the rank of its local rank 0."""
+    """Return the logs of one attempt on one node. first: the rank of its local rank 0."""
     logs = []
     for local_rank, inner in _numbered(attempt):
         rank = first + local_rank
@@ -264,7 +265,7 @@ def _attempt_logs(attempt: str, log_dir: str, first: int) -> list[_RankLog]:
 
 
 def _numbered(folder: str, before: str = "", after: str = "") -> list[tuple[int, str]]:
-    """What is called so there, with its number from 0."""
+    """Return what has such a name there, with its number from 0."""
     with os.scandir(folder) as entries:
         named = [(number(entry.name.removeprefix(before).removesuffix(after)), entry) for entry in entries]
     return [(n, e.path) for n, e in named if n is not None and n >= 0 and e.name == f"{before}{n}{after}"]
@@ -282,7 +283,7 @@ def _log(rank: int, paths: Sequence[str], error_file: str, hang_file: str) -> _R
 
 
 def _bars(logs: Sequence[_RankLog], until_s: float = float("inf")) -> list[Bar]:
-    """Of one attempt, which begins when the first of its logs is made. until_s: when the next one began."""
+    """Return the bars of one attempt, which begins with the first of its logs. until_s: when the next one began."""
     first_s = min(log.end_s if log.created_s is None else log.created_s for log in logs)
     bars = []
     for log in logs:
@@ -307,7 +308,7 @@ def _with_first(bars: list[Bar]) -> list[Bar]:
 
 
 def _created_s(path: str) -> float | None:
-    """When a file was made: statx(2), which Python 3.14 and before do not have; None where nobody knows."""
+    """Return a file's creation time in seconds, or None if unknown. Python lacks statx(2) through 3.14."""
     import ctypes
 
     btime, at_fdcwd, needed, offset = 0x800, -100, 256, 80
