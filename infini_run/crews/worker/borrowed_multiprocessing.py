@@ -104,7 +104,8 @@ def _adapt_tracker(module: ModuleType) -> None:
         _pid: int | None
 
         def ensure_running(self) -> None:
-            """Ensure a tracker. Before Python 3.14 this starts one, and so it does if there is none to be had."""
+            """Start a tracker, if there is none to borrow. Before Python 3.14 the method of multiprocessing starts
+            one itself."""
             if not hasattr(own, "_launch") and self._pid is None and not self._has_live():
                 self._borrow()
             super().ensure_running()
