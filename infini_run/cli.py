@@ -60,6 +60,11 @@ def _run(argv: list[str], mask_at_entry: set[int] | None) -> int:
 
     environ = os.own_environ()
     request = resolve(argv, environ)
+    if request.asked is not None:
+        from infini_run.questions.command import ask_running
+
+        _unblock(mask_at_entry)
+        return ask_running(request.asked, environ)
     if request.options is None:
         return _print_information(request.question, request.arguments, mask_at_entry)
     options = request.options

@@ -206,12 +206,18 @@ def stdin_reader(text: str) -> int | str:
 
 def stop_signal(text: str) -> int:
     """TERM, SIGTERM, 15, RTMIN+3: any signal that a process can catch (signal(7))."""
+    known, value = _signals(), any_signal(text)
+    if value in (known["KILL"], known["STOP"]):
+        raise ValueError("cannot be caught by a process; use --grace to set the time until KILL")
+    return value
+
+
+def any_signal(text: str) -> int:
+    """TERM, SIGTERM, 15, RTMIN+3: any signal (signal(7))."""
     known = _signals()
     value = number(text)
     if value is None:
         value = _signal_number(text.upper(), known)
-    if value in (known["KILL"], known["STOP"]):
-        raise ValueError("cannot be caught by a process; use --grace to set the time until KILL")
     # between 31 and RTMIN are the C library's own; Python 3.10 has no name for 16
     if value not in range(1, 32) and value not in range(known["RTMIN"], known["RTMAX"] + 1):
         raise ValueError(f"expected a signal, such as TERM, RTMIN+3, or a number up to {known['RTMAX']}")

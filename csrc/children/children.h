@@ -21,6 +21,7 @@ struct worker {
     int error_log_fd; /* stderr's own; -1: it goes to log_fd, marked */
     int child_ends[3]; /* of its pipes, until it has them */
     bool reaped;
+    bool failed;     /* it did not end with 0 */
     bool unreaped;   /* it has ended, and keeps the number of its process group until all have (groups_release) */
     bool stop_sent;  /* our stop signal */
     int failed_step; /* between clone and exec; 0: it did exec */

@@ -54,7 +54,8 @@ static void worker_finish(struct ir_group *g, uint32_t index, const siginfo_t *i
     if (tty_worker_ended(g, index, info != NULL && info->si_code != CLD_EXITED))
         event->flags |= IR_HAD_TERMINAL;
     if (w->stop_sent) event->flags |= IR_AFTER_STOP;
-    if (info == NULL || info->si_code != CLD_EXITED || info->si_status != 0) g->went_badly = true;
+    if (info == NULL || info->si_code != CLD_EXITED || info->si_status != 0)
+        w->failed = g->went_badly = true;
     if (info == NULL) {
         event->flags |= IR_STATUS_LOST;
         return;

@@ -32,6 +32,7 @@ static int group_open(struct ir_group *g, uint32_t n) {
     if (r >= 0) r = fd_watch(g, g->timer_fd, EPOLLIN, WATCH_TIMER, 0);
     if (r >= 0) r = sink_open(g);
     if (r >= 0) r = guard_open(g);
+    if (r >= 0) control_open(g);
     if (r >= 0 && (g->config.flags & IR_OWN_PROCESS)) {
         g->adopts = stray_adopts(g);
         r = signal_open(g);
@@ -64,7 +65,8 @@ int ir_group_new(const struct ir_config *config, uint32_t n, struct ir_group **r
     g->epoll_fd = g->exits_fd = g->timer_fd = g->signal_fd = g->execs_fd = -1;
     g->terminal.fd = g->terminal.timer_fd = g->terminal.typed_fd = -1;
     g->rest_fd = -1;
-    g->input.fd = -1;
+    g->input.fd = g->control.fd = -1;
+    for (int i = 0; i < CONTROL_CLIENTS; i++) g->control.clients[i].fd = -1;
     g->cgroup.fd = g->lifeline[0] = g->lifeline[1] = -1;
     g->lease.fd = g->lease.pipe[0] = g->lease.pipe[1] = -1;
     g->guard.folder_fd = g->guard.pidfd = g->guard.pipe[0] = g->guard.pipe[1] = -1;
@@ -113,6 +115,8 @@ static void dispatch(struct ir_group *g, uint64_t data) {
         break;
     case WATCH_NOTIFY: notify_ready(g, index); break;
     case WATCH_DROPPED: notify_dropped(g, index); break;
+    case WATCH_CONTROL: control_ready(g); break;
+    case WATCH_CLIENT: client_ready(g, index); break;
     case WATCH_RESTS: rest_ready(g, pump_pass_rest); break;
     }
 }
@@ -127,6 +131,7 @@ int ir_group_run_once(struct ir_group *g, struct ir_event *ret_events, uint32_t 
         state_check(g);
         if (count <= 0 || g->event_count > 0) break;
     }
+    if (g->state == ENDED) control_close(g); /* no turn follows in which it would be served */
     return events_pop(g, ret_events, n);
 }
 
@@ -164,6 +169,7 @@ void ir_group_free(struct ir_group **group) {
     if (forked) group_leave_to_parent(g);
     if (g->state != IDLE && g->state != ENDED) ir_group_end(g);
     input_close(g);
+    control_close(g);
     guard_close(g);
     lease_close(g);
     cgroup_close(g);
@@ -186,6 +192,7 @@ void ir_group_free(struct ir_group **group) {
         return; /* another thread of the parent may have been in the midst of any of these */
     stray_close(g);
     for (uint32_t i = 0; g->workers != NULL && i < g->n; i++) free(g->workers[i].status);
+    control_free(g);
     free(g->input.targets);
     free(g->input.buffer);
     free(g->workers);

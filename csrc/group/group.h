@@ -81,6 +81,7 @@ struct ir_group {
     struct guard guard;
     struct terminal terminal;
     struct lease lease;
+    struct control control;
     struct cgroup cgroup;
     struct window window;
 };

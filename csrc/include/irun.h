@@ -66,6 +66,9 @@ struct ir_config {
     int32_t stdin_fd;         /* copied to every worker whose stdio[0] is IR_FD_PIPE; -1: none */
     const char *guard;        /* the executable irun-guard: ends what we leave when we are killed; or NULL */
     const char *folder;       /* what it removes then, with the files in it; or NULL */
+    const char *control;      /* the path of the control socket, which is made and removed; or NULL */
+    const char *about;        /* what whoever connects there is sent first; or NULL */
+    uint32_t about_size;
     int64_t guard_wait_ms;    /* > 0: the guard waits so long for each worker's end, then sends SIGKILL to it alone, as
                                * srun needs it (guard/main.c); needs `guard` */
     int64_t lease_ms;         /* > 0: the guard kills the workers and all that they started when ir_group_renew_lease
@@ -152,6 +155,7 @@ enum { /* ir_event.kind */
     IR_ASKS_TERMINAL, /* worker, pid: it reads the terminal, or changes its modes; once. code 0: it gets it; 1: it stays
                        * stopped, for the terminal is not ours to give */
     IR_PROGRESS,      /* worker, pid, value: its PROGRESS= is higher than ever; the highest since the last was taken */
+    IR_CLIENT,        /* who has connected to the control socket has sent something: ir_group_next_client */
     IR_ENDED,         /* code: how many strays there were in all; nothing is left; the last event */
 };
 
@@ -175,6 +179,10 @@ struct ir_event {
     int64_t max_rss_kib;
     int64_t value;
     char name[16];
+};
+
+enum ir_worker_state { /* in the frame of counts at the control socket, a 32-bit number of each in network order */
+    IR_WORKER_WAITING, IR_WORKER_RUNNING, IR_WORKER_READY, IR_WORKER_DONE, IR_WORKER_FAILED, IR_WORKER_STATES,
 };
 
 /* When a worker last gave a sign of life (0: never), and how many bytes it wrote to us so far. */
@@ -262,6 +270,10 @@ int ir_group_fd(const struct ir_group *group);
 
 /* Own process: a child that the caller started and ends itself. It is never a stray. 0: no more. */
 int ir_group_spare(struct ir_group *group, int pid, int spared);
+
+/* The next connection to the control socket that has asked something: from now on the caller's, not blocking.
+ * -EAGAIN: there is none. */
+int ir_group_next_client(struct ir_group *group);
 
 /* Puts whole lines of our own on the labelled console, between the workers' lines, or on message_fd, and
  * never blocks. Returns 0, also where there is no console; -EAGAIN: nobody reads it, and no more of

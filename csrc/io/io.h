@@ -47,6 +47,20 @@ struct sink {
     char *buffer;    /* SINK_BUFFER, and SINK_MARGIN for lines of our own; NULL: there is none */
 };
 
+/* ---- control.c: who looks for this launch */
+#define CONTROL_CLIENTS 16
+struct client {
+    int fd;    /* -1: the place is free */
+    bool asks; /* it has sent something, and waits for the caller */
+};
+struct control {
+    int fd; /* -1: there is none */
+    int next; /* the place that the next client gets */
+    char *path, *about;
+    uint32_t about_size;
+    struct client clients[CONTROL_CLIENTS];
+};
+
 /* ---- stdin_fanout.c: our stdin to several workers */
 struct target { int fd; uint32_t done; bool waiting; };
 struct input {
@@ -80,6 +94,13 @@ void notify_close(struct ir_group *g, uint32_t index);
 /* rights_drop.c */
 int rights_drop_one(int fd);
 int rights_drop_all(int fd);
+
+/* control.c */
+void control_open(struct ir_group *g);
+void control_ready(struct ir_group *g);
+void client_ready(struct ir_group *g, uint32_t index);
+void control_close(struct ir_group *g);
+void control_free(struct ir_group *g);
 
 /* console_sink.c */
 int sink_open(struct ir_group *g);

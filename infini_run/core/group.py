@@ -53,6 +53,7 @@ KINDS = {
     lib.IR_LEASE_ENDED: "lease_ended",
     lib.IR_ASKS_TERMINAL: "asks_terminal",
     lib.IR_PROGRESS: "progress",
+    lib.IR_CLIENT: "client",
     lib.IR_ENDED: "ended",
 }
 
@@ -337,6 +338,8 @@ class Group:
         guard_wait_s: The guard waits this many seconds for each worker's end, then kills it and nothing else. 0: it
             ends all that is left, at once.
         folder: The directory that the guard then removes.
+        control: The path of the control socket, where other processes find the launch. None: there is none.
+        about: What whoever connects there is sent first.
         lease_s: The guard kills the workers and all that they have started after this many seconds without
             `renew_lease`. 0: there is no lease.
         lease_since_s: When the first lease began, by CLOCK_BOOTTIME. 0: with the spawn.
@@ -364,6 +367,8 @@ class Group:
         guard: bytes | None = None,
         guard_wait_s: float = 0.0,
         folder: bytes | None = None,
+        control: bytes | None = None,
+        about: bytes = b"",
         lease_s: float = 0.0,
         lease_since_s: float = 0.0,
         beside: bool = False,
@@ -384,6 +389,9 @@ class Group:
         config.mark = _string(mark, kept)
         config.guard = _string(guard, kept) if guard else ffi.NULL
         config.folder = _string(folder, kept) if folder else ffi.NULL
+        if control:
+            config.control = _string(control, kept)
+            config.about, config.about_size = _string(about, kept), len(about)
         config.grace_ms = max(0, round(grace_s * 1000))
         config.signal_grace_ms = max(0, round((grace_s if signal_grace_s is None else signal_grace_s) * 1000))
         config.guard_wait_ms = int(guard_wait_s * 1000)
@@ -528,6 +536,12 @@ class Group:
         with self._lock:
             if not self._closed:
                 lib.ir_group_kill(self._handle)
+
+    def next_client(self) -> int:
+        """Return the next connection to the control socket that has asked something, from now on the caller's; -1:
+        there is none."""
+        with self._lock:
+            return -1 if self._closed else max(-1, int(lib.ir_group_next_client(self._handle)))
 
     def renew_lease(self, since_s: float = 0.0) -> bool:
         """Let the workers live for another lease. Costs no system call.

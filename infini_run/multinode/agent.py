@@ -491,8 +491,11 @@ class Agent:
             if run is not None:
                 run.kill()
         elif kind == protocol.SIGNAL:
-            number = message_schema.read(payload, message_schema.SIGNAL)["signal"]
-            if run is not None:
+            content = message_schema.read(payload, message_schema.SIGNAL)
+            number = content["signal"]
+            if content["ranks"]:
+                _signal_ranks(run, number, content["ranks"])
+            elif run is not None:
                 _forward_signal(run, number)
             elif len(self._signals) < _EARLY_SIGNALS:
                 self._signals.append(number)
@@ -521,6 +524,14 @@ def _forward_signal(run: NodeLaunch, number: int) -> None:
         run.signal_groups(number)
     else:
         run.signal(number)
+
+
+def _signal_ranks(run: NodeLaunch | None, number: int, ranks: Sequence[int]) -> None:
+    """Send a signal that another process asked for to some ranks of this node."""
+    here = set() if run is None else {worker.rank for worker in run.plan.workers}
+    for rank in here.intersection(ranks):
+        assert run is not None
+        run.signal(number, rank)
 
 
 def _take_over_process() -> ProcessState:

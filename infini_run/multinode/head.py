@@ -25,6 +25,7 @@ from infini_run.multinode.clock_offset import clock_question
 from infini_run.multinode.end_phase import EndPhase
 from infini_run.multinode.engine_processes import EngineProcesses
 from infini_run.multinode.engines import find_engine
+from infini_run.multinode.head_control import HeadControl
 from infini_run.multinode.head_report import attempt_report, is_node_failure
 from infini_run.multinode.head_state import HeadState
 from infini_run.multinode.join_phase import JoinPhase
@@ -131,6 +132,7 @@ class Head:
         self._end = EndPhase(self._state, self._processes)
         self._stdin = StdinForwarder(options.stdin, self._agents, poller)
         self._attempts = Attempts(self._state, self._join, self._stdin, has_stream=on_stream is not None)
+        self._control = HeadControl(self._state, environ, self.on_stop_signal)
         self._worlds: WorldChanges | None = None
         if options.is_elastic:
             self._state.changes = self._make_changes(is_independent)
@@ -208,6 +210,7 @@ class Head:
         """Begin to reach the nodes. Raises UsageError, ProgramMissing, or StartError: then nothing was started."""
         try:
             self._join.start()
+            self._control.open()
             if self._state.changes is not None:
                 self._state.changes.begin()
         except BaseException:
@@ -474,7 +477,7 @@ class Head:
         self._state.forwarded_signals.add(number)
         if self._observers is not None:
             self._observers.on_signal(number)
-        self._agents.send_all(pack_json(protocol.SIGNAL, {"signal": number}), "running")
+        self._agents.send_all(pack_json(protocol.SIGNAL, {"signal": number, "ranks": []}), "running")
 
     def _suspend(self) -> None:
         """Suspend the ranks on Ctrl-Z, and then this process until SIGCONT."""
@@ -505,6 +508,7 @@ class Head:
             self._join.listener.close()
         self._processes.close()
         self._stdin.close()
+        self._control.close()
         self._state.console.close()
         self._poller.close()
 
@@ -519,6 +523,7 @@ class Head:
         if self._join.listener is not None:
             self._join.listener.after_fork_in_child()
         self._processes.after_fork_in_child()
+        self._control.after_fork_in_child()
         self._stdin.close()
         self._state.console.close()
         self._is_forgotten = True

@@ -105,7 +105,7 @@ LAUNCH: Schema = {
     "world_size": whole_number(1, MAX_INT), "most": whole_number(1, MOST_RANKS), "host": is_text,
     "master_addr": is_text, "master_port": is_port, "launch_id": is_text, "restarts": is_count, "heading": is_text,
 }  # fmt: skip
-SIGNAL: Schema = {"signal": is_signal}
+SIGNAL: Schema = {"signal": is_signal, "ranks": _ranks}
 STOP: Schema = {"signal": is_signal, "by_signal": is_flag}
 USAGE_REQUEST: Schema = {"ranks": _ranks}
 GOODBYE: Schema = {"exit_code": _code}

@@ -26,7 +26,7 @@ from infini_run.core.group import (
 )
 from infini_run.errors import StartError, UsageError, printable
 from infini_run.node.resources import LaunchResources, has_descriptors
-from infini_run.plan.model import inheriting, with_error_folder, with_folder
+from infini_run.plan.model import about_launch, control_address, inheriting, with_error_folder, with_folder
 from infini_run.plan.program import folder_bases
 from infini_run.value_types import MARKER_VARIABLE
 
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
+    from infini_run.control.server import ControlServer
     from infini_run.core.group import Event, ProcessState
     from infini_run.display.observers import Observers
     from infini_run.display.relay import ObserverRelay
@@ -111,6 +112,8 @@ class NodeLaunch:
         self._history: list[Event] = []  # until there is an outcome that knows them
         self._outcome: Outcome | None = None
         self._watchdog: Watchdog | None = None  # where a deadline was asked for
+        self._control: ControlServer | None = None  # once another process has asked something
+        self.on_asked_stop: Callable[[], None] | None = None  # in a host program: who may start the ranks again
         self._started = 0  # ranks
         self._ready = 0  # ranks that said so
         self._oom_kills = -1  # not counted yet
@@ -205,6 +208,8 @@ class NodeLaunch:
                 stdin_fd=0 if any(worker.stdin == "pipe" for worker in self.plan.workers) else -1,
                 guard=GUARD,
                 folder=os.fsencode(self._resources.folder),
+                control=os.fsencode(control_address(self.plan.folder if has_sockets else "")),
+                about=about_launch(self.plan, self.options, self._environ, time.time()),
                 lease_s=self._lease_s,
                 lease_since_s=self._lease_since_s,
                 entry=self._entry,
@@ -270,11 +275,16 @@ class NodeLaunch:
             if self._watchdog is not None:
                 with self._lock:
                     timeout_s, also = self._watchdog.timeout_s(timeout_s), [*self._watchdog.fds(), *also]
+            if self._control is not None:
+                also = [self._control.fileno(), *also]
             if self._observers is not None:
                 with self._lock:
                     timeout_s = self._observers.timeout_s(timeout_s)
             if self._wait(group, timeout_s, also):
                 events = self._read_events()
+        if self._control is not None:
+            with self._lock:
+                self._serve_clients(self._control)
         if self._watchdog is not None:
             with self._lock:
                 events += self._check_watchdog(self._watchdog)
@@ -320,7 +330,8 @@ class NodeLaunch:
                 return []
             if self._oom_kills < 0 and self._outcome is None:
                 self._count_oom_kills()
-            return [self._group.fileno(), *(self._watchdog.fds() if self._watchdog is not None else ())]
+            control = () if self._control is None else (self._control.fileno(),)
+            return [self._group.fileno(), *control, *(self._watchdog.fds() if self._watchdog is not None else ())]
 
     def next_deadline_s(self) -> float | None:
         """Return when `poll` has something to do even if no descriptor is readable: time.monotonic(). None: never."""
@@ -344,10 +355,14 @@ class NodeLaunch:
             events = self._group.run_once()
             for event in events:
                 self._handle_event(event)
+            events = [event for event in events if event.kind != "client"]
             self._ended = self._ended or self._group.ended  # an interrupt may have lost the event of that
         return events
 
     def _handle_event(self, event: Event) -> None:
+        if event.kind == "client":
+            self._add_clients()
+            return
         if event.kind == "suspend":  # for who steps: it is about this process, and no news of a rank
             return
         self._ended = self._ended or event.kind == "ended"
@@ -437,6 +452,34 @@ class NodeLaunch:
         else:
             self._print_line(text)
 
+    # ---- what other processes ask
+
+    def _add_clients(self) -> None:
+        if self._control is None:
+            from infini_run.node.control_answers import open_control
+
+            self._control = open_control(self)
+        while (fd := self.group.next_client()) >= 0:
+            self._control.add(fd)
+
+    def _serve_clients(self, control: ControlServer) -> None:
+        if not self.ended:
+            control.run_due()
+
+    @property
+    def owns_process(self) -> bool:
+        """Whether the process belongs to the launch, as that of the command."""
+        return self._entry is not None
+
+    def notice(self, text: str, *, is_kept: bool = True) -> None:
+        """Print a line.
+
+        Args:
+            text: A sentence.
+            is_kept: The report has it, too.
+        """
+        self._print(self.outcome.add_notice(text) if is_kept else text)
+
     # ---- acting
 
     def signal(self, number: int, rank: int | None = None) -> int:
@@ -516,6 +559,9 @@ class NodeLaunch:
         with self._lock:
             if self._watchdog is not None:
                 self._watchdog.close()
+            if self._control is not None:
+                self._control.close()
+                self._control = None
             if self._group is not None:
                 if self._observers is not None:
                     self._observers.end()
@@ -527,6 +573,9 @@ class NodeLaunch:
     def after_fork_in_child(self) -> None:
         """Close only the copies of descriptors, in a forked child: all else is the parent's."""
         self._lock, self._watchdog, self._observers = RLock(), None, None
+        if self._control is not None:
+            self._control.after_fork_in_child()
+            self._control = None
         self._resources.after_fork_in_child()
         if self._group is not None:
             self._group.after_fork_in_child()

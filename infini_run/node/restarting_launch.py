@@ -76,7 +76,7 @@ class RestartingLaunch:
         self._restarts: RestartState | None = None  # no attempt has failed so far
 
     def _attempt(self, plan: Plan, heading: str = "") -> NodeLaunch:
-        return make_launch(
+        run = make_launch(
             plan,
             self._options,
             zygote=self._zygote,
@@ -87,6 +87,8 @@ class RestartingLaunch:
             heading=heading,
             observers=self._observers,
         )
+        run.on_asked_stop = self.stop
+        return run
 
     # ---- as a NodeLaunch
 

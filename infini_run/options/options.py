@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from infini_run.environments.environment import ClusterEnvironment
     from infini_run.options.grammar import Setting
     from infini_run.options.nodes import NodeList
+    from infini_run.options.questions import Question
 
     Given: TypeAlias = dict[str, Setting]
     Values: TypeAlias = dict[str, Any]
@@ -43,6 +44,7 @@ _LAUNCHERS = frozenset(
      "mpiexec", "accelerate", "deepspeed")
 )  # fmt: skip
 _QUESTIONS = ("plot", "completion")  # answered in place of a launch; by a word of the command line only
+_OF_RUNNING = ("list", "stop", "send", "ranks")  # options/questions.py
 _ABOUT_NODES = ("ssh_config", "remote_python", "link_port", "link_address", "join_timeout", "node_timeout", "export",
                 "console", "node_check", "node_check_timeout")  # ineffective_flags.py  # fmt: skip
 _OF_NODES = ("hosts", "hostfile", "engine", "nnodes", "spares")  # who asked for several
@@ -140,9 +142,10 @@ class Request:
     """What to do: run `options`, or, without them, answer a question.
 
     Attributes:
-        question: help, helpfull, version, plot, completion or doctor; empty: none.
+        question: help, helpfull, version, plot, completion, doctor or running; empty: none.
         options: What to run. None: there is a question; but of doctor, how to reach nodes.
         arguments: What the question is about.
+        asked: The question to running launches, of `running`. None: it is another one.
         cluster: The cluster environment that --engine=auto found. None: without it.
         node_list: The nodes to reach from here. None: this process is the launcher of one node.
         without_effect: A sentence about flags that have no effect here. Empty: all have.
@@ -152,6 +155,7 @@ class Request:
     question: str
     options: Options | None
     arguments: tuple[str, ...] = ()
+    asked: Question | None = None
     cluster: ClusterEnvironment | None = None
     node_list: NodeList | None = None
     without_effect: str = ""
@@ -176,6 +180,12 @@ def resolve(argv: Sequence[str], environ: Mapping[str, str]) -> Request:
         asked = given.pop(question, None)
         if asked is not None and asked.value and asked.precedence == COMMAND_LINE:
             return Request(question=question, options=None, arguments=(asked.value, *parsed.program))
+    if not given.keys().isdisjoint(_OF_RUNNING):
+        from infini_run.options.questions import read_question
+
+        question_asked = read_question(given, parsed.program)
+        if question_asked is not None:
+            return Request(question="running", options=None, asked=question_asked)
     doctor = given.pop("doctor", None)
     form = doctor.value if doctor is not None and doctor.precedence == COMMAND_LINE else ""
     if not given.keys().isdisjoint(_TORCHRUN):

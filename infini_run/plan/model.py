@@ -12,13 +12,16 @@ from infini_run.value_types import MARKER_VARIABLE, STDERR, STDOUT, streams_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from infini_run.devices.cpu_binding import CpuBinding
     from infini_run.options.options import Options
 
 _WORLD_LIMIT = 2**31 - 1
 _ENOMEM = 12
+CONTROL_PROTOCOL = 1  # one more whenever the control socket is asked in another way, or answers so
+_LONGEST_PROGRAM = 1000  # characters of a command line that others are shown
+_JOB_VARIABLES = ("INFINI_JOB_NAME", "SLURM_JOB_ID", "PBS_JOBID")  # name the job in which a launch runs
 _LONGEST_ADDRESS = 107  # of a socket in a folder: sun_path without its NUL (unix(7))
 
 # What is for one process alone is not handed down: to a launch in a worker of another one, or in a service.
@@ -433,6 +436,54 @@ def _console(options: Options, ranks: int, is_unshared: bool) -> str:
     if options.console != "auto":
         return options.console
     return "inherit" if ranks == 1 or is_unshared else "lines"
+
+
+def control_address(folder: str) -> str:
+    """Return the path of a launch's control socket, where csrc/io/control.c listens. Empty: it would be too long for
+    an address (unix(7)), or the launch has no folder."""
+    path = f"{folder}/control"
+    return path if folder and len(path.encode("utf-8", "surrogateescape")) <= _LONGEST_ADDRESS else ""
+
+
+def about_launch(plan: Plan, options: Options, environ: Mapping[str, str], start_s: float) -> bytes:
+    """Return what the control socket says of the launch on this node."""
+    return about_text(
+        launch_id=plan.launch_id,
+        start_s=start_s,
+        program=options.program,
+        nodes=plan.nnodes,
+        node=plan.nodes[0].index,
+        world=plan.world_size,
+        ranks=(plan.workers[0].rank, plan.workers[-1].rank),
+        devices=dict.fromkeys(name for worker in plan.workers for name in worker.devices),
+        job=job_in(environ),
+    )
+
+
+def about_text(
+    *,
+    launch_id: str,
+    start_s: float,
+    program: Sequence[str],
+    nodes: int,
+    node: int,
+    world: int,
+    ranks: tuple[int, int],
+    devices: Iterable[str],
+    job: str,
+) -> bytes:
+    """Return what a control socket sends first (control/launch_facts.py): NAME=value, each with a NUL behind it."""
+    text = (
+        f"protocol={CONTROL_PROTOCOL}\0id={launch_id}\0start={start_s}\0"
+        f"program={' '.join(program)[:_LONGEST_PROGRAM]}\0nodes={nodes}\0node={node}\0world={world}\0"
+        f"ranks={ranks[0]}-{ranks[1]}\0devices={','.join(devices)}\0job={job}\0"
+    )
+    return text.encode("utf-8", "surrogateescape")
+
+
+def job_in(environ: Mapping[str, str]) -> str:
+    """Return the name and the value of the variable that names the scheduler's job. Empty: there is none."""
+    return next((f"{name}={environ[name]}" for name in _JOB_VARIABLES if environ.get(name)), "")
 
 
 def with_folder(plan: Plan, folder: str, *, abstract_id: str) -> Plan:

@@ -74,7 +74,7 @@ LAUNCH = {
 SCHEMAS = {
     "SPEC": SPEC,
     "LAUNCH": LAUNCH,
-    "SIGNAL": {"signal": 15},
+    "SIGNAL": {"signal": 15, "ranks": [0, 3]},
     "STOP": {"signal": 15, "by_signal": True},
     "USAGE_REQUEST": {"ranks": [0, 1]},
     "GOODBYE": {"exit_code": 0},

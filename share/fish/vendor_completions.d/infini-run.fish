@@ -91,6 +91,12 @@ function __infini_run_offer --argument-names name value prefix # what the value 
             __infini_run_say $prefix 'on' 'off' 'auto'
         case trace
             __infini_run_say $prefix (__infini_run_files $value)
+        case list
+            __infini_run_say $prefix 'text' 'json'
+        case send
+            __infini_run_say $prefix (command kill -l | string split -n ' ')
+        case ranks
+            __infini_run_say $prefix 'all'
         case plot
             __infini_run_say $prefix (__infini_run_files $value)
         case doctor
@@ -171,6 +177,10 @@ function __infini_run_flags --argument-names verb current
                 verbose 'print each step' \
                 live 'show one table of all ranks on all nodes in place of --console, if stderr is a terminal' \
                 trace= 'write the life of all ranks on all nodes to FILE, as a Chrome trace for ui.perfetto.dev' \
+                list 'list the launches of this user that run here (root: of all users), and start nothing' \
+                stop 'ask a running launch to stop, as SIGTERM does' \
+                send= 'send SIGNAL to the ranks of a running launch, named as for --stop' \
+                ranks= 'ask about these ranks only, with --send' \
                 plot= 'draw a finished launch, and start nothing: infini-run --plot=FILE.png REPORT.json|LOG_DIR...' \
                 doctor 'check this machine, and every node of --hosts or --engine, for what a launch needs, and start nothing' \
                 completion= 'print a script that completes flags in this shell, and start nothing' \
@@ -202,6 +212,8 @@ function __infini_run_flags --argument-names verb current
                 nodry_run 'not: print the plan, with every rank\'s environment and arguments, and start nothing' \
                 noverbose 'not: print each step' \
                 nolive 'not: show one table of all ranks on all nodes in place of --console, if stderr is a terminal' \
+                nolist 'not: list the launches of this user that run here (root: of all users), and start nothing' \
+                nostop 'not: ask a running launch to stop, as SIGTERM does' \
                 nodoctor 'not: check this machine, and every node of --hosts or --engine, for what a launch needs, and start nothing' \
                 novirtual_local_rank 'not: supported: set LOCAL_RANK to 0 for every rank, which sees only its GPUs (--gpus_per_proc=1)' \
                 nohelp 'not: show the flags on one screen' \
@@ -235,7 +247,7 @@ function __infini_run_complete
             return
         end
         set -l name (string replace -r -- '^-*' '' $word | string replace -a -- - _)
-        if string match -q -- '-*' $word; and contains -- $name nnodes nproc_per_node node_rank rdzv_endpoint master_addr master_port run_id rdzv_id preload preload_timeout engine hosts hostfile ssh_config remote_python link_port link_address token_file join_timeout node_timeout export spares join_window on_join node_check node_check_timeout max_node_failures gpus_per_proc bind omp_num_threads log_dir log_layout console ranks_on_console stdin redirects r tee t local_ranks_filter grace shutdown_timeout stop_signal stop_scope max_restarts restart_delay restart_window max_no_progress ready_timeout hang_timeout on_hang report trace plot completion print_completion rdzv_backend rdzv_conf role numa_binding monitor_interval start_method event_log_handler log_line_prefix_template local_addr signals_to_handle logs_specs duplicate_stdout_filters duplicate_stderr_filters flagfile fromenv tryfromenv undefok
+        if string match -q -- '-*' $word; and contains -- $name nnodes nproc_per_node node_rank rdzv_endpoint master_addr master_port run_id rdzv_id preload preload_timeout engine hosts hostfile ssh_config remote_python link_port link_address token_file join_timeout node_timeout export spares join_window on_join node_check node_check_timeout max_node_failures gpus_per_proc bind omp_num_threads log_dir log_layout console ranks_on_console stdin redirects r tee t local_ranks_filter grace shutdown_timeout stop_signal stop_scope max_restarts restart_delay restart_window max_no_progress ready_timeout hang_timeout on_hang report trace send ranks plot completion print_completion rdzv_backend rdzv_conf role numa_binding monitor_interval start_method event_log_handler log_line_prefix_template local_addr signals_to_handle logs_specs duplicate_stdout_filters duplicate_stderr_filters flagfile fromenv tryfromenv undefok
             if test $i -eq $last
                 __infini_run_offer $name "$current" ''
                 return

@@ -50,7 +50,7 @@ DESIGN = [
         "report",
         "keep_going",
     ),
-    *("dry_run", "verbose", "live", "trace", "plot", "doctor", "completion"),
+    *("dry_run", "verbose", "live", "trace", "list", "stop", "send", "ranks", "plot", "doctor", "completion"),
 ]
 TORCHRUN = [
     *(

@@ -1,0 +1,175 @@
+/* io/control.c: the control socket, by which another process of our user finds this launch and asks for something.
+ *
+ * It lies in the launch's folder (mode 0700), so strangers do not reach it; and only our own user and root
+ * are served (SO_PEERCRED of unix(7)). Whoever connects gets the greeting: what the caller has said of the
+ * launch, and the states of its workers. That costs the caller no turn. Who then sends something has a
+ * question: its connection is handed to the caller. A launch without the socket is worth more than none. */
+#include "group/group.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#define BACKLOG 64
+#define TURN 16 /* then signals and exits get theirs */
+
+/* Two frames of system/frames.py (kind, length, payload): the caller's words go between these two parts. */
+struct __attribute__((packed)) head {
+    char kind;
+    uint32_t size;
+};
+struct __attribute__((packed)) counts {
+    struct head head;
+    uint32_t of_state[IR_WORKER_STATES];
+};
+
+static int control_bind(int fd, const char *path) {
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    if (strlen(path) >= sizeof address.sun_path) return -ENAMETOOLONG;
+    memcpy(address.sun_path, path, strlen(path) + 1);
+    if (bind(fd, (const struct sockaddr *)&address, sizeof address) < 0) return -errno;
+    /* to connect takes the right to write, which a umask may have taken from our own user */
+    if (chmod(path, S_IRUSR | S_IWUSR) < 0 || listen(fd, BACKLOG) < 0) {
+        int r = -errno;
+        (void)unlink(path);
+        return r;
+    }
+    return 0;
+}
+
+static int control_copy(struct control *control, const struct ir_config *config) {
+    control->path = strdup(config->control);
+    control->about = malloc(config->about_size + 1u);
+    if (control->path == NULL || control->about == NULL) return -ENOMEM;
+    if (config->about_size > 0) memcpy(control->about, config->about, config->about_size);
+    control->about_size = config->about_size;
+    return 0;
+}
+
+void control_open(struct ir_group *g) {
+    struct control *control = &g->control;
+    if (g->config.control == NULL || control_copy(control, &g->config) < 0) return;
+    int fd = fd_new(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    if (fd < 0) return;
+    if (control_bind(fd, control->path) < 0) {
+        (void)fd_close(fd);
+        return;
+    }
+    control->fd = fd;
+    if (fd_watch(g, fd, EPOLLIN, WATCH_CONTROL, 0) < 0) control_close(g);
+}
+
+/* ---- who connects */
+
+static enum ir_worker_state worker_state(const struct worker *w) {
+    if (w->pid == 0) return IR_WORKER_WAITING;
+    if (!w->reaped) return w->ready ? IR_WORKER_READY : IR_WORKER_RUNNING;
+    return w->failed ? IR_WORKER_FAILED : IR_WORKER_DONE;
+}
+
+static bool greet(const struct ir_group *g, int fd) {
+    const uint32_t size = g->control.about_size;
+    struct head head = {.kind = 'A', .size = htonl(size)};
+    struct counts counts = {.head = {.kind = 'n', .size = htonl(sizeof counts.of_state)}};
+    for (uint32_t i = 0; i < g->n; i++) counts.of_state[worker_state(&g->workers[i])]++;
+    for (int i = 0; i < IR_WORKER_STATES; i++) counts.of_state[i] = htonl(counts.of_state[i]);
+    struct iovec parts[] = {
+        {.iov_base = &head, .iov_len = sizeof head},
+        {.iov_base = g->control.about, .iov_len = size},
+        {.iov_base = &counts, .iov_len = sizeof counts},
+    };
+    const struct msghdr message = {.msg_iov = parts, .msg_iovlen = 3};
+    ssize_t n = sendmsg(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    return n == (ssize_t)(sizeof head + size + sizeof counts);
+}
+
+static bool is_trusted(int fd) {
+    struct ucred peer;
+    socklen_t size = sizeof peer;
+    return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 &&
+           (peer.uid == geteuid() || peer.uid == 0);
+}
+
+/* The place of one that has asked nothing so far, if there is no other: the one that has it longest. */
+static struct client *client_place(struct ir_group *g) {
+    struct control *control = &g->control;
+    for (int i = 0; i < CONTROL_CLIENTS; i++) {
+        struct client *client = &control->clients[control->next];
+        control->next = (control->next + 1) % CONTROL_CLIENTS;
+        if (!client->asks) {
+            client->fd = fd_release(g, client->fd);
+            return client;
+        }
+    }
+    return NULL;
+}
+
+static void client_add(struct ir_group *g, int fd) {
+    struct client *client = is_trusted(fd) && greet(g, fd) ? client_place(g) : NULL;
+    if (client != NULL &&
+        fd_watch(g, fd, EPOLLIN, WATCH_CLIENT, (uint32_t)(client - g->control.clients)) == 0)
+        client->fd = fd;
+    else (void)fd_close(fd);
+}
+
+void control_ready(struct ir_group *g) {
+    for (int i = 0; i < TURN && g->control.fd >= 0; i++) {
+        int fd = fd_new(accept4(g->control.fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK));
+        if (fd == -EAGAIN || fd == -EINTR || fd == -ECONNABORTED) return;
+        if (fd < 0) { /* no descriptor is left: it would be ready without end */
+            fd_rewatch(g, g->control.fd, EPOLLIN | EPOLLET, WATCH_CONTROL, 0);
+            return;
+        }
+        client_add(g, fd);
+    }
+}
+
+/* One that has gone, as after reading the greeting, is nobody's work. */
+void client_ready(struct ir_group *g, uint32_t index) {
+    struct client *client = &g->control.clients[index];
+    char byte;
+    if (client->fd < 0 || client->asks) return;
+    ssize_t n = recv(client->fd, &byte, sizeof byte, MSG_PEEK | MSG_DONTWAIT);
+    if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
+    if (n <= 0 || !event_room(g)) {
+        client->fd = fd_release(g, client->fd);
+        return;
+    }
+    fd_unwatch(g, client->fd);
+    client->asks = true;
+    (void)event_push(g, IR_CLIENT, -1, 0);
+}
+
+int ir_group_next_client(struct ir_group *g) {
+    if (g == NULL) return -ESRCH;
+    for (int i = 0; i < CONTROL_CLIENTS; i++) {
+        struct client *client = &g->control.clients[i];
+        if (!client->asks) continue;
+        int fd = client->fd;
+        *client = (struct client){.fd = -1};
+        return fd;
+    }
+    return -EAGAIN;
+}
+
+/* In a child that the host program has forked, the file is its parent's. */
+void control_close(struct ir_group *g) {
+    struct control *control = &g->control;
+    for (int i = 0; i < CONTROL_CLIENTS; i++) {
+        control->clients[i].fd = fd_close(control->clients[i].fd);
+        control->clients[i].asks = false;
+    }
+    if (control->fd >= 0 && getpid() == g->self) (void)unlink(control->path);
+    control->fd = fd_close(control->fd);
+}
+
+void control_free(struct ir_group *g) {
+    free(g->control.path);
+    free(g->control.about);
+}

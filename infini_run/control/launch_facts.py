@@ -1,0 +1,102 @@
+"""What the control socket of a launch sends first: what the launch is, and the states of its ranks. Pure.
+
+The one rule: behind `read_greeting` every value is what it should be, whoever has sent it.
+"""
+
+from __future__ import annotations
+
+from struct import Struct, error
+
+from infini_run.errors import LinkError, printable
+from infini_run.record import record
+from infini_run.system.frames import WireDecoder
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+ABOUT, COUNTS, REQUEST, ANSWER, LINES = b"A", b"n", b"?", b"=", b"o"  # kinds of frames
+STATES = ("waiting", "running", "ready", "done", "failed")  # csrc/include/irun.h, ir_worker_state
+GREETING = 1 << 16  # bytes at most
+_COUNTS = Struct(f">{len(STATES)}I")
+_NUMBERS = ("protocol", "nodes", "node", "world")
+_MOST_DIGITS = 18
+
+
+@record
+class LaunchFacts:
+    """A launch, as its control socket describes it.
+
+    Attributes:
+        protocol: The version of the protocol that it speaks.
+        launch_id: Its id.
+        start_s: When it started, since the epoch.
+        program: Its command line, printable.
+        nodes: How many nodes it runs on.
+        node: The node rank of this part of it; -1: it is the head of all.
+        world: How many ranks it has on all nodes.
+        ranks: The first and the last rank of this node.
+        devices: The GPUs that its ranks here have been given.
+        job: The name and the value of the scheduler's variable for its job. Empty: none.
+        counts: How many ranks are in each of STATES.
+    """
+
+    protocol: int
+    launch_id: str
+    start_s: float
+    program: str
+    nodes: int
+    node: int
+    world: int
+    ranks: str
+    devices: tuple[str, ...]
+    job: str
+    counts: dict[str, int]
+
+
+def greeting_decoder() -> WireDecoder:
+    """Return a decoder for what a launch sends first."""
+    return WireDecoder(frozenset((ABOUT, COUNTS)), GREETING)
+
+
+def read_greeting(about: bytes, counts: bytes) -> LaunchFacts:
+    """Return what a launch says of itself.
+
+    Args:
+        about: The payload of its first frame.
+        counts: That of its second one.
+
+    Raises:
+        LinkError: It is something else.
+    """
+    texts = dict(part.partition("=")[::2] for part in about.decode("utf-8", "surrogateescape").split("\0") if part)
+    try:
+        numbers = {name: _number(texts[name]) for name in _NUMBERS}
+        devices = tuple(printable(name) for name in texts["devices"].split(",") if name)
+        return LaunchFacts(
+            **numbers,
+            launch_id=printable(texts["id"]),
+            start_s=float(texts["start"]),
+            program=printable(texts["program"]),
+            ranks=printable(texts["ranks"]),
+            devices=devices,
+            job=printable(texts["job"]),
+            counts=dict(zip(STATES, _COUNTS.unpack(counts), strict=True)),
+        )
+    except (LookupError, ValueError, error):
+        raise LinkError("what came over the link is not what infini-run sends") from None
+
+
+def pack_counts(counts: Mapping[str, int]) -> bytes:
+    """Return the payload of the second frame.
+
+    Args:
+        counts: How many ranks are in each of STATES; what is missing is 0.
+    """
+    return _COUNTS.pack(*(counts.get(state, 0) for state in STATES))
+
+
+def _number(text: str) -> int:
+    if len(text) > _MOST_DIGITS:
+        raise ValueError
+    return int(text)

@@ -1,0 +1,1 @@
+"""Questions to running launches: what --list and the flags beside it print, and `running` in Python."""
