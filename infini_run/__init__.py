@@ -17,6 +17,8 @@ if not any(access(f"{__path__[0]}/_irun{suffix}", F_OK) for suffix in extension_
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from infini_run import channel as channel
     from infini_run.api import launch_local, launch_multi_node, run
     from infini_run.channel.errors import (
@@ -65,6 +67,7 @@ if TYPE_CHECKING:
     from infini_run.jobs.request.job_request import JobRequest
     from infini_run.jobs.status.job_status import Status
     from infini_run.process_launcher import ProcessLauncher
+    from infini_run.rank_messages import progress, ready, status_text
     from infini_run.report.exit import Exit, LeftoverProcess
     from infini_run.report.failures import WorkerDied, WorkerError
     from infini_run.report.hang_snapshot import HangSnapshot
@@ -132,7 +135,10 @@ __all__ = [
     "find_jobs",
     "launch_local",
     "launch_multi_node",
+    "progress",
+    "ready",
     "run",
+    "status_text",
     "submit",
     "this_worker",
 ]
@@ -172,6 +178,7 @@ _HOMES |= {"LaunchHandle": "crews.api.handle", "LaunchResult": "crews.api.result
 _HOMES |= {"Job": "jobs.job", "find_job": "jobs.job", "find_jobs": "jobs.job", "submit": "jobs.job"}
 _HOMES |= {"Status": "jobs.status.job_status", "Submission": "jobs.folder.records"}
 _HOMES |= {"JobRequest": "jobs.request.job_request", "Image": "jobs.request.container"}
+_HOMES |= dict.fromkeys(("progress", "ready", "status_text"), "rank_messages")
 _HOMES |= {"launch_local": "api", "launch_multi_node": "api", "run": "api"}
 _HOMES |= dict.fromkeys(("CrewClosed", "CrewFailed", "DrainTimeout"), "crews.errors")
 _HOMES |= dict.fromkeys(("WorkerDied", "WorkerError"), "report.failures")
@@ -180,13 +187,14 @@ _HOMES |= dict.fromkeys(("WorkerDied", "WorkerError"), "report.failures")
 def __getattr__(name: str) -> object:
     if name not in ("channel", "__version__", *__all__):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
-
     if name == "channel":
-        return import_module(f"{__name__}.{name}")
-    if name == "__version__":
-        return import_module(f"{__name__}.version").VERSION
-    return getattr(import_module(f"{__name__}.{_HOMES.get(name, 'errors')}"), name)
+        return _module(name)
+    return _module("version").VERSION if name == "__version__" else getattr(_module(_HOMES.get(name, "errors")), name)
+
+
+def _module(name: str) -> "Any":
+    """Import a module, without importlib: a training that only reports its progress needs none of that."""
+    return __import__(f"{__name__}.{name}", fromlist=(name,))
 
 
 def __dir__() -> list[str]:

@@ -154,7 +154,8 @@ enum { /* ir_event.kind */
     IR_LEASE_ENDED,   /* the workers are killed; code: 0: it was not renewed in time; 1: its guard was killed */
     IR_ASKS_TERMINAL, /* worker, pid: it reads the terminal, or changes its modes; once. code 0: it gets it; 1: it stays
                        * stopped, for the terminal is not ours to give */
-    IR_PROGRESS,      /* worker, pid, value: its PROGRESS= is higher than ever; the highest since the last was taken */
+    IR_PROGRESS,      /* worker, pid, value: its PROGRESS= is higher than ever; the highest since the last was taken,
+                       * and when it came */
     IR_CLIENT,        /* who has connected to the control socket has sent something: ir_group_next_client */
     IR_ENDED,         /* code: how many strays there were in all; nothing is left; the last event */
 };

@@ -96,7 +96,7 @@ static int64_t parse_progress(const char *digits, size_t size) {
     return value;
 }
 
-/* A worker that says it without end has one event in the queue, with the highest: it costs no room. */
+/* A worker that says it without end has one event in the queue, with the highest and its time: it costs no room. */
 static void note_progress(struct ir_group *g, uint32_t index, int64_t value) {
     struct worker *w = &g->workers[index];
     if (value <= w->progress) return;
@@ -104,6 +104,7 @@ static void note_progress(struct ir_group *g, uint32_t index, int64_t value) {
     if (w->progress_event == NULL)
         w->progress_event = event_push(g, IR_PROGRESS, (int)index, w->pid);
     w->progress_event->value = value;
+    w->progress_event->time_ns = w->active_ns;
 }
 
 static void handle_line(struct ir_group *g, uint32_t index, const char *line, size_t size) {

@@ -17,6 +17,7 @@ from infini_run.multinode import message_schema, protocol
 from infini_run.multinode.agent_setup import NodeSetup, check_version, hello, make_node_plan, prepare
 from infini_run.multinode.head_link import HeadLink, TurnedAway
 from infini_run.multinode.lease import LEAST_LEASE
+from infini_run.multinode.progress_messages import ProgressSender
 from infini_run.multinode.protocol import HANDSHAKE_S, pack, pack_json, unpack_json
 from infini_run.multinode.rank_stdio import RankStdio
 from infini_run.multinode.record_codec import to_jsonable
@@ -90,7 +91,6 @@ class Agent:
         self._stuck: StuckProcesses | None = None  # of the last attempt
         self._launch: NodeLaunch | None = None
         self._has_reported_failure = False
-        self._sent_progress = -1
         self._stop: dict[str, Any] | None = None  # these three may come before the ranks have started
         self._is_killed = False
         self._signals: list[int] = []
@@ -268,7 +268,8 @@ class Agent:
         plan, options = make_node_plan(setup, launch)
         for notice in plan.nodes[0].notices:
             self._stdio.print_line(f"infini-run: {launch['host']}: {printable(notice)}")
-        self._has_reported_failure, self._sent_progress, self._has_run = False, -1, True
+        self._has_reported_failure, self._has_run = False, True
+        progress = ProgressSender(self._send_progress, lambda: self._link.connection.has_room, launch["nnodes"])
         run = NodeLaunch(
             plan,
             options,
@@ -295,13 +296,15 @@ class Agent:
         elif self._stop is not None:
             run.stop(self._stop["signal"], by_signal=self._stop["by_signal"])
         while not run.ended:
-            for event in run.poll(self._link.wait_s(), also=(self._poller.fileno(),)):
+            for event in run.poll(progress.wait_s(self._link.wait_s()), also=(self._poller.fileno(),)):
                 self._send_event(event)
+                if event.kind == "progress":
+                    progress.note(event)
                 if event.kind == "suspend":
                     self._link.suspend(run.suspend, self._stdio.print_line)
             if run.first is not None:
                 self._send_failure(run.first, time.monotonic_ns())
-            self._send_progress(run.progress)
+            progress.run_due()
             self._link.poll(0)
             self._keep_lease(run)
         run.close()
@@ -465,12 +468,8 @@ class Agent:
             event = {"failed": rank, "age_ns": age_ns, "time_ns": time_ns}
             self._link.connection.send(pack_json(protocol.EVENT, event))
 
-    def _send_progress(self, progress: int) -> None:
-        """Report the highest PROGRESS= here while it can be: a job that continues without this node counts it,
-        too."""
-        if progress > self._sent_progress and self._link.lease is not None and self._link.connection.has_room:
-            self._sent_progress = progress
-            self._link.connection.send(pack_json(protocol.EVENT, {"progress": progress}))
+    def _send_progress(self, entries: list[list[int]]) -> None:
+        self._link.connection.send(pack_json(protocol.EVENT, {"progress": entries}))
 
     # ---- the head's words
 

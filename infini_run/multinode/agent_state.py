@@ -8,6 +8,7 @@ from infini_run.multinode import protocol
 from infini_run.multinode.clock_offset import ClockOffset
 from infini_run.multinode.lease import AgentTime
 from infini_run.multinode.output import LineBuffer
+from infini_run.multinode.progress_messages import RankProgress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ class RemoteAgent:
         self.line_buffers = {protocol.OUT: LineBuffer(), protocol.ERR: LineBuffer()}
         self.ranks = range(0)  # that it runs, or ran last
         self.rank_pids: dict[int, int] = {}
+        self.progress = RankProgress()
         self.was_running = False
         self.first_failure_s = float("inf")  # by the head's monotonic clock
         self.report: Report | None = None

@@ -78,6 +78,7 @@ class Attempts:
             self._state.agents.set_state(agent, "running")
             agent.report, agent.first_failure_s = None, float("inf")
             agent.rank_pids.clear()
+            agent.progress.latest.clear()
             agent.ranks = range(span.first, span.first + nproc)
             content = {
                 "node": node,

@@ -120,7 +120,11 @@ class ClockOffset:
 
         exits = {
             exit_.rank: replace(
-                exit_, start_s=ours(exit_.start_s), ready_s=ours(exit_.ready_s), end_s=ours(exit_.end_s)
+                exit_,
+                start_s=ours(exit_.start_s),
+                ready_s=ours(exit_.ready_s),
+                progress_s=ours(exit_.progress_s),
+                end_s=ours(exit_.end_s),
             )
             for exit_ in report.exits
         }

@@ -375,7 +375,7 @@ class Head:
             if self._state.stop_signal or changes is None or not changes.on_stop_signal(agent, number):
                 self.on_stop_signal(number, host=agent.name, place_index=agent.index)
         elif "progress" in event:
-            self._state.restarts.note_progress(event["progress"])
+            self._state.restarts.note_progress(agent.progress.update(event["progress"], agent.ranks))
 
     def _on_done(self, agent: RemoteAgent, done: dict[str, Any]) -> None:
         agent.report = agent.clock.to_our_time(decode_record(Report, done["report"]))

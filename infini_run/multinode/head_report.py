@@ -39,6 +39,7 @@ def attempt_report(state: HeadState) -> Report:
                 agent.name,
                 agent.ranks,
                 agent.rank_pids,
+                agent.progress.in_wall_time(),
                 last_received_s=agent.last_received_wall_s,
                 is_first_failure=is_first,
             )

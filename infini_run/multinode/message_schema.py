@@ -94,6 +94,14 @@ def _ranks(value: Any) -> bool:
     return type(value) is list and all(map(_rank, value))
 
 
+def _progresses(value: Any) -> bool:
+    """Of each rank: its number, its PROGRESS=, the age of that in nanoseconds."""
+    if type(value) is not list or len(value) > MOST_RANKS or any(type(entry) is not list for entry in value):
+        return False
+    fits = whole_number(0, _MAX_NS)
+    return all(len(entry) == 3 and all(map(fits, entry)) for entry in value)
+
+
 # head to agent
 SPEC: Schema = {
     "version": is_text, "is_by_hand": is_flag, "silence_s": is_seconds, "cwd": is_text, "environ": are_variables,
@@ -122,7 +130,7 @@ STARTED: Schema = {"started": _rank, "pid": is_pid}
 READY: Schema = {"ready": _rank, "pid": is_pid}
 FAILED: Schema = {"failed": _rank, "age_ns": whole_number(0, _MAX_NS), "time_ns": whole_number(0, _MAX_NS)}
 SIGNALLED: Schema = {"signalled": is_signal}
-PROGRESS: Schema = {"progress": whole_number(0, _MAX_NS)}
+PROGRESS: Schema = {"progress": _progresses}
 EVENTS = (STARTED, READY, FAILED, SIGNALLED, PROGRESS)
 CHECKED: Schema = {"reason": is_text}
 DONE: Schema = {"report": is_record, "port": is_port, "progress": whole_number(-1, _MAX_NS)}

@@ -104,7 +104,7 @@ class NodeLaunch:
         self._lease_s, self._lease_since_s = lease_s, lease_since_s
         self.lease_ended = False  # over: the ranks were killed, and the launch ends
         self.guard_ended = False  # the guard, which held the lease, ended before it: the ranks are dead
-        self.progress = -1  # the highest PROGRESS= of a rank; -1: none has said it
+        self._progress: dict[int, Event] = {}  # by rank: its last event of that kind
         self._lock = RLock()  # the group has its own; this one keeps events and what they tell in one order
         self._group: Group | None = None
         self._resources = LaunchResources()
@@ -369,7 +369,7 @@ class NodeLaunch:
         if event.is_failure and not self.options.keep_going:
             self.stop()
         if event.kind == "progress":  # often, and no news for the report
-            self.progress = max(self.progress, event.value)
+            self._progress[event.rank] = event
             return
         if event.kind == "ready":
             self._count_ready()
@@ -423,6 +423,11 @@ class NodeLaunch:
             problem = notify_ready(address)
             if problem:
                 self._print(self.outcome.add_notice(problem))
+
+    @property
+    def progress(self) -> int:
+        """The highest PROGRESS= of a rank; -1: none has sent it."""
+        return max((event.value for event in self._progress.values()), default=-1)
 
     @property
     def first(self) -> int | None:
@@ -582,10 +587,11 @@ class NodeLaunch:
         self.close()
 
     def record_statuses(self) -> None:
-        """Record each rank's last STATUS= in the outcome."""
+        """Record in the outcome each rank's last STATUS= and PROGRESS=."""
         from infini_run.node.last_output import record_statuses
 
         with self._lock:
+            self.outcome.record_progress(self._progress.values())
             if self._group is not None:
                 record_statuses(self.outcome, self._group, self.plan.workers)
 
@@ -594,6 +600,7 @@ class NodeLaunch:
         if self._outcome is not None or self.options.report:
             from infini_run.node.last_output import record_last_output
 
+            self.outcome.record_progress(self._progress.values())
             record_last_output(self.outcome, self.group, self.plan.workers)
             self._advise()
 

@@ -18,7 +18,7 @@ from infini_run.system.signal_numbers import SIGKILL
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from infini_run.options.options import Options
     from infini_run.plan.model import Plan
@@ -291,6 +291,15 @@ class Outcome:
         """
         for rank, status in statuses.items():
             self._change(rank, status=status)
+
+    def record_progress(self, latest: Iterable[Event]) -> None:
+        """Record how far ranks have come.
+
+        Args:
+            latest: The last `progress` event of each rank that has sent PROGRESS=.
+        """
+        for event in latest:
+            self._change(event.rank, progress=event.value, progress_s=self._epoch_s + event.time_ns / 1e9)
 
     def report(self) -> Report:
         """Return the report. It is complete at the end of the launch."""

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-import os
+from infini_run.rank_messages import send
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,13 +40,8 @@ def notify_ready(address: str) -> str:
     Returns:
         Why that failed. Empty: it is sent.
     """
-    import socket
-
-    path = "\0" + address[1:] if address.startswith("@") else address
     try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
-            sender.setblocking(False)
-            sender.sendto(b"READY=1", os.fsencode(path))
+        send(address, "READY=1")
     except OSError as error:  # a name that is too long has no errno
         return f"READY=1 cannot be sent to NOTIFY_SOCKET={address}: {error.strerror or error}"
     return ""

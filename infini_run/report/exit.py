@@ -41,6 +41,8 @@ class Exit:
         python_stack: Where its Python was when it crashed, or was stopped for a hang: frames, innermost first. Known
             of ranks that run a Python function.
         status: Its last STATUS= (sd_notify(3)).
+        progress: Its highest PROGRESS=.
+        progress_s: When that came.
         watchdog_reason: Why the watchdog stopped the job because of it: it hung, or was not ready in time. Empty:
             no.
         lost: Its node was lost, so its end is unknown.
@@ -71,6 +73,8 @@ class Exit:
     last_lines: tuple[str, ...] = ()
     python_stack: tuple[str, ...] = ()
     status: str = ""
+    progress: int | None = None
+    progress_s: float | None = None
     watchdog_reason: str = ""
     lost: bool = False
     advice: str = ""

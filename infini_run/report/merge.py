@@ -77,7 +77,13 @@ def merge_reports(
 
 
 def lost_report(
-    host: str, ranks: range, pids: Mapping[int, int], *, last_received_s: float, is_first_failure: bool
+    host: str,
+    ranks: range,
+    pids: Mapping[int, int],
+    progress: Mapping[int, tuple[int, float]],
+    *,
+    last_received_s: float,
+    is_first_failure: bool,
 ) -> Report:
     """Make the report of a node that can no longer send it.
 
@@ -85,6 +91,7 @@ def lost_report(
         host: The node's name.
         ranks: Its ranks.
         pids: The pids of the ranks that it had reported as started.
+        progress: The PROGRESS= of ranks as far as it had come, each with its time: seconds since the epoch.
         last_received_s: When the last frame came from it: seconds since the epoch.
         is_first_failure: Nothing had failed before that.
     """
@@ -97,6 +104,8 @@ def lost_report(
             end_s=last_received_s,
             stopped=not is_first_failure,
             lost=True,
+            progress=progress[rank][0] if rank in progress else None,
+            progress_s=progress[rank][1] if rank in progress else None,
         )
         for rank in ranks
     )

@@ -246,6 +246,8 @@ def _exit_json(exit_: Exit) -> dict[str, Any]:
         "error_message": exit_.error_message or None,
         "last_lines": list(exit_.last_lines),
         "status": exit_.status or None,
+        "progress": exit_.progress,
+        "progress_time": exit_.progress_s,
         "watchdog_reason": exit_.watchdog_reason or None,
         "lost": exit_.lost,
         "log": exit_.log or None,

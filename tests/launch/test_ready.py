@@ -592,6 +592,18 @@ def test_progress_without_end_is_one_event_a_look_with_the_highest(debug):
         live.end()
 
 
+def test_event_of_several_progresses_has_the_time_of_the_last(debug):
+    with Live(waiter(0), debug=debug) as live, sender_to(address(0)) as sender:
+        live.settle()
+        sender.send(b"PROGRESS=1")
+        sender.send(b"PROGRESS=2")
+        live.until(lambda: live.of("progress"))
+        (event,) = live.of("progress")
+        assert (event.value, event.time_ns) == (2, live.group.activity(0)[0])
+        live.group.kill()
+        live.end()
+
+
 def test_what_a_rank_said_last_is_heard_when_it_has_ended(debug):
     with Live(talker(0, "notify=PROGRESS=12", "exit=0"), debug=debug) as live:
         live.end()

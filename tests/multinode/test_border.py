@@ -85,7 +85,7 @@ SCHEMAS = {
     "READY": {"ready": 0, "pid": 1},
     "FAILED": {"failed": 0, "age_ns": 0, "time_ns": 0},
     "SIGNALLED": {"signalled": 15},
-    "PROGRESS": {"progress": 0},
+    "PROGRESS": {"progress": [[0, 7, 1]]},
     "CHECKED": {"reason": ""},
     "DONE": {"report": {}, "port": 1, "progress": -1},
 }

@@ -319,6 +319,8 @@ def test_the_json_says_the_same_and_more():
         "error_message": "m",
         "last_lines": ["a", "b"],
         "status": None,
+        "progress": None,
+        "progress_time": None,
         "watchdog_reason": None,
         "lost": False,
         "log": "l",
