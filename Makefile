@@ -19,7 +19,7 @@ WHEELS := .venv/wheels-$(VERSION)
 DOCS := .venv/docs-$(VERSION)
 WHEEL_BEDS := qemu-user-static mmdebstrap
 TORCH := .venv/torch-$(VERSION)
-TORCH_TESTS := tests/launch/test_warm_torch.py tests/crews/test_function_torch.py tests/crews/test_torch.py tests/multinode/test_many_ssh.py tests/multinode/test_many_slurm.py \
+TORCH_TESTS := tests/launch/test_warm_torch.py tests/launch/test_waited_rank.py tests/crews/test_function_torch.py tests/crews/test_torch.py tests/multinode/test_many_ssh.py tests/multinode/test_many_slurm.py \
     tests/multinode/test_ddp_ssh.py tests/multinode/test_ddp_slurm.py
 
 .PHONY: help generated near test test-all torch torch-env pbs check lint lint-python lint-types lint-c lint-workflows asan coverage walk fuzz valgrind stress soak bench pictures faults wheels wheels-test docs clean

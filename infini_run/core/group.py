@@ -130,7 +130,7 @@ class Event:
             - suspend: Ctrl-Z
             - lease_ended: the ranks were killed; code is 0 without a renewal in time, 1 after a SIGKILL of its guard
             - asks_terminal: the rank reads the terminal; code is 0 if it gets it, 1 if it stays stopped
-            - progress: PROGRESS=value, higher than ever before; of several between two looks the highest, and its time
+            - progress: PROGRESS=value, higher than ever; the highest of several between two looks, with its time
         worker: Its index in the spawn.
         rank: Its global rank.
         pid: Its process.

@@ -20,7 +20,9 @@ class HangSnapshot:
 
     kind: hung, late (not ready in time), or "" where another rank was the reason. why: in words. status: its last
     STATUS=. python: what py-spy said of its processes; python_note: why it said nothing of one. file: where all of
-    it is written.
+    it is written. finding: the number of the hang on its node. is_sure: there were two looks, 2 s apart. What both
+    agree on: frames, the Python frames of the main thread, innermost first; wait, the kernel's function; state, the
+    letter of its state (`X`: the rank has exited). cpu: how much it used between them, in CPUs.
     """
 
     rank: int
@@ -34,6 +36,12 @@ class HangSnapshot:
     python: tuple[str, ...] = ()
     python_note: str = ""
     file: str = ""
+    finding: int = 1
+    is_sure: bool = False
+    frames: tuple[str, ...] = ()
+    wait: str = ""
+    state: str = ""
+    cpu: float | None = None
 
     @property
     def sentence(self) -> str:
@@ -43,12 +51,12 @@ class HangSnapshot:
     def lines(self) -> list[str]:
         """What it waits in: its processes with the kernel's functions, then the innermost Python frames."""
         found = [f"  status: {self.status}"] if self.status else []
-        waits = [f"{p.name} ({p.pid}) {_waits_in(p)}" for p in self.processes]
+        waits = [f"{p.name} ({p.pid}) {waits_in(p)}" for p in self.processes]
         if waits:
             more = f", and {len(waits) - _NAMED} more" if len(waits) > _NAMED else ""
             found.append(f"  in: {', '.join(waits[:_NAMED])}{more}")
         if self.python:
-            found += [f"  | {line.strip()}" for line in _main_frames(self.python[0])[:_FRAMES]]
+            found += [f"  | {line}" for line in main_frames(self.python[0])[:_FRAMES]]
         elif self.python_note:
             found.append(f"  no Python stack: {self.python_note}")
         return found
@@ -85,6 +93,11 @@ class HangSnapshot:
                 {"pid": p.pid, "name": p.name, "state": p.state, "threads": [_thread_json(t) for t in p.threads]}
                 for p in self.processes
             ],
+            "sure": self.is_sure,
+            "frames": list(self.frames),
+            "wait": self.wait or None,
+            "state": self.state or None,
+            "cpu": self.cpu,
             "python": list(self.python),
             "python_note": self.python_note or None,
             "file": self.file or None,
@@ -102,8 +115,8 @@ def _thread_json(thread: Any) -> dict[str, Any]:
     }
 
 
-def _waits_in(process: ProcessSnapshot) -> str:
-    """Of its main thread: a kernel function, else the number of the system call, else its state."""
+def waits_in(process: ProcessSnapshot) -> str:
+    """Return what its main thread waits in: a kernel function, else the number of the system call, else its state."""
     thread = process.threads[0] if process.threads else None
     if thread is None or thread.state == "R":
         return f"state {process.state}"
@@ -111,8 +124,8 @@ def _waits_in(process: ProcessSnapshot) -> str:
     return thread.wchan or (f"syscall {number}" if number.isdigit() else f"state {thread.state}")
 
 
-def _main_frames(text: str) -> list[str]:
-    """The frames of the main thread, innermost first; of the only one where none is called so."""
+def main_frames(text: str) -> list[str]:
+    """Return the frames of the main thread, innermost first; of the only one where none is called so."""
     threads: list[list[str]] = []
     for line in text.splitlines():
         if line.startswith("Thread "):
@@ -120,4 +133,4 @@ def _main_frames(text: str) -> list[str]:
         elif threads and line.startswith("    "):
             threads[-1].append(line)
     main = next((thread for thread in threads if '"MainThread"' in thread[0]), threads[0] if threads else [""])
-    return main[1:]
+    return [line.strip() for line in main[1:]]

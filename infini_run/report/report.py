@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from infini_run.report.exit import Exit, LeftoverProcess
+    from infini_run.report.hang_groups import HangAnalysis
     from infini_run.report.hang_snapshot import HangSnapshot
 
 TEXT_LINES = 10
@@ -116,7 +117,7 @@ class Report:
         others = [] if self.error else [f"infini-run: {text}" for text in self.lost[:1]]
         if first is not None and not self.user_interrupted:
             after = "" if self.error else self._restarted()
-            lines.append(f"infini-run: {headline(first)}{self._others(first)}{after}")
+            lines.append(f"infini-run: {self._sentence(first)}{self._others(first)}{after}")
             lines += self._details(first, TEXT_LINES - len(lines) - len(others))
         lines += others
         for stray in self.stuck[: max(1, TEXT_LINES - len(lines))]:
@@ -138,7 +139,21 @@ class Report:
     def headline(self) -> str:
         """Return the first failure in a sentence. Empty: there is none."""
         first = self.first_failure
-        return "" if first is None else f"{headline(first)}{self._others(first)}"
+        return "" if first is None else f"{self._sentence(first)}{self._others(first)}"
+
+    def _sentence(self, first: Exit) -> str:
+        """The failure in a sentence; a hang by whom the others wait for."""
+        hang = self._hang(first)
+        return headline(first) if hang is None else hang.headline
+
+    def _hang(self, first: Exit) -> HangAnalysis | None:
+        """The groups of the hang that ended the job. None: it was another failure, or one rank alone has hung."""
+        if not first.watchdog_reason.startswith("hung"):
+            return None
+        from infini_run.report.hang_groups import analyze_hang
+
+        hang = analyze_hang(self.snapshots)
+        return hang if hang is not None and hang.headline else None
 
     def left_behind(self) -> str:
         """Return a sentence about processes that outlived the workers. Empty: there were none."""
@@ -153,6 +168,13 @@ class Report:
 
     def _details(self, first: Exit, most: int) -> list[str]:
         """The lines about the first failure: status, error, last output as far as it fits; then files and advice."""
+        hang = self._hang(first)
+        if hang is not None:
+            from infini_run.report.hang_groups import files_lines
+
+            status = [f"  status: {first.status}"] if first.status else []
+            files = files_lines(hang, self.snapshots, {e.rank: e.log for e in self.exits})
+            return [*hang.lines(), *status, *files][:most]
         own = (shot for shot in reversed(self.snapshots) if shot.kind and shot.rank == first.rank)
         snapshot = next(own, None) if first.watchdog_reason else None
         lines = snapshot.lines() if snapshot else [f"  status: {first.status}"] if first.status else []

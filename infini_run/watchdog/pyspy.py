@@ -40,7 +40,8 @@ class StackDumps:
 
     Args:
         program: The path of py-spy.
-        pids: The processes.
+        processes: Pids, each with whether the process computes: only such a one is suspended while its stack is read,
+            for what waits does not move, and may not even be suspended (state D).
         ranks: The group of the ranks, which must not end py-spy as a leftover process.
         entry: The entry of the ranks' group. None: a host program's.
         environ: The environment of py-spy.
@@ -50,7 +51,7 @@ class StackDumps:
     def __init__(
         self,
         program: str,
-        pids: Sequence[int],
+        processes: Sequence[tuple[int, bool]],
         *,
         ranks: Group,
         entry: ProcessState | None,
@@ -61,7 +62,7 @@ class StackDumps:
         self.notes: dict[int, str] = {}
         self.deadline_s = now_s + LIMIT_S
         self._program = program
-        self._waiting = list(reversed(pids))
+        self._waiting = list(reversed(processes))
         self._runs: dict[int, _PySpyRun] = {}
         self._ranks = ranks
         self._entry = entry
@@ -84,12 +85,12 @@ class StackDumps:
             if run.poll():
                 self._finish(pid, run)
         while self._waiting and len(self._runs) < _MAX_CONCURRENT:
-            self._start(self._waiting.pop())
+            self._start(*self._waiting.pop())
 
     def finish_early(self, why: str) -> None:
         """Kill every py-spy and start no more. It is `done` after a few calls of `poll`."""
         self.deadline_s = float("inf")
-        for pid in (*self._waiting, *self._runs):
+        for pid in (*(pid for pid, _ in self._waiting), *self._runs):
             self.notes.setdefault(pid, why)
         self._waiting.clear()
         for run in self._runs.values():
@@ -101,10 +102,10 @@ class StackDumps:
         while self._runs:
             self._close_run(self._runs.popitem()[1])
 
-    def _start(self, pid: int) -> None:
+    def _start(self, pid: int, computes: bool) -> None:
         run = None
         try:
-            run = _PySpyRun(self._program, pid, self._entry, self._environ)
+            run = _PySpyRun(self._program, pid, computes, self._entry, self._environ)
             self._runs[pid] = run
             if self._entry is not None and run.pid:
                 self._ranks.spare(run.pid)
@@ -129,12 +130,15 @@ class StackDumps:
 class _PySpyRun:
     """One py-spy, which writes into a file without a name (memfd_create(2))."""
 
-    def __init__(self, program: str, pid: int, entry: ProcessState | None, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self, program: str, pid: int, computes: bool, entry: ProcessState | None, environ: Mapping[str, str]
+    ) -> None:
         self.pid = 0
         self.failure = ""
         marker = f"{MARKER_VARIABLE}=pyspy-{os.urandom(6).hex()}"
         base = [os.fsencode(f"{name}={value}") for name, value in environ.items() if name != MARKER_VARIABLE]
-        words = [os.fsencode(word) for word in (program, "dump", "--pid", str(pid))]
+        way = () if computes else ("--nonblocking",)
+        words = [os.fsencode(word) for word in (program, "dump", "--pid", str(pid), *way)]
         spec = SpawnSpec(0, words[0], words, [os.fsencode(marker)])
         spec.dies_with_us = entry is not None  # in a host program the thread that started it may end before it
         self._out = self._null = -1

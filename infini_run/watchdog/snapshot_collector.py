@@ -10,8 +10,9 @@ import time
 
 from infini_run.record import record, replace
 from infini_run.report.hang_snapshot import HangSnapshot
-from infini_run.system.procfs import snapshot_processes
+from infini_run.system.procfs import ProcessTable, snapshot_processes
 from infini_run.system.secure_files import append_text
+from infini_run.watchdog.agreement import agreed, is_at_rest, place_of
 from infini_run.watchdog.pyspy import StackDumps, find_pyspy
 
 TYPE_CHECKING = False
@@ -19,8 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from infini_run.core.group import Group, ProcessState
-    from infini_run.system.procfs import ProcessTable
+    from infini_run.system.procfs import ProcessSnapshot
 
+AGREE_S = 2.0  # between two looks at a rank
 _MAX_RANKS = 256  # those that hang first
 _MAX_PYTHONS = 4  # processes of one rank
 
@@ -47,6 +49,8 @@ class RankToInspect:
 class SnapshotCollector:
     """Makes the `snapshots`. Call `poll` until it is `done`, waiting between two calls for `fds` or `deadline_s`.
 
+    With a rank that hangs there are two looks at all ranks, and the snapshots have what both agree on (agreement.py).
+
     Args:
         subjects: The ranks.
         table: The processes of this machine.
@@ -54,6 +58,7 @@ class SnapshotCollector:
         entry: The entry of that group. None: a host program's.
         environ: The environment of py-spy.
         folder: The folder for the files of the snapshots. Empty: no files.
+        finding: The number of the hang.
     """
 
     def __init__(
@@ -65,10 +70,100 @@ class SnapshotCollector:
         entry: ProcessState | None,
         environ: Mapping[str, str],
         folder: str,
+        finding: int = 1,
     ) -> None:
         self.snapshots: list[HangSnapshot] = []
-        self._subjects = list(reversed(subjects[:_MAX_RANKS]))
+        self._subjects = subjects[:_MAX_RANKS]
+        self._finding = finding
+        self._group = group
+        self._entry = entry
+        self._environ = environ
+        self._folder = folder
+        self._look = self._first = self._make_look(table, {})
+        self._again_s = 0.0  # when the second look is due; 0: the first one is not complete
+        self._early_reason = ""
+
+    def _make_look(self, table: ProcessTable, known: Mapping[int, HangSnapshot]) -> _Look:
+        return _Look(self._subjects, table, known, self._group, self._entry, self._environ, self._folder)
+
+    @property
+    def done(self) -> bool:
+        """Whether all snapshots are complete."""
+        return bool(self.snapshots)
+
+    @property
+    def deadline_s(self) -> float:
+        """When `poll` is due although no descriptor can be read: time.monotonic(). 0: at once."""
+        return self._again_s or (0.0 if self._look.done else self._look.deadline_s)
+
+    def fds(self) -> list[int]:
+        """Return descriptors that are readable when `poll` has something to do."""
+        return self._look.fds()
+
+    def poll(self, now_s: float) -> None:
+        """Make the next snapshot, or serve py-spy. Never blocks."""
+        if now_s < self._again_s:
+            return
+        if self._again_s:
+            self._again_s, self._look = 0.0, self._make_look(ProcessTable(), self._first.by_rank)
+        self._look.poll(now_s)
+        if not self._look.done:
+            return
+        hangs = any(subject.kind == "hung" for subject in self._subjects)
+        if self._look is self._first and hangs and not self._early_reason:
+            self._again_s = self._first.taken_s + AGREE_S
+        else:
+            self.snapshots = [replace(shot, finding=self._finding) for shot in self._agreed()]
+
+    def _agreed(self) -> list[HangSnapshot]:
+        if self._look is self._first:
+            return [place_of(shot) for shot in self._first.snapshots]
+        return [
+            agreed(self._first.by_rank[shot.rank], shot, _difference(self._first, self._look, shot.rank))
+            for shot in self._look.snapshots
+        ]
+
+    def finish_early(self, why: str) -> None:
+        """Make no more snapshots than those of ranks that hang or are late, without Python stacks."""
+        self._early_reason = why
+        if self._look is not self._first or self._again_s:
+            self._look, self._again_s = self._first, 0.0
+        self._look.finish_early(why)
+
+    def close(self) -> None:
+        """Kill and reap every py-spy."""
+        for look in (self._first, self._look):
+            look.close()
+
+
+def _difference(first: _Look, second: _Look, rank: int) -> float | None:
+    before_s, after_s = first.cpu_s[rank], second.cpu_s[rank]
+    return None if before_s is None or after_s is None else after_s - before_s
+
+
+class _Look:
+    """One look at all ranks: at one in each call of `poll`, then at their Python stacks.
+
+    Args:
+        known: The snapshots of the look before, by rank: a Python that has not moved is not read again.
+    """
+
+    def __init__(
+        self,
+        subjects: Sequence[RankToInspect],
+        table: ProcessTable,
+        known: Mapping[int, HangSnapshot],
+        group: Group,
+        entry: ProcessState | None,
+        environ: Mapping[str, str],
+        folder: str,
+    ) -> None:
+        self.snapshots: list[HangSnapshot] = []
+        self.cpu_s: dict[int, float | None] = {}  # by rank
+        self.taken_s = 0.0  # when the last rank was looked at
+        self._subjects = list(reversed(subjects))
         self._table = table
+        self._known = known
         self._group = group
         self._entry = entry
         self._environ = environ
@@ -76,45 +171,49 @@ class SnapshotCollector:
         self._host = os.uname().nodename
         self._dumps: StackDumps | None = None
         self._early_reason = ""
+        self._kept: dict[int, str] = {}  # by pid: texts of the look before
+
+    @property
+    def by_rank(self) -> dict[int, HangSnapshot]:
+        """The snapshots."""
+        return {snapshot.rank: snapshot for snapshot in self.snapshots}
 
     @property
     def done(self) -> bool:
-        """Whether all snapshots are complete."""
+        """Whether it is complete."""
         return not self._subjects and self._dumps is not None and self._dumps.done
 
     @property
     def deadline_s(self) -> float:
-        """When `poll` is due although no descriptor can be read: time.monotonic(). 0: at once."""
+        """As SnapshotCollector's; so are fds and poll."""
         return 0.0 if self._dumps is None else self._dumps.deadline_s
 
     def fds(self) -> list[int]:
-        """Return descriptors that are readable when `poll` has something to do."""
         return [] if self._dumps is None else self._dumps.fds()
 
     def poll(self, now_s: float) -> None:
-        """Make the next snapshot, or serve py-spy. Never blocks."""
         if self._subjects:
             self.snapshots.append(self._make_snapshot(self._subjects.pop()))
+            self.taken_s = now_s
             return
         if self._dumps is None:
             self._dumps = self._start_dumps(now_s)
         self._dumps.poll(now_s)
         if self.done:
-            self.snapshots = [_with_stacks(snapshot, self._dumps) for snapshot in self.snapshots]
+            self.snapshots = [self._with_stacks(snapshot, self._dumps) for snapshot in self.snapshots]
 
     def finish_early(self, why: str) -> None:
-        """Make no more snapshots than those of ranks that hang or are late, without Python stacks."""
         self._early_reason = why
         self._subjects = [subject for subject in self._subjects if subject.kind]
         if self._dumps is not None:
             self._dumps.finish_early(why)
 
     def close(self) -> None:
-        """Kill and reap every py-spy."""
         if self._dumps is not None:
             self._dumps.close()
 
     def _make_snapshot(self, subject: RankToInspect) -> HangSnapshot:
+        self.cpu_s[subject.rank] = self._table.cpu_s(subject.pid)
         return HangSnapshot(
             rank=subject.rank,
             pid=subject.pid,
@@ -134,22 +233,44 @@ class SnapshotCollector:
             self.snapshots = [
                 replace(snapshot, python_note=missing if _pythons(snapshot) else "") for snapshot in self.snapshots
             ]
-        pids = [pid for snapshot in self.snapshots for pid in _pythons(snapshot)] if program else []
-        dumps = StackDumps(program, pids, ranks=self._group, entry=self._entry, environ=self._environ, now_s=now_s)
+        for snapshot in self.snapshots:
+            self._keep(snapshot)
+        found = [process for snapshot in self.snapshots for process in _pythons(snapshot)] if program else []
+        dumps = StackDumps(
+            program,
+            [(process.pid, process.state == "R") for process in found if process.pid not in self._kept],
+            ranks=self._group,
+            entry=self._entry,
+            environ=self._environ,
+            now_s=now_s,
+        )
         if self._early_reason:
             dumps.finish_early(self._early_reason)
         return dumps
 
+    def _keep(self, snapshot: HangSnapshot) -> None:
+        """Keep the texts of processes that have not moved since the look before."""
+        known = self._known.get(snapshot.rank)
+        before = {} if known is None else {process.pid: process for process in known.processes}
+        for process in _pythons(snapshot):
+            if process.pid in before and is_at_rest(before[process.pid], process):
+                text = next((t for t in known.python if t.startswith(f"Process {process.pid}:")), "") if known else ""
+                if text:
+                    self._kept[process.pid] = text
 
-def _pythons(snapshot: HangSnapshot) -> list[int]:
-    return [process.pid for process in snapshot.processes if process.is_python][:_MAX_PYTHONS]
+    def _with_stacks(self, snapshot: HangSnapshot, dumps: StackDumps) -> HangSnapshot:
+        pids = [process.pid for process in _pythons(snapshot)]
+        texts = {**self._kept, **dumps.texts}
+        notes = [dumps.notes[pid] for pid in pids if pid in dumps.notes]
+        return replace(
+            snapshot,
+            python=tuple(texts[pid] for pid in pids if pid in texts),
+            python_note=notes[0] if notes else snapshot.python_note,
+        )
 
 
-def _with_stacks(snapshot: HangSnapshot, dumps: StackDumps) -> HangSnapshot:
-    pids = _pythons(snapshot)
-    texts = tuple(dumps.texts[pid] for pid in pids if pid in dumps.texts)
-    notes = [dumps.notes[pid] for pid in pids if pid in dumps.notes]
-    return replace(snapshot, python=texts, python_note=notes[0] if notes else snapshot.python_note)
+def _pythons(snapshot: HangSnapshot) -> list[ProcessSnapshot]:
+    return [process for process in snapshot.processes if process.is_python][:_MAX_PYTHONS]
 
 
 def write_snapshots(snapshots: Sequence[HangSnapshot]) -> tuple[tuple[HangSnapshot, ...], str]:

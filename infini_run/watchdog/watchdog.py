@@ -91,6 +91,7 @@ class Watchdog:
         self._suspended: set[int] = set()  # by index: ranks that the launcher has suspended
         self._reasons: dict[int, tuple[str, str]] = {}  # by index: kind and why, without a snapshot so far
         self._collector: SnapshotCollector | None = None
+        self._findings = 0
         self._due_s: float | None = None  # the next deadline, or one before it: signs of life only put them off
         self._stopping = False
 
@@ -225,6 +226,7 @@ class Watchdog:
         order = sorted(
             self._ranks.values(), key=lambda rank: _report_order(reasons.get(rank.index, ("", ""))[1], rank.index)
         )
+        self._findings += 1
         return SnapshotCollector(
             [_subject(rank, *reasons.get(rank.index, ("", ""))) for rank in order],
             table,
@@ -232,6 +234,7 @@ class Watchdog:
             entry=self._entry,
             environ=self._environ,
             folder=self._folder,
+            finding=self._findings,
         )
 
     def _check(self, rank: _Rank, now_s: float, table: ProcessTable) -> tuple[str, str]:

@@ -1,13 +1,19 @@
 import os
+import socket
 import time
+
+others, _ours = socket.socketpair()
 
 
 def load_shard():
     if os.environ["RANK"] == "2":
         time.sleep(600)
-    print("step", flush=True)
+
+
+def all_reduce():
+    others.recv(1)
 
 
 while True:
     load_shard()
-    time.sleep(0.1)
+    all_reduce()
