@@ -31,6 +31,7 @@ static int group_open(struct ir_group *g, uint32_t n) {
     int r = fd_watch(g, g->exits_fd, EPOLLIN, WATCH_EXITS, 0);
     if (r >= 0) r = fd_watch(g, g->timer_fd, EPOLLIN, WATCH_TIMER, 0);
     if (r >= 0) r = sink_open(g);
+    if (r >= 0) r = lines_init(g);
     if (r >= 0) r = guard_open(g);
     if (r >= 0) control_open(g);
     if (r >= 0 && (g->config.flags & IR_OWN_PROCESS)) {
@@ -64,7 +65,7 @@ int ir_group_new(const struct ir_config *config, uint32_t n, struct ir_group **r
     g->proc_error = process_sees_itself(g->self);
     g->epoll_fd = g->exits_fd = g->timer_fd = g->signal_fd = g->execs_fd = -1;
     g->terminal.fd = g->terminal.timer_fd = g->terminal.typed_fd = -1;
-    g->rest_fd = -1;
+    g->rest_fd = g->fold_fd = -1;
     g->input.fd = g->control.fd = -1;
     for (int i = 0; i < CONTROL_CLIENTS; i++) g->control.clients[i].fd = -1;
     g->cgroup.fd = g->lifeline[0] = g->lifeline[1] = -1;
@@ -118,6 +119,7 @@ static void dispatch(struct ir_group *g, uint64_t data) {
     case WATCH_CONTROL: control_ready(g); break;
     case WATCH_CLIENT: client_ready(g, index); break;
     case WATCH_RESTS: rest_ready(g, pump_pass_rest); break;
+    case WATCH_FOLD: lines_ready(g); break;
     }
 }
 
@@ -184,9 +186,10 @@ void ir_group_free(struct ir_group **group) {
     }
     if (g->workers != NULL) sink_close(g);
     waiter_close(g, forked);
-    const int fds[] = {g->epoll_fd, g->exits_fd,        g->timer_fd,          g->signal_fd,
-                       g->execs_fd, g->terminal.fd,     g->lifeline[0],       g->lifeline[1],
-                       g->rest_fd,  g->guard.folder_fd, g->terminal.timer_fd, g->terminal.typed_fd};
+    const int fds[] = {
+        g->epoll_fd,        g->exits_fd,          g->timer_fd,         g->signal_fd, g->execs_fd,
+        g->terminal.fd,     g->lifeline[0],       g->lifeline[1],      g->rest_fd,   g->fold_fd,
+        g->guard.folder_fd, g->terminal.timer_fd, g->terminal.typed_fd};
     for (size_t i = 0; i < sizeof fds / sizeof *fds; i++) (void)fd_close(fds[i]);
     if (forked)
         return; /* another thread of the parent may have been in the midst of any of these */

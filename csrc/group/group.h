@@ -39,6 +39,12 @@ struct ir_group {
     int epoll_fd, exits_fd, timer_fd, signal_fd, execs_fd;
     int rest_fd;                /* the timer of io/line_rests.c */
     bool rests_timed;           /* it runs */
+    int fold_fd;                /* the timer of io/console_lines.c */
+    bool fold_timed;            /* it runs */
+    bool folds;                 /* lines that several workers write alike are shown once */
+    char fold_label[2][2][FOLD_LABEL]; /* around the numbers of those workers, for each stream */
+    int64_t line_second;        /* of which line_time has the text */
+    char line_time[LINE_TIME];
     bool went_badly;            /* a worker did not end with 0 */
     int lifeline[2];            /* whose end tells a child in another PID namespace of ours */
     struct waiter_queue *waiters; /* from threads that wait in place of pidfds; NULL: there are none */

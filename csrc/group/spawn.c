@@ -218,6 +218,7 @@ static int spawn_open(struct ir_group *g, const struct ir_worker *workers, uint3
     *ret_step = IR_STEP_DESCRIPTORS;
     int r = pipes_make(g, workers, n);
     if (r >= 0) r = rest_open(g, workers, n);
+    if (r >= 0) r = lines_open(g, workers, n);
     if (r < 0) return r;
     *ret_step = IR_STEP_NOTIFY;
     r = notify_open(g, workers, n);

@@ -32,6 +32,7 @@ enum { /* ir_config.flags */
     IR_REPORT_TSTP = 128, /* Ctrl-Z: IR_SUSPEND; the caller calls ir_group_suspend. Without it the core does */
     IR_NO_CHILDREN = 256, /* no list of a process's children in /proc, as without CONFIG_PROC_CHILDREN */
     IR_SHARES_TERMINAL = 512, /* a worker that reads the terminal of this process, or changes its modes, gets it for that */
+    IR_TIMESTAMPS = 1024, /* the time before each line on the console that is no IR_UNLABELLED one */
     IR_OLD_PIDFD = 64,  /* pidfds as in Linux 5.3: no waiting by them (5.4), no signal to a process group (6.9) */
 };
 
@@ -76,6 +77,9 @@ struct ir_config {
     int64_t lease_since_ns;   /* of CLOCK_BOOTTIME: when the first lease began; 0: with the spawn */
     int32_t suspend_write_fd; /* process 1, which cannot stop: a byte to who stops it instead; -1 */
     int32_t suspend_read_fd;  /* the other end, which stays the caller's, outside; -1 */
+    const char *fold_label[2][2]; /* before and after the numbers of workers that wrote a line of stdout, and of stderr,
+                               * alike: such lines are shown once; or NULL */
+    uint32_t first_rank;      /* what is added to a worker's number there */
     uint32_t flags;
 };
 
@@ -319,6 +323,49 @@ int ir_writer_finish(struct ir_writer *writer);
 
 /* Returns NULL. A thread that a reader holds up stays until that has read, or the process ends. */
 struct ir_writer *ir_writer_free(struct ir_writer *writer);
+
+/* Lines that several ranks write alike, to be shown once. Pure: no descriptor, no clock. */
+struct ir_fold;
+
+enum {
+    IR_FOLD_MS = 100,    /* how long a line waits for ranks that write the same */
+    IR_FOLD_LINE = 8192, /* the longest one that is folded */
+    IR_FOLD_RANKS = 256, /* of the text for the ranks that have written it */
+};
+
+struct ir_folded {
+    const char *line; /* until the next ir_fold_add or ir_fold_free */
+    uint32_t size;
+    int32_t stream;
+    uint32_t count;   /* of ranks */
+    uint32_t rank;    /* the lowest of them */
+    int64_t time_ns;  /* when the first of them wrote it */
+};
+
+/* For ranks 0 to n-1, of which `expected` write to stdout, and to stderr, where these go there: a line that so many
+ * have written waits no longer. -EINVAL: no ranks, or too many; -ENOMEM. */
+int ir_fold_new(uint32_t n, const uint32_t *expected, struct ir_fold **ret_fold);
+
+/* Holds a copy of a line that came at `now_ns`. -ENOSPC: take the first line out, and try again. -EMSGSIZE: longer
+ * than IR_FOLD_LINE. -EINVAL: no such rank or stream, or no bytes. */
+int ir_fold_add(struct ir_fold *fold, uint32_t rank, int stream, const char *line, uint32_t size,
+                int64_t now_ns);
+
+/* When the first line has waited long enough; INT64_MAX: there is none. */
+int64_t ir_fold_due_ns(const struct ir_fold *fold);
+
+/* Fills in the first line. 1; 0: there is none. */
+int ir_fold_first(const struct ir_fold *fold, struct ir_folded *ret_line);
+
+/* Writes which ranks have the first line, of which there must be one, with `offset` added: 0-2,5. Returns the size;
+ * `ret_text` has room for IR_FOLD_RANKS. */
+uint32_t ir_fold_ranks(const struct ir_fold *fold, uint32_t offset, char *ret_text);
+
+/* Takes the first line out. */
+void ir_fold_drop(struct ir_fold *fold);
+
+/* Returns NULL. */
+struct ir_fold *ir_fold_free(struct ir_fold *fold);
 
 /* [cffi] */
 

@@ -123,6 +123,7 @@ static bool ends_unended(const struct ir_group *g, const struct sink *sink) {
 }
 
 static bool sink_finish(struct ir_group *g, struct sink *sink) {
+    if (!lines_flush(g, sink)) return false;
     if (ends_unended(g, sink)) {
         sink_put(sink, "\n", 1);
         sink->open = false;
@@ -160,6 +161,7 @@ int ir_group_print(struct ir_group *g, int stream, const char *lines, uint32_t s
     struct sink *sink = sink_of(g, stream);
     int r = sink == NULL ? sink_open_late(g, stream, &sink) : 0;
     if (r < 0 || sink == NULL || sink->broken) return r;
+    lines_flush_all(g); /* ours is about what came before it */
     if (sink->end + size + 1 > SINK_BUFFER + SINK_MARGIN) return -EAGAIN;
     sink_begin(sink, NULL);
     sink_put(sink, lines, size);
@@ -171,6 +173,7 @@ void sink_close(struct ir_group *g) {
     for (int i = 0; i < 2; i++) {
         struct sink *sink = &g->sinks[i];
         sink->writer = ir_writer_free(sink->writer);
+        sink->fold = ir_fold_free(sink->fold);
         free(sink->buffer);
         sink->buffer = NULL;
     }

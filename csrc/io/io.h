@@ -13,6 +13,8 @@ struct ir_group;
 #define SINK_BUFFER (4u * 65536) /* what we hold for a slow console; then workers wait */
 #define SINK_MARGIN 8192u
 #define TAIL_BUFFER 16384u /* last words that are kept for the report: a stack may follow them */
+#define LINE_TIME 40u /* of a line's time */
+#define FOLD_LABEL 48u /* before, and after, the numbers of several ranks */
 #define STATUS_SIZE 512u /* of a worker's last STATUS= that is kept */
 
 /* ---- output_pump.c: a pipe of a worker */
@@ -42,7 +44,8 @@ struct sink {
     bool broken;     /* EPIPE and the like: everything more is dropped */
     bool open;       /* its last line has no end */
     bool mixed;      /* more than one stream has written to it */
-    const struct stream *last; /* whose line it is; NULL: ours, or none */
+    const struct stream *last; /* whose line it is; NULL: ours, of several, or none */
+    struct ir_fold *fold; /* lines that wait for equal ones; NULL: none do */
     uint32_t start, end;
     char *buffer;    /* SINK_BUFFER, and SINK_MARGIN for lines of our own; NULL: there is none */
 };
@@ -79,6 +82,17 @@ void pump_pass_rest(struct ir_group *g, uint32_t index, int which);
 void pump_resume(struct ir_group *g);
 void pump_close(struct ir_group *g);
 bool pump_idle(const struct ir_group *g);
+
+/* console_lines.c */
+bool ends_line(const char *bytes, uint32_t size);
+int lines_init(struct ir_group *g);
+int lines_open(struct ir_group *g, const struct ir_worker *workers, uint32_t n);
+bool lines_put(struct ir_group *g, uint32_t index, int which, struct sink *sink, const char *bytes,
+               uint32_t size);
+void lines_ready(struct ir_group *g);
+void lines_resume(struct ir_group *g);
+bool lines_flush(struct ir_group *g, struct sink *sink);
+void lines_flush_all(struct ir_group *g);
 
 /* line_rests.c */
 int rest_open(struct ir_group *g, const struct ir_worker *workers, uint32_t n);

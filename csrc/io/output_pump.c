@@ -80,10 +80,6 @@ static void log_write(struct ir_group *g, uint32_t index, int which, const char 
     }
 }
 
-static bool ends_line(const char *bytes, uint32_t size) {
-    return bytes[size - 1] == '\n' || bytes[size - 1] == '\r';
-}
-
 /* An unended line of the other stream gets its newline now, not before: a log of one stream is
  * what was written, to the byte. */
 static void log_begin(struct ir_group *g, uint32_t index, int which) {
@@ -161,19 +157,6 @@ static uint32_t next_lines(const struct stream *s) {
     return s->ended || s->due ? size : 0;
 }
 
-static bool console_put(struct ir_group *g, struct stream *s, struct sink *sink, const char *bytes,
-                        uint32_t size) {
-    const char *label = s->more ? s->label_more : s->label;
-    uint32_t label_size = s->more ? s->label_more_size : s->label_size;
-    if (!sink_has_room(g, sink, label_size + size + 2)) return false;
-    sink_begin(sink, s);
-    if (!s->plain) sink_put(sink, label, label_size);
-    sink_put(sink, bytes, size);
-    if (s->plain) sink->open = !ends_line(bytes, size);
-    else if (!ends_line(bytes, size)) sink_put(sink, "\n", 1);
-    return true;
-}
-
 /* Passes on what is whole. False: the console is full, and something is left. */
 static bool stream_pass(struct ir_group *g, uint32_t index, int which) {
     struct stream *s = &g->workers[index].streams[which];
@@ -185,7 +168,7 @@ static bool stream_pass(struct ir_group *g, uint32_t index, int which) {
     bool all = true, plain = s->plain && !marked;
     while ((size = plain ? next_lines(s) : next_piece(s)) > 0) {
         const char *bytes = s->buffer + s->start;
-        if (sink != NULL && !console_put(g, s, sink, bytes, size)) {
+        if (sink != NULL && !lines_put(g, index, which, sink, bytes, size)) {
             all = false;
             break;
         }
@@ -269,6 +252,7 @@ void pump_pass_rest(struct ir_group *g, uint32_t index, int which) {
 
 /* The console has room again. */
 void pump_resume(struct ir_group *g) {
+    lines_resume(g);
     for (uint32_t i = 0; i < g->started; i++)
         for (int which = 0; which < 2; which++) {
             struct stream *s = &g->workers[i].streams[which];

@@ -1,5 +1,5 @@
-"""The live workers of one node: with nonblocking_writer.py the only door to the C core (csrc/include/irun.h says what
-calls do).
+"""The live workers of one node: with nonblocking_writer.py and line_fold.py the only door to the C core
+(csrc/include/irun.h says what calls do).
 
 Rules: Python keeps every byte string that goes down until the call returns, and the core copies what it keeps. One
 lock serializes calls, except the one that blocks, which touches a descriptor only.
@@ -17,7 +17,9 @@ from infini_run.record import record
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Any
+    from typing import Any, TypeAlias
+
+    FoldLabel: TypeAlias = tuple[tuple[bytes, bytes], tuple[bytes, bytes]]
 
 # not from `errno`: making its 130 names takes as long as this whole module
 _TAIL = 16384  # TAIL_BUFFER of csrc/io/io.h
@@ -347,6 +349,10 @@ class Group:
         is_last: The process ends with this group, so as process 1 it may end whatever else there is.
         suspend_as_event: Ctrl-Z is the event `suspend`, and the caller calls `suspend`.
         shares_terminal: A worker that reads the terminal of this process, or changes its modes, gets it for that.
+        timestamps: Labeled lines begin with the time (UTC).
+        fold_label: Lines that several workers write alike are shown once, with their numbers between these two, for
+            stdout and for stderr. None: they are not.
+        first_rank: The rank of the first worker, in those numbers.
         debug: Flags of ir_config, as `debug_flags` returns them.
     """
 
@@ -375,6 +381,9 @@ class Group:
         is_last: bool = False,
         suspend_as_event: bool = False,
         shares_terminal: bool = False,
+        timestamps: bool = False,
+        fold_label: FoldLabel | None = None,
+        first_rank: int = 0,
         debug: int = 0,
     ) -> None:
         self._lock = RLock()
@@ -404,7 +413,11 @@ class Group:
         config.stdin_fd = stdin_fd
         config.suspend_read_fd = suspend_read_fd
         config.suspend_write_fd = -1 if entry is None else entry.suspend_write_fd
-        config.flags = debug
+        config.flags = debug | (lib.IR_TIMESTAMPS if timestamps else 0)
+        config.first_rank = first_rank
+        for k, texts in enumerate(fold_label or ()):
+            for i, text in enumerate(texts):
+                config.fold_label[k][i] = _string(text, kept)
         if entry is not None:
             config.flags |= lib.IR_GIVEN_MASK if beside else lib.IR_OWN_PROCESS
             config.flags |= lib.IR_LAST if is_last else 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from infini_run.errors import UsageError
+from infini_run.plan.labels import is_colored
 from infini_run.record import record, replace
 
 TYPE_CHECKING = False
@@ -42,11 +43,14 @@ def working_directory() -> str:
 
 def options_of_agents(options: Options) -> Options:
     """Return the options of a node. Lines get labels, because they meet those of other nodes, unless
-    --console=lines."""
-    console = "prefix" if options.console in ("auto", "inherit") else options.console
+    --console=lines. The head folds equal lines itself."""
+    is_folded = options.console == "fold"
+    console = "prefix" if is_folded or options.console in ("auto", "inherit") else options.console
+    colored = not is_folded and is_colored(options.color, (1, 2), os.environ)
     ours = {"engine": "local", "hosts": "", "hostfile": "", "report": "", "export": (), "trace": ""}
     ours["live"] = "on" if options.live == "on" else "off"
-    return replace(options, console=console, **ours)
+    ours["color"], timestamps = "always" if colored else "never", options.timestamps and not is_folded
+    return replace(options, console=console, timestamps=timestamps, **ours)
 
 
 def exported(patterns: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:

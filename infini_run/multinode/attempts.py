@@ -64,6 +64,7 @@ class Attempts:
             return
         spans = spans_of(counts)
         state.world_size = spans[0].world_size
+        state.begin_output(has_labels=not self._has_stream)
         self._stdin.nodes, self._stdin.first_ranks = agents, [span.first for span in spans]
         self._join.end()
         restarts.begin()

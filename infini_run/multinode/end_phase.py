@@ -87,6 +87,7 @@ class EndPhase:
                 self._commands_end_s = now_s + _COMMANDS_END_S
         if self._processes.are_alive and now_s < self._commands_end_s:
             return
+        self._state.flush_output()
         self.is_done = self._state.console.is_done
         if self.is_done or self._reader_end_s != _NEVER:
             return

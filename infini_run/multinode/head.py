@@ -259,6 +259,7 @@ class Head:
             self._end.next_deadline_s,
             float("inf") if state.changes is None or self._end.has_begun else state.changes.next_deadline_s,
             now_s if self._stdin.is_due else float("inf"),
+            state.output_due_s,
         )
         wait_s = max(0.0, deadline_s - now_s)
         if self._observers is not None:
@@ -267,6 +268,7 @@ class Head:
 
     def _run_due(self, now_s: float) -> None:
         state, counts = self._state, self._agents.counts
+        state.flush_output(now_s)
         if self._late_stop is not None and state.restarts.is_waiting:
             (number, agent), self._late_stop = self._late_stop, None
             self.on_stop_signal(number, host=agent.name, place_index=agent.index)
@@ -324,7 +326,7 @@ class Head:
             raise LinkError("unexpected message over the link")
         self._liveness.keep_lease(agent)
         if kind in (protocol.OUT, protocol.ERR):
-            self._state.show(kind, agent.line_buffers[kind].feed(payload))
+            self._state.show(kind, agent.line_buffers[kind].feed(payload), agent.ranks)
         elif kind == protocol.HELLO:
             self._join.on_hello(agent, payload)
         elif kind == protocol.EVENT:
@@ -383,7 +385,7 @@ class Head:
         self._state.restarts.note_progress(done["progress"])
         self._agents.set_state(agent, "done")
         for kind, lines in agent.line_buffers.items():
-            self._state.show(kind, lines.end())
+            self._state.show(kind, lines.end(), agent.ranks)
 
     # ---- stopping
 
@@ -482,6 +484,7 @@ class Head:
     def _suspend(self) -> None:
         """Suspend the ranks on Ctrl-Z, and then this process until SIGCONT."""
         self._send_signal(SIGTSTP)
+        self._state.flush_output()
         self._postpone(self._liveness.suspend())
         self._stdin.resume()
         self._send_signal(SIGCONT)

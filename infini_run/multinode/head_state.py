@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from infini_run.multinode.agent_set import AgentSet
     from infini_run.multinode.agent_state import RemoteAgent
     from infini_run.multinode.engines import Engine
+    from infini_run.multinode.folded_output import FoldedOutput
     from infini_run.multinode.head_observers import HeadObservers
     from infini_run.options.nodes import NodeList
     from infini_run.options.options import Options
@@ -91,6 +92,7 @@ class HeadState:
         self.poller = poller
         self.observers = observers
         self.console = ConsoleWriters(poller)
+        self._folded: FoldedOutput | None = None
         self._print_line = self._write_line if print_line is None else print_line
         self.launch_id = new_launch_id()
         self.start_s = time.time()
@@ -128,14 +130,52 @@ class HeadState:
         """Whether the agents may go: the head misses none that goes."""
         return bool(self.goodbye)
 
-    def show(self, kind: bytes, lines: bytes) -> None:
-        """Write lines of ranks to stdout or stderr; above the table, if there is one."""
+    def begin_output(self, *, has_labels: bool) -> None:
+        """Ranks are about to start, and their number is known: with --console=fold, equal lines are shown once."""
+        self.flush_output()
+        options = self.options
+        if options.console != "fold" or not has_labels:
+            return
+        from infini_run.multinode.folded_output import FoldedOutput
+        from infini_run.plan.labels import is_colored
+
+        self._folded = FoldedOutput(
+            self.world_size,
+            len(options.ranks_on_console or range(self.world_size)),
+            colored=is_colored(options.color, (1, 2), os.environ),
+            has_time=options.timestamps,
+            write=self._write_output,
+        )
+
+    def show(self, kind: bytes, lines: bytes, ranks: range) -> None:
+        """Write lines of these ranks to stdout or stderr; above the table, if there is one."""
+        if self._folded is None:
+            self._write_output(kind, lines)
+        else:
+            self._folded.add(kind, lines, ranks)
+
+    @property
+    def output_due_s(self) -> float:
+        """When `flush_output` has something to write, by time.monotonic(); inf: never."""
+        return float("inf") if self._folded is None else self._folded.due_s
+
+    def flush_output(self, now_s: float = float("inf")) -> None:
+        """Write the lines that wait for equal ones no longer at `now_s` (monotonic); by default all."""
+        if self._folded is None:
+            return
+        if now_s == float("inf"):
+            self._folded.flush()
+        elif now_s >= self._folded.due_s:
+            self._folded.flush(int(now_s * 1e9))
+
+    def _write_output(self, kind: bytes, lines: bytes) -> None:
         if lines and self.observers is not None and self.observers.print_above(lines.decode("utf-8", "replace")):
             return
         self.console.write(kind, lines)
 
     def print(self, text: str) -> None:
-        """Print one line of the head for the user."""
+        """Print one line of the head for the user, after the lines that it is about."""
+        self.flush_output()
         if self.observers is None or not self.observers.print_above(f"infini-run: {printable(text)}"):
             self._print_line(text)
 

@@ -26,7 +26,7 @@ from infini_run.core.group import (
 )
 from infini_run.errors import StartError, UsageError, printable
 from infini_run.node.resources import LaunchResources, has_descriptors
-from infini_run.plan.model import about_launch, control_address, inheriting, with_error_folder, with_folder
+from infini_run.plan.model import LABELLED, about_launch, control_address, inheriting, with_error_folder, with_folder
 from infini_run.plan.program import folder_bases
 from infini_run.value_types import MARKER_VARIABLE
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from infini_run.control.server import ControlServer
-    from infini_run.core.group import Event, ProcessState
+    from infini_run.core.group import Event, FoldLabel, ProcessState
     from infini_run.display.observers import Observers
     from infini_run.display.relay import ObserverRelay
     from infini_run.node.outcome import Outcome
@@ -195,6 +195,7 @@ class NodeLaunch:
             abstract_id = "" if has_sockets else os.urandom(6).hex()
             self.plan = with_folder(self.plan, self._resources.folder, abstract_id=abstract_id)
         has_console = any(o.piped and o.console for w in self.plan.workers for o in (w.stdout, w.stderr))
+        is_folded = has_console and self.options.console == "fold"
         with forking:  # a child that is forked meanwhile lets go of it, or has nothing of it
             self._group = Group(
                 len(self.plan.workers),
@@ -216,11 +217,25 @@ class NodeLaunch:
                 is_last=self._is_last,
                 suspend_as_event=self._has_head,
                 shares_terminal=self._entry is not None and not self._has_head,
+                timestamps=self.options.timestamps,
+                fold_label=self._fold_label() if is_folded else None,
+                first_rank=self.plan.workers[0].rank,
                 debug=debug_flags(self._environ) | self._debug,
             )
         self._resources.open_logs(self.plan, self.options, self._heading)
         if self._resources.error_folder is not None:
             self.plan = with_error_folder(self.plan, self._resources.error_folder)
+
+    @property
+    def _is_colored(self) -> bool:
+        from infini_run.plan.labels import is_colored
+
+        return is_colored(self.options.color, self._console, self._environ)
+
+    def _fold_label(self) -> FoldLabel:
+        from infini_run.plan.labels import fold_label
+
+        return fold_label(colored=self._is_colored)
 
     def _specs(self) -> list[SpawnSpec]:
         return [self._spec(worker) for worker in self.plan.workers]
@@ -241,8 +256,10 @@ class NodeLaunch:
             spec.stdio[i + 1] = self._target(output)
             spec.output[i] = (TO_CONSOLE if output.console else 0) | (TO_LOG if output.log else 0)
             spec.output[i] |= UNLABELLED if output.unlabelled else 0
-        if self.options.console == "prefix":
-            spec.label = (_labels(worker.label), _labels(f"{worker.label} err"))
+        if self.options.console in LABELLED:
+            from infini_run.plan.labels import label
+
+            spec.label = label(worker.label, colored=self._is_colored)
         spec.log_fd = self._resources.logs.get(worker.rank, -1)
         spec.error_log_fd = self._resources.error_logs.get(worker.rank, -1)
         return spec
@@ -617,10 +634,6 @@ class NodeLaunch:
     def report(self) -> Report:
         """Return how it ended, or its state so far."""
         return self.outcome.report()
-
-
-def _labels(name: str) -> tuple[bytes, bytes]:
-    return os.fsencode(f"[{name}] "), os.fsencode(f"[{name} +] ")
 
 
 def make_launch(*args: Any, zygote: WarmZygote | None = None, **keywords: Any) -> NodeLaunch:

@@ -36,7 +36,7 @@ _TASK_VALUES = ("tasks_per_node", "local_rank", "rank", "world_size")
 # What needs a launcher above the rank; where each task is a rank there is none.
 _SUPERVISED = (
     *("log_dir", "report", "isolate", "keep_going", "ready_timeout", "hang_timeout", "max_restarts", "trace"),
-    *("grace", "stop_signal", "stop_scope", "redirects", "tee"),
+    *("grace", "stop_signal", "stop_scope", "redirects", "tee", "timestamps"),
 )
 
 
@@ -144,7 +144,7 @@ def _apply_task(given: Given, cluster: ClusterEnvironment) -> None:
     for name in _SUPERVISED:
         if name in given and given[name].value != DEFAULTS[name]:
             _refuse_supervised(given[name], tasks)
-    if "console" in given and given["console"].value in ("lines", "prefix"):
+    if "console" in given and given["console"].value in ("lines", "prefix", "fold"):
         _refuse_supervised(given["console"], tasks)
     for name in ("master_port", "rdzv_endpoint"):
         port = given.get(name)

@@ -37,7 +37,9 @@ class CrewOptions(TypedDict, total=False):
     check_gpus: bool | Literal["off", "warn", "refuse"] | None
     omp_num_threads: int | Literal["auto"] | None
     log_layout: Literal["flat", "torchrun"] | None
-    console: Literal["auto", "inherit", "lines", "prefix", "none"] | None
+    console: Literal["auto", "inherit", "lines", "prefix", "fold", "none"] | None
+    timestamps: bool | None
+    color: Literal["auto", "always", "never"] | None
     ranks_on_console: str | Sequence[int] | None
     redirects: int | str | Mapping[int, int] | None
     tee: int | str | Mapping[int, int] | None

@@ -106,6 +106,8 @@ class Options:
     log_dir: str
     log_layout: str
     console: str
+    timestamps: bool
+    color: str  # auto, always, never
     ranks_on_console: tuple[int, ...] | None
     local_ranks_filter: tuple[int, ...] | None
     stdin: int | str  # a global rank, all, none
@@ -206,7 +208,8 @@ def resolve(argv: Sequence[str], environ: Mapping[str, str]) -> Request:
     values["grace_s"], values["signal_grace_s"] = GRACES_S if values["grace"] is None else (values["grace"],) * 2
     for name in _SECONDS:
         values[f"{name}_s"] = values[name]
-    if values["console"] == "auto" and (values["log_dir"] not in ("", _NO_FILES) or values["tee"] != DEFAULTS["tee"]):
+    has_logs = values["log_dir"] not in ("", _NO_FILES) or values["tee"] != DEFAULTS["tee"]
+    if values["console"] == "auto" and (has_logs or values["timestamps"]):
         values["console"] = "prefix"
     _apply_live(given, values)
     counts = node_list.counts if node_list is not None else cluster.counts if cluster is not None else ()
@@ -464,6 +467,11 @@ def _check_output(given: Given, values: Values) -> None:
         raise UsageError(
             f"{_quoted_setting(given, 'redirects')}: needs a file; add --log_dir=DIR (--log_dir=/dev/null drops "
             "that output)"
+        )
+    if values["timestamps"] and values["console"] == "inherit":
+        raise UsageError(
+            f"{given['timestamps'].origin}: conflicts with {given['console'].origin}, where ranks write themselves; "
+            "use --console=prefix, fold, or lines"
         )
     if values["log_layout"] != DEFAULTS["log_layout"] and not values["log_dir"]:
         raise UsageError(f"{_quoted_setting(given, 'log_layout')}: needs files to lay out; add --log_dir=DIR")

@@ -268,10 +268,14 @@ FLAGS = (
             "choose the files in --log_dir; flat: as above, torchrun: DIR/<run "
             "id>_<random>/attempt_<restarts>/<local rank>/ with stdout.log, stderr.log, and error.json; several "
             "nodes add node_<node rank>/ before attempt_<restarts>/"),
-    _choice("output", "console", ("auto", "inherit", "lines", "prefix", "none"),
+    _choice("output", "console", ("auto", "inherit", "lines", "prefix", "fold", "none"),
             "choose how output is shown; inherit: ranks write it themselves, lines: whole lines, which never mix, "
-            "prefix: lines marked [rank 3], none: no output, auto: prefix with --log_dir, --tee, and other nodes, "
+            "prefix: lines marked [rank 3], fold: lines that several ranks write within 100 ms once, marked "
+            "[ranks 0-7], none: no output, auto: prefix with --log_dir, --tee, --timestamps, and other nodes, "
             "inherit for one rank, a terminal, and /dev/null, else lines", shown="auto"),
+    switch("timestamps", "output", "show the time (UTC) before each line of a rank"),
+    _choice("output", "color", ("auto", "always", "never"),
+            "color the labels of lines; auto: if stdout and stderr are terminals and NO_COLOR is unset"),
     _flag("output", "ranks_on_console", value_types.ranks, None, "all|0,4-7", "show the output of these ranks only",
          shown="all"),
     _flag("output", "stdin", value_types.stdin_reader, 0, "rank0|all|none|N",

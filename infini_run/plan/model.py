@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from infini_run.devices.cpu_binding import CpuBinding
     from infini_run.options.options import Options
 
+LABELLED = ("prefix", "fold")  # values of --console
 _WORLD_LIMIT = 2**31 - 1
 _ENOMEM = 12
 CONTROL_PROTOCOL = 1  # one more whenever the control socket is asked in another way, or answers so
@@ -90,7 +91,8 @@ class RankRange:
 @record
 class Output:
     """The targets of one stream of a worker. Neither: nowhere. `piped`: through the launcher, which labels it, logs
-    it, or keeps its last words. `unlabelled`: piped to the console, in whole lines without a label."""
+    it, or keeps its last words. `unlabelled`: piped to the console, in whole lines without a label or a
+    time."""
 
     console: bool
     log: bool
@@ -557,8 +559,8 @@ def _output(options: Options, rank: int, local_rank: int, stream: int, console: 
     if streams_of(options.redirects, local_rank) & stream and not streams_of(options.tee, local_rank) & stream:
         shown = False
     logged = bool(options.log_dir)
-    labelled = shown and console == "prefix"
-    unlabelled = shown and not labelled and (console == "lines" or logged)
+    labelled = shown and console in LABELLED
+    whole = shown and not labelled and (console == "lines" or logged)
     last_words = stream == STDERR and not shown
-    piped = labelled or unlabelled or logged or last_words or has_table
-    return Output(console=shown, log=logged, piped=piped, unlabelled=unlabelled)
+    piped = labelled or whole or logged or last_words or has_table
+    return Output(console=shown, log=logged, piped=piped, unlabelled=whole and not options.timestamps)

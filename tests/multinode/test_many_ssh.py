@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import signal
 import socket
@@ -15,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from infini_run.version import VERSION
-from tests.support.command import CHILDREN, COMMAND, play
+from tests.support.command import CHILDREN, COMMAND, Bell, play
 from tests.support.hosts import Bed, agents
 from tests.support.processes import is_alive, lead_group, marked, state_of
 from tests.support.waiting import until
@@ -258,6 +259,39 @@ def test_stderr_goes_to_stderr_and_a_last_line_without_end_is_kept(many):
     assert command.wait() == 0
     assert sorted(lines_of(command)) == ["[host1:0] out", "[host2:1] out"]
     assert sorted(command.err.decode().splitlines()) == ["[host1:0 err] err", "[host2:1 err] err"]
+
+
+def test_fold_shows_equal_lines_of_all_nodes_once(many, tmp_path):
+    """The head is suspended while all ranks write, so that it reads their lines in one moment."""
+    bell, gates = Bell(tmp_path / "bell"), [Bell(tmp_path / f"gate.{rank}") for rank in range(4)]
+    meet = f"echo > {bell.path}; read go < {tmp_path}/gate.$RANK"
+    say = "echo start; [ $RANK != 2 ] || echo odd; echo same; echo warned >&2; printf end"
+    command = many(
+        *("--console=fold", "--timestamps", "--color=always"),
+        *("sh", "-c", f"{meet}; {say}; {meet}; exit 3"),
+        hosts="host1,host2",
+    )
+    bell.hear(4)
+    command.signal(signal.SIGSTOP)
+    for gate in gates:
+        gate.ring("go")
+    bell.hear(4)
+    command.signal(signal.SIGCONT)
+    for gate in gates:
+        gate.ring("go")
+    assert command.wait() == 3
+    for each in (bell, *gates):
+        each.close()
+    lines = [re.fullmatch(r"(\S{23}Z) \033\[36m(\[.*\])\033\[0m (.*)", line).groups() for line in lines_of(command)]
+    assert [line[1:] for line in lines][:3] == [
+        ("[ranks 0-3]", "start"),
+        ("[host2:2]", "odd"),
+        ("[ranks 0-3]", "same"),
+    ]
+    assert {line[2] for line in lines[3:]} == {"end"}
+    err = command.err.decode()
+    assert "\033[33m[ranks 0-3 err]\033[0m warned\n" in err
+    assert err.index("warned") < err.index("failed: exit code 3")
 
 
 def test_logs_stay_on_their_hosts(many, tmp_path):

@@ -64,7 +64,9 @@ function __infini_run_offer --argument-names name value prefix # what the value 
         case log_layout
             __infini_run_say $prefix 'flat' 'torchrun'
         case console
-            __infini_run_say $prefix 'auto' 'inherit' 'lines' 'prefix' 'none'
+            __infini_run_say $prefix 'auto' 'inherit' 'lines' 'prefix' 'fold' 'none'
+        case color
+            __infini_run_say $prefix 'auto' 'always' 'never'
         case ranks_on_console
             __infini_run_say $prefix 'all'
         case stdin
@@ -154,6 +156,8 @@ function __infini_run_flags --argument-names verb current
                 log_dir= 'write DIR/rank_<rank>.log for each rank' \
                 log_layout= 'choose the files in --log_dir' \
                 console= 'choose how output is shown' \
+                timestamps 'show the time (UTC) before each line of a rank' \
+                color= 'color the labels of lines' \
                 ranks_on_console= 'show the output of these ranks only' \
                 stdin= 'give the input of this terminal to this rank, all, or none' \
                 redirects= 'send these streams (1: stdout, 2: stderr, 3: both) to --log_dir only, as torchrun does' \
@@ -207,6 +211,7 @@ function __infini_run_flags --argument-names verb current
                 nono_python 'not: execute the program itself' \
                 nodistributed_args 'not: add --distributed-rank=R --distributed-world-size=W to each rank\'s arguments' \
                 nocheck_gpus 'not: check whether other processes hold memory on the GPUs' \
+                notimestamps 'not: show the time (UTC) before each line of a rank' \
                 noisolate 'not: run the job in a separate PID namespace' \
                 nokeep_going 'not: let the other ranks finish after a failure' \
                 nodry_run 'not: print the plan, with every rank\'s environment and arguments, and start nothing' \
@@ -247,7 +252,7 @@ function __infini_run_complete
             return
         end
         set -l name (string replace -r -- '^-*' '' $word | string replace -a -- - _)
-        if string match -q -- '-*' $word; and contains -- $name nnodes nproc_per_node node_rank rdzv_endpoint master_addr master_port run_id rdzv_id preload preload_timeout engine hosts hostfile ssh_config remote_python link_port link_address token_file join_timeout node_timeout export spares join_window on_join node_check node_check_timeout max_node_failures gpus_per_proc bind omp_num_threads log_dir log_layout console ranks_on_console stdin redirects r tee t local_ranks_filter grace shutdown_timeout stop_signal stop_scope max_restarts restart_delay restart_window max_no_progress ready_timeout hang_timeout on_hang report trace send ranks plot completion print_completion rdzv_backend rdzv_conf role numa_binding monitor_interval start_method event_log_handler log_line_prefix_template local_addr signals_to_handle logs_specs duplicate_stdout_filters duplicate_stderr_filters flagfile fromenv tryfromenv undefok
+        if string match -q -- '-*' $word; and contains -- $name nnodes nproc_per_node node_rank rdzv_endpoint master_addr master_port run_id rdzv_id preload preload_timeout engine hosts hostfile ssh_config remote_python link_port link_address token_file join_timeout node_timeout export spares join_window on_join node_check node_check_timeout max_node_failures gpus_per_proc bind omp_num_threads log_dir log_layout console color ranks_on_console stdin redirects r tee t local_ranks_filter grace shutdown_timeout stop_signal stop_scope max_restarts restart_delay restart_window max_no_progress ready_timeout hang_timeout on_hang report trace send ranks plot completion print_completion rdzv_backend rdzv_conf role numa_binding monitor_interval start_method event_log_handler log_line_prefix_template local_addr signals_to_handle logs_specs duplicate_stdout_filters duplicate_stderr_filters flagfile fromenv tryfromenv undefok
             if test $i -eq $last
                 __infini_run_offer $name "$current" ''
                 return

@@ -66,11 +66,11 @@ def complete(*words, setup=""):
         (["--noverb"], ["--noverbose"]),
         (["--shutdown"], ["--shutdown_timeout="]),
         (["--start_meth"], []),  # does nothing here
-        (["--console", "=", ""], ["auto", "inherit", "lines", "none", "prefix"]),
-        (["--console", "="], ["auto", "inherit", "lines", "none", "prefix"]),
+        (["--console", "=", ""], ["auto", "fold", "inherit", "lines", "none", "prefix"]),
+        (["--console", "="], ["auto", "fold", "inherit", "lines", "none", "prefix"]),
         (["--console", "=", "p"], ["prefix"]),
         (["--console", "p"], ["prefix"]),
-        (["-console", ""], ["auto", "inherit", "lines", "none", "prefix"]),
+        (["-console", ""], ["auto", "fold", "inherit", "lines", "none", "prefix"]),
         (["--console=p"], ["--console=prefix"]),  # where "=" does not part words
         (["--nproc-per-node", "=", ""], ["auto", "cpu", "gpu"]),
         (["--hang_timeout", ""], ["off"]),
@@ -194,10 +194,10 @@ def fish(line, home, **environ):
         ("--node_r", ["--node_rank="]),
         ("--shutdown", ["--shutdown_timeout="]),
         ("--start_method=", []),  # does nothing here
-        ("--console=", [f"--console={word}" for word in ("auto", "inherit", "lines", "none", "prefix")]),
+        ("--console=", [f"--console={word}" for word in ("auto", "fold", "inherit", "lines", "none", "prefix")]),
         ("--console=p", ["--console=prefix"]),
         ("--console p", ["prefix"]),
-        ("-console ", ["auto", "inherit", "lines", "none", "prefix"]),
+        ("-console ", ["auto", "fold", "inherit", "lines", "none", "prefix"]),
         ("--nproc-per-node=", [f"--nproc-per-node={word}" for word in ("auto", "cpu", "gpu")]),
         ("--hang_timeout ", ["off"]),
         ("--nnodes ", []),

@@ -34,7 +34,8 @@ DESIGN = [
     *("join_timeout", "node_timeout", "export"),
     *("spares", "join_window", "on_join", "node_check", "node_check_timeout", "max_node_failures"),
     *("gpus_per_proc", "bind", "check_gpus", "omp_num_threads"),
-    *("log_dir", "log_layout", "console", "ranks_on_console", "stdin", "redirects", "tee", "local_ranks_filter"),
+    *("log_dir", "log_layout", "console", "timestamps", "color", "ranks_on_console"),
+    *("stdin", "redirects", "tee", "local_ranks_filter"),
     *(
         "grace",
         "stop_signal",
@@ -160,6 +161,8 @@ def test_the_defaults_are_complete():
         log_dir="",
         log_layout="flat",
         console="auto",
+        timestamps=False,
+        color="auto",
         ranks_on_console=None,
         local_ranks_filter=None,
         stdin=0,
