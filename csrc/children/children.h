@@ -22,8 +22,8 @@ struct worker {
     int child_ends[3]; /* of its pipes, until it has them */
     bool reaped;
     bool failed;     /* it did not end with 0 */
-    bool unreaped;   /* it has ended, and keeps the number of its process group until all have (groups_release) */
-    bool stop_sent;  /* our stop signal */
+    bool unreaped;   /* it exited, and keeps the number of its process group until all have (groups_release) */
+    bool stop_sent;  /* the core's stop signal */
     int failed_step; /* between clone and exec; 0: it did exec */
     int failed_errno;
     bool log_lost;   /* told once */
@@ -33,7 +33,7 @@ struct worker {
     char *tail;      /* TAIL_BUFFER, a ring of stderr; NULL: not piped */
     uint64_t tail_count;
     int notify_fd;   /* -1: none, or closed at its end */
-    int drop_fd;     /* tells that a message with descriptors is gone; -1: none is being taken */
+    int drop_fd;     /* readable when a message with descriptors is gone; -1: none is in progress */
     bool sent_rights; /* messages of it had descriptors: they may still be in the queue */
     bool rights_stuck; /* such a message could not be taken, and waits for the next one */
     bool ready;      /* it said READY=1 */
@@ -53,38 +53,38 @@ struct terminal {
     int fd;                /* -1: there is none, or nobody needed it so far */
     int timer_fd;          /* of the loan; -1: there was none */
     int typed_fd;          /* sends SIGIO while it is lent */
-    bool has_owner;        /* worker 0 has it whenever it is ours to give */
+    bool has_owner;        /* worker 0 has it whenever the core has it to give */
     bool lent;             /* to one that asked for it */
     bool probed;           /* it has just been taken back: a line that comes now may be the holder's */
     pid_t holder;          /* the process group that has it; 0: none */
     uint32_t holder_index; /* of its worker */
     struct termios modes;  /* when the holder got it */
     bool has_modes;
-    int64_t look_ms;       /* until we look whether it is still used */
-    int64_t suspended_ns;  /* when we asked to be suspended, and perhaps were not; 0: we were */
+    int64_t look_ms;       /* until a look whether it is still used */
+    int64_t suspended_ns;  /* time of the request for a suspension, which perhaps came to nothing; 0: it came */
     pid_t last_group;      /* who had the loan before */
-    bool others_stopped;   /* of our process group, for the terminal, while it was lent */
+    bool others_stopped;   /* of the launcher's process group, for the terminal, during the loan */
 };
 
-/* ---- guard.c: the process that ends what we leave when we are killed */
+/* ---- guard.c: the process that ends what is left after SIGKILL of the launcher */
 struct guard {
     char *program, *folder; /* NULL: none */
     char parent[16], session[16], since[24], wait[16]; /* its arguments, as words */
     const char *argv[GUARD_ARGC + 1];
     pid_t pid;              /* 0: none runs */
     int pidfd;
-    int folder_fd;          /* locked while we live: a folder that nobody holds may be removed */
-    int pipe[2];            /* our workers' numbers, read by it when we have died */
-    bool locked;            /* the pipe: until we die, or execute another program */
+    int folder_fd;          /* locked while the launcher lives: a folder that nobody holds may be removed */
+    int pipe[2];            /* the workers' numbers, which it reads after the launcher's death */
+    bool locked;            /* the pipe: until the launcher dies, or executes another program */
     int step, error;        /* between clone and exec */
-    bool dismissed;         /* killed by us */
+    bool dismissed;         /* killed by the core */
 };
 
 /* ---- lease.c: how long the workers may live without being renewed */
 struct lease {
     int64_t *deadline_ns; /* sys/lease.h; NULL: there is none */
     int fd;               /* its memory, and */
-    int pipe[2];          /* what the guard says of it; [1] and fd are ours until the guard has them */
+    int pipe[2];          /* what the guard says of it; [1] and fd are the core's until the guard has them */
     bool held;            /* the guard watches over it */
     bool ended;           /* and the workers are killed; reported once */
     void (*on_end)(struct ir_group *); /* kills them: of group/, which stands above */

@@ -1,10 +1,11 @@
-/* children/guard.c: the process that ends what we leave when we are killed.
+/* children/guard.c: the process that ends what is left after SIGKILL of the launcher.
  *
- * SIGKILL cannot be caught, and the parent-death signal reaches direct children only, and not those of
- * another thread than the main one. So a small program (guard/main.c) is started before the first
- * worker. It sleeps in one system call until we have died or a host program has executed another one, then ends what
- * the launch has left. When nothing is left, it is ended by us. The command as process 1 needs none, except for a lease
- * (lease.c): the kernel ends its namespace with it, and it executes nothing. */
+ * Nobody can catch SIGKILL. The parent-death signal reaches direct children only, and not those
+ * of another thread than the main one. So a small program (guard/main.c) starts before the first
+ * worker. It sleeps in one system call until the launcher is dead or a host program has executed
+ * another one, then ends what the launch has left. When nothing is left, the core ends it. The
+ * command as process 1 needs none, except for a lease (lease.c): the kernel ends its namespace
+ * with it, and it executes nothing. */
 #include "group/group.h"
 
 #include <errno.h>
@@ -20,15 +21,17 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* After unshare(CLONE_NEWPID) our first child is process 1 of a new namespace: that must be a worker, and
- * when it ends the kernel ends the others. Until there is one, the link is not there (Linux 4.12). */
+/* After unshare(CLONE_NEWPID) the first child is process 1 of a new namespace. That must be a
+ * worker, and when it ends the kernel ends the others. Until there is one, the link does not
+ * exist (Linux 4.12). */
 static bool children_are_elsewhere(void) {
     struct stat ours, theirs;
     if (stat("/proc/self/ns/pid", &ours) < 0) return false;
     return stat("/proc/self/ns/pid_for_children", &theirs) < 0 || ours.st_ino != theirs.st_ino;
 }
 
-/* Without it, a folder that is a minute old may go while we live, with the message of an error file. */
+/* Without it, a folder that is a minute old may go during the launch, with the message of an
+ * error file. */
 static void folder_hold(struct ir_group *g) {
     if (g->config.folder == NULL) return;
     int fd = fd_new(open(g->config.folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC));
@@ -37,8 +40,9 @@ static void folder_hold(struct ir_group *g) {
     (void)flock(fd, LOCK_SH | LOCK_NB); /* where locks are not to be had, nobody gets one */
 }
 
-/* A record lock (fcntl(2)) is the process's, and no fork inherits it: whatever has copies of the pipe, the kernel takes
- * the lock away when our close-on-exec descriptors are closed, by our death or by an exec that succeeds. */
+/* A record lock (fcntl(2)) is the process's, and no fork inherits it. So the lock goes when this
+ * process closes its close-on-exec descriptors, by its death or by an exec that succeeds. It
+ * goes whatever has copies of the pipe. */
 static bool pipe_lock(int fd) {
     struct flock whole = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
     return fcntl(fd, F_SETLK, &whole) == 0;
@@ -96,7 +100,8 @@ static void guard_lost(struct ir_group *g, int step, int error) {
     event->signal = error;
 }
 
-/* Why the guard has ended before it held the lease: its exit code is the error, unless it was never executed. */
+/* Return why the guard ended before it held the lease: its exit code is the error, unless it was
+ * never executed. */
 int guard_failure(struct ir_group *g) {
     siginfo_t info;
     if (g->guard.pid != 0) guard_note(g);
@@ -106,8 +111,9 @@ int guard_failure(struct ir_group *g) {
     return r == 0 && info.si_code == CLD_EXITED && info.si_status != 0 ? -info.si_status : -ESRCH;
 }
 
-/* Until its exec the guard has our environment and our executable. Only by its name, which it inherits from our thread,
- * can the guard of a launch around ours tell it from what we have left. */
+/* Until its exec the guard has this process's environment and executable. Only its name, which
+ * it inherits from this thread, shows the guard of a launch around this one that it is no
+ * leftover. */
 static pid_t guard_create(struct ir_group *g) {
     char name[16]; /* PR_GET_NAME(2const) */
     const bool named = prctl(PR_GET_NAME, name, 0, 0, 0) == 0;
@@ -117,7 +123,8 @@ static pid_t guard_create(struct ir_group *g) {
     return pid;
 }
 
-/* A launch without a guard is worth more than none, unless it has a lease: it goes on, and is told. */
+/* A launch without a guard is worth more than none, unless it has a lease: it continues, with an
+ * event. */
 void guard_start(struct ir_group *g) {
     struct guard *guard = &g->guard;
     if (guard->program == NULL) return;
@@ -145,7 +152,7 @@ void guard_drop_worker(const struct ir_group *g, const struct worker *w) {
     guard_add_worker(g, -w->pid);
 }
 
-/* Its failure, while the memory that it was left in is there. */
+/* Its failure, while the memory of it exists. */
 void guard_note(struct ir_group *g) {
     if (g->slots == NULL || g->guard.program == NULL) return;
     g->guard.step = g->slots[g->n].step;
@@ -157,7 +164,7 @@ static void guard_clear(struct ir_group *g) {
     g->guard.pidfd = fd_release(g, g->guard.pidfd);
 }
 
-/* It has been reaped; by our will only if it was dismissed. */
+/* Somebody has reaped it; the core wanted that only after a dismissal. */
 void guard_reaped(struct ir_group *g) {
     guard_note(g);
     if (!g->guard.dismissed) guard_lost(g, g->guard.step, g->guard.error);

@@ -1,9 +1,10 @@
 /* children/lease.c: the launcher's side of a lease: the workers live while it is renewed.
  *
- * The guard holds it (guard/main.c): at the deadline it kills the workers and all that they started, also where we
- * are suspended, starved or stuck. A renewal moves the deadline in memory that both share, so it costs neither a
- * system call nor a wake-up: the guard looks when the deadline that it knew has come. Its memory is a file without a
- * name, and a pipe tells us that the guard has it, that the lease is over, and by its end that there is no guard. */
+ * The guard holds it (guard/main.c): at the deadline it kills the workers and all that they
+ * started, also where the launcher is suspended, starved, or stuck. A renewal moves the deadline
+ * in memory that both share, so it costs neither a system call nor a wake-up: the guard looks at
+ * the deadline that it knew. Its memory is a file without a name. A pipe reports that the guard
+ * has it, that the lease has run out, and by its end that there is no guard. */
 #include "group/group.h"
 #include "sys/lease.h"
 
@@ -25,8 +26,8 @@ static int memory_open(void) {
     return fd;
 }
 
-/* Before the first child. -EOPNOTSUPP: there can be no guard, or it would see nobody: /proc is not there, or another
- * PID namespace's. -ETIME: it is over. */
+/* Before the first child. -EOPNOTSUPP: there can be no guard, or it would see nobody: no /proc,
+ * or another PID namespace's. -ETIME: it has run out. */
 int lease_open(struct ir_group *g, void (*on_end)(struct ir_group *)) {
     struct lease *lease = &g->lease;
     lease->on_end = on_end;
@@ -46,7 +47,8 @@ int lease_open(struct ir_group *g, void (*on_end)(struct ir_group *)) {
     return fd_pipe(lease->pipe, 0);
 }
 
-/* No worker lives before the guard watches over it. It has as long as the lease. -ESRCH: it has ended. */
+/* No worker lives before the guard watches over it. It has as long as the lease. -ESRCH: it is
+ * gone. */
 int lease_await_guard(struct ir_group *g) {
     struct lease *lease = &g->lease;
     char word;
@@ -69,7 +71,7 @@ static void lease_end(struct ir_group *g, int code) {
     lease->on_end(g);
 }
 
-/* Whatever we notice first: the guard's word, a worker that it has killed, the time. */
+/* Whatever comes first: the guard's word, a worker that it has killed, the time. */
 void lease_check(struct ir_group *g) {
     if (g->lease.deadline_ns != NULL && lease_is_over(g->lease.deadline_ns, boottime_ns()))
         lease_end(g, 0);

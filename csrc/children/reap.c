@@ -1,8 +1,8 @@
 /* children/reap.c: exits, in the order of death.
  *
- * waitid answers in birth order; an epoll set of pidfds hands them out in the order in which they
- * became ready. So pidfds have an epoll set of their own (exits_fd), which is always emptied first.
- * Orphans that came to us are reaped after that, by waitid(P_ALL), in an own process only. */
+ * waitid answers in birth order; an epoll set of pidfds returns them in the order in which they
+ * became ready. So pidfds have a separate epoll set (exits_fd), which always comes first.
+ * waitid(P_ALL) reaps adopted orphans after that, in an own process only. */
 #include "group/group.h"
 
 #include <errno.h>
@@ -30,13 +30,13 @@ static void worker_report_start_failure(struct ir_group *g, uint32_t index) {
         w->failed_errno = g->slots[index].error;
         worker_report_unplaced(g, index);
     }
-    if (w->failed_step == 0 || w->failed_step == IR_STEP_LEASE) return; /* that is told of all */
+    if (w->failed_step == 0 || w->failed_step == IR_STEP_LEASE) return; /* one event for all */
     struct ir_event *event = event_push(g, IR_START_FAILED, (int)index, w->pid);
     event->code = w->failed_step;
     event->signal = w->failed_errno;
 }
 
-/* Its last output is read before its end is told, so that the report has its last words. */
+/* It reads its last output before the event of its end, so that the report has its last words. */
 static void worker_finish(struct ir_group *g, uint32_t index, const siginfo_t *info,
                           const struct rusage *usage) {
     struct worker *w = &g->workers[index];
@@ -68,8 +68,8 @@ static void worker_finish(struct ir_group *g, uint32_t index, const siginfo_t *i
     event->max_rss_kib = usage->ru_maxrss;
 }
 
-/* A worker whose pidfd polls readable while waitid says nothing is held by a tracer, and stays so
- * until the kernel tells its real parent, which wakes the pidfd's watch anew. */
+/* A tracer holds a worker whose pidfd polls readable while waitid says nothing. That lasts until
+ * the kernel reports to its real parent, which wakes the pidfd's watch anew. */
 void worker_reap(struct ir_group *g, uint32_t index, int options) {
     struct worker *w = &g->workers[index];
     if (w->reaped || w->pid == 0) return;
@@ -101,7 +101,7 @@ static uint32_t worker_of(const struct ir_group *g, pid_t pid) {
     return UINT32_MAX;
 }
 
-/* Own process: everything that has died, our workers (without pidfds) and orphans that came to us. */
+/* Own process: everything dead, the workers (without pidfds) and adopted orphans. */
 void wait_any(struct ir_group *g) {
     wait_exits(g);
     for (;;) {
@@ -116,9 +116,10 @@ void wait_any(struct ir_group *g) {
     }
 }
 
-/* The guard is a child, too: then /proc must tell whether it is the only one (proc_pid_tid_children(5):
- * exact while none of them is reaped, and that is only done by us). Without that file it must go first, but not before
- * the workers' process groups have: those it can end, should we be killed. */
+/* The guard is a child, too: then /proc must show whether it is the only one
+ * (proc_pid_tid_children(5): exact while nobody reaps, and only the core does). Without that
+ * file it must go first. But the workers' process groups go before it: the guard could end those
+ * after a SIGKILL of the launcher. */
 bool wait_has_children(struct ir_group *g) {
     siginfo_t info;
     if (g->guard.pid != 0) {
@@ -133,7 +134,7 @@ bool wait_has_children(struct ir_group *g) {
     return child_wait(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT | __WALL, NULL) != -ECHILD;
 }
 
-/* Every child has left our memory (by exec or by its end): the arena can go. */
+/* Every child has left this memory (by exec or by its end): the arena can go. */
 void wait_execs(struct ir_group *g) {
     for (uint32_t i = 0; i < g->started; i++) {
         g->workers[i].failed_step = g->slots[i].step;

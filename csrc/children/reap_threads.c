@@ -8,8 +8,9 @@
 #include <sys/eventfd.h>
 #include <sys/wait.h>
 
-/* The workers that have ended, in that order. Threads may outlive the group that they share it with:
- * the last to leave gives it back. Its descriptor the group closes: nothing is open after that. */
+/* The workers that exited, in that order. Threads may outlive the group that shares it with
+ * them: the last to leave gives it back. The group closes its descriptor: nothing is open after
+ * that. */
 struct waiter_queue {
     pthread_mutex_t mutex;
     int fd; /* an eventfd; -1: the group is gone, and nobody asks any more */

@@ -1,5 +1,5 @@
-/* children/signal_send.c: signals to workers, through their pidfds (pidfd.c), which also name a process group whose leader
- * has ended. */
+/* children/signal_send.c: signals to workers, through their pidfds (pidfd.c), which also name a
+ * process group whose leader is gone. */
 #include "group/group.h"
 
 #include <errno.h>
@@ -16,8 +16,8 @@ static bool dump_ends_one_process(void) {
     return major > 5 || (major == 5 && minor >= 16);
 }
 
-/* Until its exec a child shares our memory: where a dump of core would end us, it gets TERM instead of
- * a signal that dumps. */
+/* Until its exec a child shares this memory: where a core dump would end this process, it gets
+ * TERM instead of a signal that dumps. */
 static int harmless_until_exec(const struct ir_group *g, int sig) {
     const uint64_t dumping = SIGNAL_BIT(SIGQUIT) | SIGNAL_BIT(SIGILL) | SIGNAL_BIT(SIGTRAP) |
                              SIGNAL_BIT(SIGABRT) | SIGNAL_BIT(SIGBUS) | SIGNAL_BIT(SIGFPE) |
@@ -35,9 +35,9 @@ static int harmless_until_exec(const struct ir_group *g, int sig) {
 static bool worker_signal_group(const struct ir_group *g, const struct worker *w, int sig) {
     if (w->pid == 0) return true;
     if (w->reaped && w->pidfd < 0)
-        return true; /* what is left of it is found when all workers have ended */
+        return true; /* the search after the end of all workers finds the rest of it */
     int r = child_signal_group(g, w->pid, w->pidfd, w->reaped, sig);
-    /* a leader that went to another group, maybe just now, is still ours to signal */
+    /* a leader that went to another group, maybe just now, still takes signals */
     if (!w->reaped && (r < 0 || getpgid(w->pid) != w->pid))
         (void)child_signal(g, w->pid, w->pidfd, sig);
     return r != -ENOSYS;

@@ -1,8 +1,9 @@
 /* children/terminal.c: the terminal's foreground and its modes.
  *
- * Workers are in process groups of their own. A single worker gets the terminal's foreground, as a
- * shell's job would, but only if it is ours to give: started in the background we take nothing.
- * All signals are blocked here, so tcsetpgrp and tcsetattr from the background raise no SIGTTOU. */
+ * Workers have separate process groups. A single worker gets the terminal's foreground, as a
+ * shell's job would, but only if the launcher has it: started in the background it takes
+ * nothing. All signals are blocked here, so tcsetpgrp and tcsetattr from the background raise no
+ * SIGTTOU. */
 #include "group/group.h"
 
 #include <errno.h>
@@ -49,8 +50,8 @@ bool tty_give(struct ir_group *g, uint32_t index, pid_t group) {
     return given;
 }
 
-/* Only from the holder, or a group that it made and that has ended: the foreground may be the shell's
- * again, or another job's. */
+/* Only from the holder, or a group that it made and that is gone: the foreground may be the
+ * shell's again, or another job's. */
 void tty_restore(struct ir_group *g) {
     if (g->terminal.holder <= 0) return;
     const pid_t front = tcgetpgrp(g->terminal.fd);

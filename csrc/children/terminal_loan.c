@@ -1,13 +1,14 @@
 /* children/terminal_loan.c: the terminal for a worker that asks for it.
  *
- * A worker that reads the terminal, or changes its modes, without having the foreground is stopped by
- * SIGTTIN or SIGTTOU. It gets the foreground, and goes on. It keeps it while it reads and while it has
- * changed the modes; so Ctrl-C reaches all workers again as soon as a prompt is answered.
+ * SIGTTIN or SIGTTOU stops a worker that reads the terminal, or changes its modes, without the
+ * foreground. It gets the foreground, and continues. It keeps that while it reads and while it has
+ * changed the modes; so Ctrl-C reaches all workers again after the answer to a prompt.
  *
- * Nothing tells that a line has been read. But a line that is typed sends SIGIO to us: some time later
- * nothing is left to read. (An edge of epoll is lost if the worker reads first.) Then we take the
- * foreground back, and stop and continue the worker: a read that it is in begins anew (n_tty.c), so that
- * it asks again; one that does not read notices EINTR at most (signal(7)). */
+ * No event reports that somebody has read a line. But a typed line sends SIGIO to the launcher:
+ * some time later nothing is left to read. (An edge of epoll is lost if the worker reads first.)
+ * Then the core takes the foreground back, and stops and continues the worker. A read in
+ * progress begins anew (n_tty.c), so that it asks once more; a worker that does not read notices
+ * EINTR at most (signal(7)). */
 #include "group/group.h"
 
 #include <fcntl.h>
@@ -16,13 +17,13 @@
 #include <sys/timerfd.h>
 #include <unistd.h>
 
-#define LOOK_FIRST_MS 100 /* after a line, and after the worker went on */
+#define LOOK_FIRST_MS 100 /* after a line, and after the worker continued */
 #define LOOK_MOST_MS 1000
 #define READER_FIRST_MS 1000 /* a read may end without a line: by a timeout, by a signal */
 #define READER_MOST_MS 5000
-#define ANSWER_MS 250     /* for the holder to ask again, if it reads */
+#define ANSWER_MS 250     /* for the holder to ask once more, if it reads */
 #define SECRET_MS 1000    /* the same while the echo is off: nobody is to see what it reads */
-#define ASKS_AGAIN_MS 100 /* sooner than anybody can type `bg`: nobody has stopped us */
+#define ASKS_AGAIN_MS 100 /* sooner than anybody can type `bg`: nobody has stopped the launcher */
 
 static void loan_timer(const struct ir_group *g, int64_t delay_ms) {
     timer_arm(g->terminal.timer_fd, delay_ms * NS_PER_MS);
@@ -33,7 +34,7 @@ static int loan_open(struct ir_group *g) {
     if (t->fd < 0) t->fd = tty_open();
     if (t->fd < 0) return t->fd;
     if (t->timer_fd >= 0) return 0;
-    /* of its own: who is told is a matter of the open file, which stdin shares with others */
+    /* separate: the open file decides who gets it, and stdin shares that with others */
     t->typed_fd = tty_open();
     if (t->typed_fd < 0) return t->typed_fd;
     (void)fcntl(t->typed_fd, F_SETOWN, getpid());
@@ -62,7 +63,7 @@ static bool loan_next(const struct ir_group *g, uint32_t *ret_index) {
     return false;
 }
 
-/* The one that owns it came to the foreground with us, or will, as a shell's job does. */
+/* Its owner came to the foreground with the launcher, or will, as a shell's job does. */
 static bool is_owner(const struct ir_group *g, pid_t group) {
     return g->terminal.has_owner && group == g->workers[0].pid;
 }
@@ -75,7 +76,7 @@ bool tty_asked_for(struct ir_group *g, uint32_t index, pid_t pid, int sig) {
     if (g->state != RUNNING || group <= 0) return false;
     w->asks = group;
     w->asks_to_read = sig == SIGTTIN;
-    /* inside --isolate it is only ours to give if who waits outside had it as its stdin */
+    /* inside --isolate the launcher may give it only if the process outside had it as its stdin */
     const bool may = ((g->config.flags & IR_SHARES_TERMINAL) != 0 || t->has_owner) &&
                      (g->config.suspend_write_fd < 0 || isatty(0));
     if (!may || loan_open(g) < 0) {

@@ -1,6 +1,7 @@
 /* children/terminal_suspend.c: Ctrl-Z, and workers that stop for the terminal.
  *
- * The key reaches only who has the foreground; a shell must see that all of us stop, and continues us alone. */
+ * The key reaches only who has the foreground; a shell must see that the whole job stops, and
+ * continues the launcher alone. */
 #include "group/group.h"
 
 #include <sys/wait.h>
@@ -15,7 +16,7 @@ void tty_hand_over(struct ir_group *g) {
     if (!tty_is_held(g)) tty_loan_ended(g);
 }
 
-/* A program that ends by itself has chosen the modes that it leaves, as `stty` has. */
+/* A program that exits unasked has chosen the modes that it leaves, as `stty` has. */
 bool tty_worker_ended(struct ir_group *g, uint32_t index, bool by_signal) {
     const struct terminal *t = &g->terminal;
     g->workers[index].asks = 0;
@@ -34,9 +35,10 @@ static bool stop_is_asked_for(const struct ir_group *g) {
     return g->config.suspend_write_fd >= 0 && write(g->config.suspend_write_fd, "z", 1) == 1;
 }
 
-/* Stops ourselves the way an unblocked SIGTSTP would: the kernel knows about orphaned process
- * groups, which nobody could continue, and drops it there. Returns when we are continued. The rest of our
- * process group stops, too, where a worker alone had what stops it: a pipeline, the script that runs us. */
+/* Stops this process as an unblocked SIGTSTP would: the kernel knows about orphaned process
+ * groups, which nobody could continue, and drops it there. Returns after SIGCONT. The rest of
+ * this process group stops, too, where a worker alone had what stops it: a pipeline, the script
+ * that runs the launcher. */
 static bool stop_self(bool whole_group) {
     sigset_t only, before, pending;
     (void)sigemptyset(&only);
@@ -47,7 +49,8 @@ static bool stop_self(bool whole_group) {
     return sigpending(&pending) == 0 && sigismember(&pending, SIGCONT) == 1;
 }
 
-/* A worker that asks for the terminal would only stop again where nobody could bring us to the foreground. */
+/* A worker that asks for the terminal would only stop again where nobody could bring the
+ * launcher to the foreground. */
 void tty_suspend(struct ir_group *g, bool whole_group) {
     g->terminal.suspended_ns = clock_ns();
     group_signal_groups(g, SIGSTOP);
@@ -68,8 +71,8 @@ void ir_group_suspend(struct ir_group *g) {
     tty_suspend(g, false);
 }
 
-/* Our worker is a launcher, too: it has stopped what it started and asks for the same; or a key of the
- * terminal has stopped its job, and as process 1 it cannot end by that signal. */
+/* This worker is a launcher, too: it has stopped what it started and asks for the same. Or a key
+ * of the terminal has stopped its job, and as process 1 it cannot end by that signal. */
 void tty_asked(struct ir_group *g) {
     unsigned char byte;
     if (read(g->config.suspend_read_fd, &byte, 1) != 1) {
@@ -93,8 +96,8 @@ static bool worker_of_stopped(const struct ir_group *g, pid_t pid, uint32_t *ret
     return false;
 }
 
-/* Ctrl-Z reaches only the worker that has the foreground: we follow it, so that the shell sees. SIGSTOP
- * is somebody's who will send SIGCONT, too. */
+/* Ctrl-Z reaches only the worker that has the foreground: the launcher follows it, so that the
+ * shell sees. Whoever sends SIGSTOP will send SIGCONT, too. */
 static void worker_stopped(struct ir_group *g, uint32_t index, pid_t pid, int sig) {
     const struct terminal *t = &g->terminal;
     const bool asks = sig == SIGTTIN || sig == SIGTTOU;

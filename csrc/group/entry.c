@@ -7,8 +7,8 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-/* A closed stdin, stdout or stderr would be taken by the next descriptor that is opened, and a
- * worker's output would land in it. open(2) takes the lowest number, so going up fills the holes. */
+/* The next descriptor would take the place of a closed stdin, stdout, or stderr, and a worker's
+ * output would land in it. open(2) takes the lowest number, so going up fills the holes. */
 static int entry_fill_stdio(void) {
     for (int fd = 0; fd < 3; fd++) {
         if (fcntl(fd, F_GETFD) >= 0 || errno != EBADF) continue;
@@ -18,7 +18,7 @@ static int entry_fill_stdio(void) {
     return 0;
 }
 
-/* SIGCHLD ignored on entry makes the kernel reap our children, and their status is lost. */
+/* SIGCHLD ignored on entry makes the kernel reap the children, and their status is lost. */
 static uint64_t entry_ignored_signals(void) {
     uint64_t ignored = 0;
     for (int sig = 1; sig <= SIGRTMAX; sig++) {
@@ -65,7 +65,7 @@ static void fd_give_up(int fd, void *with) {
 }
 
 int ir_entry_release_descriptors(void) {
-    if (chdir("/") < 0) { /* we stay where we are: nothing is lost but a mount that is pinned */
+    if (chdir("/") < 0) { /* the directory stays: that costs nothing but a pinned mount */
     }
     int closed = fds_each_inherited(fd_give_up, NULL);
     return closed < 0 ? 0 : closed;

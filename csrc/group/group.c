@@ -38,7 +38,7 @@ static int group_open(struct ir_group *g, uint32_t n) {
         g->adopts = stray_adopts(g);
         r = signal_open(g);
         window_open(g);
-        wait_any(g); /* whose SIGCHLD came before we took signals */
+        wait_any(g); /* whose SIGCHLD came before the core took signals */
         if (r >= 0 && wait_has_children(g)) r = stray_foreign(g);
         if (r >= 0 && g->config.suspend_read_fd >= 0)
             r = fd_watch(g, g->config.suspend_read_fd, EPOLLIN, WATCH_ASKED, 0);
@@ -142,7 +142,7 @@ void ir_group_end(struct ir_group *g) {
     if (g == NULL) return;
     struct ir_event events[64];
     if (getpid() != g->self) return; /* a forked child: the workers are its parent's */
-    g->signalled = true; /* nobody listens any more: a console that is not read must not hold us */
+    g->signalled = true;             /* nobody listens: a console without a reader must not block */
     ir_group_kill(g);
     while (g->state != ENDED && g->state != IDLE) {
         while (ir_group_run_once(g, events, 64) == 64) {
@@ -152,8 +152,8 @@ void ir_group_end(struct ir_group *g) {
     timer_set(g, 0);
 }
 
-/* In a child that the host program forked we are a picture: nobody in it is that child's, and what the
- * epoll sets watch is shared with the true one. */
+/* In a child that the host program forked this is a copy. Nobody in it is that child's, and it
+ * shares what the epoll sets watch with the true one. */
 static void group_leave_to_parent(struct ir_group *g) {
     g->epoll_fd = fd_close(g->epoll_fd);
     g->exits_fd = fd_close(g->exits_fd);

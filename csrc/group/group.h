@@ -2,10 +2,10 @@
  *
  * A file includes this header and calls files of its own folder and of those below:
  *
- *   group     the handle and its loop, the spawn, signals to us, the stop's timetable
+ *   group     the handle and its loop, the spawn, signals from outside, the stop's timetable
  *   children  workers and the guard: signals to them, the terminal, their end
  *   teardown  what outlives the workers
- *   io        the workers' output, our stdin, what workers say of themselves
+ *   io        the workers' output, the launcher's stdin, what workers say of themselves
  *   spawn     one process, from the arena to its exec
  *   sys       descriptors, the clock, pidfds, /proc, the queue of events */
 #ifndef GROUP_GROUP_H
@@ -27,8 +27,8 @@
 
 #define LEASE_MOST_MS (INT_MAX - 1) /* what poll(2) can wait for the guard */
 #define ECHO_MS 200 /* in which a signal of the same sender is the same request */
-#define RECHECK_MS 20 /* at strays of whose end nothing tells: no child of ours, and without a pidfd */
-#define STRAYS_LEAST_MS 2000 /* what strays have of the grace where the ranks have used it up */
+#define RECHECK_MS 20 /* at leftovers whose end is no event: not a child of this process, and without a pidfd */
+#define STRAYS_LEAST_MS 2000 /* what leftovers have of the grace after the ranks have used it up */
 
 enum state { IDLE, RUNNING, LEADING, STOPPING, KILLING, SWEEPING, PURGING, DRAINING, ENDED };
 enum cause { STOP, KILL, TIMEOUT, GONE, CLEAR, FLUSHED, CAUSES };
@@ -46,23 +46,23 @@ struct ir_group {
     int64_t line_second;        /* of which line_time has the text */
     char line_time[LINE_TIME];
     bool went_badly;            /* a worker did not end with 0 */
-    int lifeline[2];            /* whose end tells a child in another PID namespace of ours */
+    int lifeline[2];            /* whose end shows a child in another PID namespace of the launch */
     struct waiter_queue *waiters; /* from threads that wait in place of pidfds; NULL: there are none */
     enum state state;
     bool immediate;             /* a second stop came: no further grace */
-    bool signalled;             /* a signal from outside stopped us */
+    bool signalled;             /* a signal from outside stopped the launch */
     struct signalfd_siginfo stopped_by; /* that signal */
     int64_t signalled_ns;       /* when it came */
     bool console_reported;
     bool unplaced_reported;
     bool no_clone_pidfd;        /* clone refuses CLONE_PIDFD here */
-    bool adopts;                /* an own process: orphans of ours become our children */
-    int proc_error;             /* -errno: why /proc did not show our own PID namespace; 0: it did */
+    bool adopts;                /* an own process: orphans of the launch become its children */
+    int proc_error;             /* -errno: why /proc did not show this PID namespace; 0: it did */
     bool unseen_reported;
     pid_t probe;                /* the number of a thread that was made for that alone */
     uint64_t spawn_ticks;       /* when, in /proc's clock: nothing older is of this launch */
     int stop_with;              /* the signal that this stop sends */
-    int64_t grace_ms;           /* of this stop, and of the strays after it */
+    int64_t grace_ms;           /* of this stop, and of the leftovers after it */
     int64_t due_ns;             /* when the state's time is up */
     int64_t grace_began_ns;     /* when a signal from outside began it; 0: none did */
     pid_t self;
@@ -77,12 +77,12 @@ struct ir_group {
     uint32_t event_head, event_count, event_capacity;
     uint32_t strays_seen, strays_known; /* how many in all; how many of them by number */
     pid_t *strays_by_pid;
-    struct stray *strays;       /* strays_alive of them, where we do not adopt */
+    struct stray *strays;       /* strays_alive of them, without adoption */
     struct sink sinks[2];       /* the second without buffer and err_sink 0 where both are one file */
     int err_sink;
     struct input input;
     char *log_buffer;           /* STREAM_BUFFER, for the marked lines of one write */
-    pid_t *foreign;             /* children that we had before: reaped, never touched */
+    pid_t *foreign;             /* children from before the launch: reaped, never touched */
     uint32_t foreign_count;
     struct guard guard;
     struct terminal terminal;

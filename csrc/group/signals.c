@@ -52,9 +52,9 @@ static bool is_echo(const struct ir_group *g, const struct signalfd_siginfo *inf
            info->ssi_pid == first->ssi_pid && clock_ns() - g->signalled_ns < ECHO_MS * NS_PER_MS;
 }
 
-/* The first one asks, the second one insists. Ctrl-C and Ctrl-\ reach the workers as what they
- * are; TERM and faults as the stop signal that was asked for. Who died before is told before: a
- * signalfd hands out the lowest number first, TERM before the CHLD that came earlier. */
+/* The first one asks, the second one insists. Ctrl-C and Ctrl-\ reach the workers unchanged;
+ * TERM and faults become the configured stop signal. The event of an earlier death comes first:
+ * a signalfd returns the lowest number first, TERM before the CHLD that came earlier. */
 static void signal_stops(struct ir_group *g, const struct signalfd_siginfo *info) {
     const int sig = (int)info->ssi_signo;
     wait_any(g);

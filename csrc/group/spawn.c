@@ -1,8 +1,9 @@
-/* group/spawn.c: the clone loop. Everything that can fail is made before the first clone.
+/* group/spawn.c: the clone loop. Everything that can fail comes before the first clone.
  *
- * A child shares our memory until its exec (clone(CLONE_VM) without CLONE_VFORK, each on a stack of
- * its own), so that children start side by side and no page table is copied. What they read lives
- * in one arena, which is given back when a close-on-exec pipe says that the last one has left. */
+ * A child shares this memory until its exec (clone(CLONE_VM) without CLONE_VFORK, each on a
+ * separate stack), so that children start side by side without a copy of the page table. What
+ * they read is in one arena, which goes when a close-on-exec pipe says that the last one has
+ * left. */
 #include "group/group.h"
 
 #include <errno.h>
@@ -15,7 +16,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define SPARE_DESCRIPTORS 3 /* /proc, a process's stat, a stray's pidfd */
+#define SPARE_DESCRIPTORS 3 /* /proc, a process's stat, a leftover's pidfd */
 
 static uint64_t mask_of(const sigset_t *set) {
     uint64_t mask = 0;
@@ -50,8 +51,8 @@ static bool is_piped(const struct ir_worker *worker, int k) {
     return worker->stdio[k] == IR_FD_PIPE || (worker->pid > 0 && worker->stdio[k] >= 0);
 }
 
-/* One block for all, of which only what is used is ever touched. A worker whose output cannot be
- * kept would wait for us for ever, so this too is had before the first worker. */
+/* One block for all, which costs only what is touched. A worker whose output cannot be kept
+ * would wait for the launcher for ever, so this too comes before the first worker. */
 static int buffers_make(struct ir_group *g, const struct ir_worker *workers, uint32_t n) {
     size_t size = 0;
     for (uint32_t i = 0; i < n; i++) {
@@ -111,9 +112,9 @@ static int pipes_make(struct ir_group *g, const struct ir_worker *workers, uint3
     return r;
 }
 
-/* How we shall hear of its death: its pidfd; else SIGCHLD if the process is ours; else a thread.
- * Edge-triggered: a worker that died in the hands of a tracer polls readable long before it can be
- * reaped, and do_notify_parent() wakes the pidfd a second time then. */
+/* The source of its death: its pidfd; else SIGCHLD in an own process; else a thread.
+ * Edge-triggered: a worker that died in the hands of a tracer polls readable long before anybody
+ * can reap it. do_notify_parent() wakes the pidfd a second time then. */
 static int worker_watch(struct ir_group *g, uint32_t index) {
     struct worker *w = &g->workers[index];
     if (w->pidfd < 0) w->pidfd = pidfd_open_of(g, w->pid);
@@ -150,12 +151,12 @@ static int worker_start(struct ir_group *g, uint32_t index) {
     r = worker_watch(g, index);
     if (r == 0) return 0;
     (void)child_signal(g, pid, w->pidfd,
-                       SIGKILL); /* nobody would ever hear of its end: it must not go on */
+                       SIGKILL); /* nobody would ever learn of its end: it must not continue */
     worker_exited_wait(g, index);
     return r;
 }
 
-/* What was forked for us is older than the spawn: what it starts is of this launch all the same. */
+/* A caller's fork is older than the spawn: what it starts is of this launch all the same. */
 static void spawn_date(struct ir_group *g, const struct ir_worker *workers, uint32_t n) {
     struct process p;
     for (uint32_t i = 0; i < n; i++)
@@ -170,8 +171,7 @@ static int spawn_prepare(struct ir_group *g, const struct ir_worker *workers, ui
     for (uint32_t i = 0; i < n; i++)
         for (int k = 0; k < 3; k++)
             if (workers[i].stdio[k] >= 0 && workers[i].stdio[k] < 3) return -EINVAL;
-    for (uint32_t i = 0; i < n;
-         i++) /* in a PID namespace of its own it cannot tell the guard its pid */
+    for (uint32_t i = 0; i < n; i++) /* in a new PID namespace it cannot send the guard its pid */
         if ((workers[i].flags & IR_WORKER_ISOLATE) && g->config.lease_ms > 0) return -EINVAL;
     *ret_step = IR_STEP_TERMINAL;
     for (uint32_t i = 0; i < n; i++) {
@@ -197,9 +197,9 @@ static int spawn_prepare(struct ir_group *g, const struct ir_worker *workers, ui
     return r;
 }
 
-/* A descriptor for each worker is still to come, and in the end a few to look for strays with: without
- * those a stray would outlive us. They are taken and given back, so that no hole and no stranger's
- * high descriptor is miscounted. */
+/* A descriptor for each worker is still to come, and in the end a few to look for leftovers
+ * with. Without those a leftover would outlive the launch. This takes them and gives them back,
+ * to count holes and a stranger's high descriptor right. */
 static int spawn_check_limit(const struct ir_group *g, uint32_t n) {
     uint32_t wanted = (g->config.flags & IR_NO_PIDFD ? 0 : n) + SPARE_DESCRIPTORS, taken = 0;
     int *fds = calloc(wanted, sizeof *fds);
@@ -211,8 +211,8 @@ static int spawn_check_limit(const struct ir_group *g, uint32_t n) {
     return r < 0 ? r : 0;
 }
 
-/* After the guard has been started: a copy of a pipe's end in it would, until its exec, be one more
- * writer, and ranks that end at once would be thought to have left it to somebody. */
+/* After the start of the guard. A copy of a pipe's end in it would, until its exec, be one more
+ * writer. Ranks that end at once would seem to have left it to somebody. */
 static int spawn_open(struct ir_group *g, const struct ir_worker *workers, uint32_t n,
                       int *ret_step) {
     *ret_step = IR_STEP_DESCRIPTORS;
@@ -243,7 +243,8 @@ static int spawn_open_execs(struct ir_group *g) {
 
 static int spawn_all(struct ir_group *g, uint32_t n, int32_t *ret_worker) {
     for (uint32_t i = 0; i < n; i++) {
-        /* SIGCHLD may be that of one that was forked, which nobody knows before all of them have started */
+        /* SIGCHLD may be that of a caller's fork, which is unknown before all of them have
+         * started */
         if (g->signal_fd >= 0 && g->workers[i].forked <= 0) signal_ready(g);
         if (g->state != RUNNING) break;
         *ret_worker = (int32_t)i;

@@ -1,11 +1,11 @@
 /* group/stop_state.c: the stop's timetable: what happens in each state for each cause, with no blank cell.
  *
- *   RUNNING   the workers live                      STOP: the end is wanted, gracefully
- *   LEADING   leaders have the stop signal (mixed)  KILL: it is wanted at once
+ *   RUNNING   the workers live                      STOP: end gracefully
+ *   LEADING   leaders have the stop signal (mixed)  KILL: end at once
  *   STOPPING  groups have the stop signal           TIMEOUT: the state's time is up
- *   KILLING   groups were killed                    GONE: no worker is left
- *   SWEEPING  strays have the stop signal           CLEAR: no stray is left
- *   PURGING   strays were killed                    FLUSHED: the last output has left us
+ *   KILLING   groups have SIGKILL                   GONE: no worker is left
+ *   SWEEPING  leftovers have the stop signal        CLEAR: no leftover remains
+ *   PURGING   leftovers have SIGKILL                FLUSHED: the last output has left
  *   DRAINING  nothing lives; output leaves
  *   ENDED */
 #include "group/group.h"
@@ -34,13 +34,14 @@ static void mark_stop_sent(struct ir_group *g) {
         if (!g->workers[i].reaped) g->workers[i].stop_sent = true;
 }
 
-/* Process 1, at the end of the command: the kernel ends whatever is still there together with us. */
+/* Process 1, at the end of the command: the kernel ends whatever still exists together with it. */
 static bool is_the_end(const struct ir_group *g) {
     return g->self == 1 && (g->config.flags & IR_OWN_PROCESS) && (g->config.flags & IR_LAST);
 }
 
-/* As stray_signal. At the very end of a process 1, after the cgroup and the search of /proc, kill(-1) reaches even
- * those that fork as fast as we kill, and those that we cannot look for. */
+/* As stray_signal. At the very end of a process 1, after the cgroup and the search of /proc,
+ * kill(-1) reaches the rest. These are processes that fork as fast as the core kills, and those
+ * that it cannot look for. */
 static uint32_t signal_strays(struct ir_group *g, int sig, bool report) {
     const bool end = is_the_end(g), reaches_all = end && g->proc_error < 0;
     uint32_t n = stray_signal(g, reaches_all ? 0 : sig, report, !end);
@@ -105,7 +106,8 @@ static bool is_clear(struct ir_group *g) {
     return (g->foreign_count > 0 || g->abandoned > 0) && stray_count(g) == 0;
 }
 
-/* Who stops us by a signal kills us soon after: strays have what workers left of the grace, and a little in any case. */
+/* Whoever stops the launcher by a signal kills it soon after: leftovers have what workers left
+ * of the grace, and a little in any case. */
 static int64_t strays_grace_ms(const struct ir_group *g) {
     if (g->grace_began_ns == 0) return g->grace_ms;
     const int64_t left_ms = g->grace_ms - (clock_ns() - g->grace_began_ns) / NS_PER_MS;
@@ -113,8 +115,8 @@ static int64_t strays_grace_ms(const struct ir_group *g) {
     return left_ms > least_ms ? left_ms : least_ms;
 }
 
-/* The stop signal that workers got, but for INT and QUIT: what a shell starts in the background ignores both (POSIX,
- * 2.11), and would be waited for until its grace is over. */
+/* The stop signal that workers got, but for INT and QUIT. What a shell starts in the background
+ * ignores both (POSIX, 2.11), and would take all of its grace. */
 static int strays_signal(const struct ir_group *g) {
     const int sig = g->stop_with != 0 ? g->stop_with : g->config.stop_signal;
     return sig == SIGINT || sig == SIGQUIT ? SIGTERM : sig;
@@ -141,7 +143,7 @@ static enum state abandon_workers(struct ir_group *g) {
         char state = '?';
         process_describe(w->pid, &state, event->name);
         event->code = (unsigned char)state;
-        w->reaped = true; /* for us; should it die after all, its pidfd must not wake us for ever */
+        w->reaped = true; /* should it die after all, its pidfd must not wake the core for ever */
         if (w->pidfd >= 0) (void)epoll_ctl(g->exits_fd, EPOLL_CTL_DEL, w->pidfd, NULL);
         g->abandoned++;
     }
@@ -150,7 +152,7 @@ static enum state abandon_workers(struct ir_group *g) {
     return sweep(g);
 }
 
-/* The last may have died since we looked, on a machine that gave us no turn. */
+/* The last may have died since the last look, on a machine that gave the core no turn. */
 static enum state abandon_strays(struct ir_group *g) {
     (void)signal_strays(g, SIGKILL, false);
     if (g->adopts) wait_any(g);
@@ -166,7 +168,7 @@ static enum state abandon_strays(struct ir_group *g) {
 static enum state end(struct ir_group *g) {
     if (g->config.flags & IR_OWN_PROCESS) guard_dismiss(g); /* reaped by ir_group_free, soon */
     else guard_stop(g);
-    timer_set(g, 0); /* from now on the group polls ready: nobody waits for what has ended */
+    timer_set(g, 0); /* from now on the group polls ready: nobody waits after the end */
     tty_restore(g);
     event_push(g, IR_ENDED, -1, 0)->code = (int)g->strays_seen;
     return ENDED;
@@ -178,8 +180,8 @@ static enum state drop_output(struct ir_group *g) {
     return end(g);
 }
 
-/* After a stop from outside a reader that does not read must not hold us; otherwise we wait for
- * it as any program in a pipeline does, and say so once. */
+/* After a stop from outside a reader that does not read must not hold the launch. Otherwise it
+ * waits for it as any program in a pipeline does, and reports that once. */
 static enum state console_late(struct ir_group *g) {
     if (g->signalled) return drop_output(g);
     event_push(g, IR_CONSOLE_STUCK, -1, 0);
@@ -232,7 +234,7 @@ void state_check(struct ir_group *g) {
 
 void ir_group_stop(struct ir_group *g, int sig, int by_signal) {
     if (g == NULL) return;
-    if (g->state == RUNNING) wait_exits(g); /* who died before was not stopped by us */
+    if (g->state == RUNNING) wait_exits(g); /* an earlier death was not by the stop */
     if (g->state == RUNNING) {
         g->stop_with = sig != 0 ? sig : g->config.stop_signal;
         g->grace_ms = by_signal ? g->config.signal_grace_ms : g->config.grace_ms;

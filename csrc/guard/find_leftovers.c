@@ -1,9 +1,11 @@
-/* guard/find_leftovers.c: all that a launcher has left is killed: it is dead, or has let the lease of its ranks end.
+/* guard/find_leftovers.c: kills all that a launcher has left, after its death or the end of its
+ * ranks' lease.
  *
- * Ours is what came to the same parent as we did and has the launch's mark in its environment or is in
- * a worker's process group, in the launcher's session; and the descendants of these; and nothing that is
- * older than the launch. Whole looks at /proc find what stays; the chase finds what forks and exits. Where /proc does not
- * show our PID namespace, the workers' process groups are ours, and nobody else is known to be. */
+ * A leftover came to the same parent as the guard, in the launcher's session. Also, it has the
+ * launch's mark in its environment or is in a worker's process group. The descendants of these
+ * are leftovers, too; nothing older than the launch is one. Whole looks at /proc find what
+ * stays; the chase finds what forks and exits. Where /proc does not show this PID namespace,
+ * only the workers' process groups are leftovers, and nobody else is known to be. */
 #include "guard/find_leftovers.h"
 #include "guard/arguments.h"
 
@@ -39,7 +41,8 @@ static bool is_taken_back(const struct launch *launch, pid_t worker) {
     return false;
 }
 
-/* A number is its group's as long as anybody is in that. If its leader lives, he tells the session (getsid(2)). */
+/* A number is its group's as long as anybody is in that. If its leader lives, that shows the
+ * session (getsid(2)). */
 static void kill_groups(const struct launch *launch) {
     for (size_t i = 0; i < launch->n; i++) {
         const pid_t worker = launch->workers[i];
@@ -53,8 +56,8 @@ static bool is_lasting(int error) {
     return error == -ENOENT || error == -EXDEV || error == -EACCES || error == -EPERM;
 }
 
-/* Our parent, and of a host program that lives all that it descends from, and process 1: a PID namespace may have been
- * entered from outside. */
+/* The parent, and of a host program that lives all its ancestors, and process 1: somebody may
+ * have entered a PID namespace from outside. */
 static void find_adopters(struct launch *launch) {
     struct process ancestor = {.parent = launch->host};
     launch->adopters[0] = getppid();
@@ -121,9 +124,10 @@ static void kill_one(struct launch *launch, const struct process *p) {
     launch->found = true;
 }
 
-/* Killed as soon as it is seen: it may go on forking. The orphans of a launch have come to where we have; a process
- * that has the mark and a parent elsewhere is somebody's who looks at the launch. The environment is not read of what is
- * killed already: a process that hangs in the kernel may hold its memory's lock. */
+/* Killed at first sight: it may continue to fork. The orphans of a launch come to where the
+ * guard has. A process that has the mark and a parent elsewhere is somebody's who looks at the
+ * launch. This reads no environment of what it already killed: a process that hangs in the
+ * kernel may hold its memory's lock. */
 static void classify(struct process *p, void *with) {
     struct launch *launch = with;
     bool never = p->start_ticks < launch->since || p->pid == getpid() || is_adopter(launch, p->pid);
@@ -140,7 +144,8 @@ static void classify(struct process *p, void *with) {
     if (p->ours) kill_one(launch, p);
 }
 
-/* Its parent has the mark, too, and so on up to one that came to where we have: it forks, and has not exited yet. */
+/* Its parent has the mark, too, and so on up to one that came to where the guard has. It forks,
+ * and has not exited yet. */
 static bool descends_from_ours(const struct launch *launch, struct process p) {
     for (int i = 0; i < GENERATIONS; i++) {
         struct process parent;
@@ -177,7 +182,7 @@ static void await(int fd, int64_t end_ns) {
         left_ms = (end_ns - clock_ns()) / NS_PER_MS;
 }
 
-/* Whether there was anything that is new to us, that we could not see but may see later, or that may become a guard. */
+/* Whether there was anything new and invisible that may show later, or that may become a guard. */
 static bool scan_and_kill(struct launch *launch) {
     struct processes all = {0};
     const pid_t last = chase_begin(NULL);
@@ -204,9 +209,9 @@ static bool scan_and_kill(struct launch *launch) {
     return chased || found || launch->awaits;
 }
 
-/* First those that are known without reading what may hang; then all, until several looks in a row find
- * nobody: one alone may have missed who was forking just then. While we wait for what may become a guard, the time for
- * all others begins anew. */
+/* First those that are known without reading what may hang. Then all, until several looks in a
+ * row find nobody: one alone may have missed who was forking just then. After a wait for what
+ * may become a guard, the time for all others begins anew. */
 void end_launch(struct launch *launch) {
     int64_t end_ns = clock_ns() + GIVE_UP_MS * NS_PER_MS;
     int empty = 0;
@@ -223,7 +228,7 @@ void end_launch(struct launch *launch) {
     } while (empty < EMPTY_SCANS && clock_ns() <= end_ns);
 }
 
-/* Whether that number is still the worker's. Without /proc its session and group say so. */
+/* Whether that number is still the worker's. Without /proc its session and group decide. */
 static bool is_there(const struct launch *launch, pid_t pid, struct process *ret_worker) {
     *ret_worker = (struct process){.pid = pid, .group = getpgid(pid), .session = getsid(pid)};
     if (process_sees_itself(getpid()) == 0 &&
@@ -232,8 +237,8 @@ static bool is_there(const struct launch *launch, pid_t pid, struct process *ret
     return pid > 1 && is_in_worker_group(launch, ret_worker);
 }
 
-/* Each has until the time is over to end by itself. Without pidfds nothing would tell, and it is killed at once. One that
- * was created just before the launcher's death has not written its number yet. */
+/* Each has until the end of the time to exit. Without pidfds there is no event, so it is killed
+ * at once. One from just before the launcher's death has not written its number yet. */
 void end_workers(struct launch *launch, int wait_ms) {
     const int64_t end_ns = clock_ns() + wait_ms * NS_PER_MS;
     await(0, end_ns);

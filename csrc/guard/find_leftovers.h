@@ -15,7 +15,7 @@ struct launch {
     pid_t workers[WORKERS_READ];
     size_t n;
     pid_t host;  /* the launcher, where it lives and its orphans may go to an ancestor of its; 0 */
-    pid_t adopters[ADOPTERS]; /* where its orphans are: with us */
+    pid_t adopters[ADOPTERS]; /* where its orphans are: with the guard */
     size_t adopters_n;
     struct processes killed;
     bool groups_only, found;

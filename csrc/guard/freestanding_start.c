@@ -1,10 +1,11 @@
 /* guard/freestanding_start.c: waits for the launcher's end, or a lease's, before libc has started.
  *
- * libc's start asks the processor what it is, and under a hypervisor each of these questions is a trap:
- * 0.6 ms of a processor, for a program that nearly always is killed before it does anything. So this is
- * the entry point (ld's -e); when there is something to do it goes on to libc's own, as if it had been
- * called by the kernel. Nothing of libc may be used here, nor anything that needs thread-local storage
- * (compiled with -fno-stack-protector). main() does the same by itself where this one gave up. */
+ * libc's start asks the processor what it is, and under a hypervisor each of these questions is
+ * a trap. That is 0.6 ms of a processor, for a program that nearly always dies before it does
+ * anything. So this is the entry point (ld's -e). When there is something to do it continues to
+ * libc's own, as if the kernel had called it. Nothing of libc may be used here, nor anything
+ * that needs thread-local storage (compiled with -fno-stack-protector). main() does the same
+ * where this one gave up. */
 #include <fcntl.h>
 #include <linux/prctl.h>
 #include <signal.h>
@@ -22,8 +23,8 @@
 
 void guard_await(const uintptr_t *stack);
 
-/* The stack, as the kernel left it, goes on to _start, and so does the register that a dynamic loader
- * left its own end in. */
+/* The stack, as the kernel left it, continues to _start, and so does the register that a dynamic
+ * loader left its own end in. */
 #if defined(__x86_64__)
 __asm__(".globl guard_entry\n"
         ".type guard_entry, @function\n"
@@ -54,7 +55,7 @@ static int number_of(const char *word) {
     return number;
 }
 
-/* False where the lease is over, or this cannot go on: then main.c does both. */
+/* False if the lease has run out, or this cannot continue: then main.c does both. */
 static int set_alarm(int timer, const int64_t *lease) {
     int64_t deadline_ns = lease_deadline(lease);
     const struct itimerspec at = {

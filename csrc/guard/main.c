@@ -1,22 +1,27 @@
-/* guard/main.c: irun-guard, which outlives its launcher by the blink in which it ends what that has left.
+/* guard/main.c: irun-guard, which outlives its launcher by the blink in which it ends what that has
+ * left.
  *
- *     irun-guard PARENT SESSION SINCE MARK FOLDER CGROUP LEASE WAIT LOCK   (stdin: a pipe that holds the workers' pids)
+ * irun-guard PARENT SESSION SINCE MARK FOLDER CGROUP LEASE WAIT LOCK
+ * (stdin: a pipe that holds the workers' pids)
  *
- * It waits in one system call, on no clock, for the lock that the launcher has on that pipe (children/guard.c). It is
- * had when the launcher dies, and also when a host program has executed another one: then the pid lives on, and the
- * workers are children of a program that knows nothing of them. Then it ends what the launcher has left
- * (find_leftovers.c) and all in CGROUP, and removes FOLDER and CGROUP ("": none). It stays, as they do, a zombie of
- * the other program until that waits for it or ends.
+ * It waits in one system call, on no clock, for the lock that the launcher has on that pipe
+ * (children/guard.c). It gets the lock when the launcher dies, and also when a host program has
+ * executed another one. Then the pid lives on, and the workers are children of a program that knows
+ * nothing of them. The guard then ends what the launcher has left (find_leftovers.c) and all in
+ * CGROUP, and removes FOLDER and CGROUP ("": none). It stays, as they do, a zombie of the other
+ * program until that waits for it or ends.
  *
- * A death it sees to its end, by the parent-death signal (prctl(2)), so that all orphans have come to where it has.
- * That is the spawning thread's: where it comes though the parent lives (getppid says so), it comes again when the
- * parent dies. Without a LOCK, and with a LEASE, it waits for that signal alone.
+ * It sees a death to its end, by the parent-death signal (prctl(2)), so that all orphans are where
+ * it is. That is the spawning thread's: if it comes though the parent lives (by getppid), it comes
+ * another time when the parent dies. Without a LOCK, and with a LEASE, it waits for that signal
+ * alone.
  *
- * With a WAIT the workers end by themselves, or are killed after so many milliseconds. Nothing else is killed: a process
- * of srun outlives it to ask Slurm for the end of its step.
+ * With a WAIT the workers have this many milliseconds to exit, or die by SIGKILL. It kills nothing
+ * else: a process of srun outlives it to ask Slurm for the end of its step.
  *
- * With a LEASE (sys/lease.h) a timer wakes it, too, at the deadline that it knows. If nobody has moved that on, it
- * ends what the launch has started, though the launcher lives, and goes on to wait for its death. */
+ * With a LEASE (sys/lease.h) a timer wakes it, too, at the deadline that it knows. Without a
+ * later deadline, it ends what the launch has started, though the launcher lives, and then waits
+ * for its death. */
 #include "guard/arguments.h"
 #include "guard/find_leftovers.h"
 #include "sys/lease.h"
@@ -42,7 +47,7 @@
 
 enum end { LAUNCHER_DIED, LAUNCHER_EXECED, LEASE_ENDED };
 
-/* The launcher's terminal, mounts and descriptors are none of ours, except those of a lease. */
+/* The launcher's terminal, mounts, and descriptors are not the guard's, except those of a lease. */
 static int detach_from_launcher(bool leased) {
     sigset_t all;
     (void)sigfillset(&all);
@@ -72,7 +77,7 @@ static int map_lease(int64_t **ret_lease) {
 
 static void notify_launcher(char word) {
     ssize_t written = write(1, &word, 1);
-    (void)written; /* it has gone, or reads it when it goes on */
+    (void)written; /* it has gone, or reads it when it continues */
 }
 
 /* timer_create(2) and timer_settime(2), without libc's threads: the timer sends SIGALRM. */
@@ -81,7 +86,7 @@ static int set_alarm(int timer, int64_t deadline_ns) {
     return syscall(SYS_timer_settime, timer, TIMER_ABSTIME, &at, NULL) < 0 ? -errno : 0;
 }
 
-/* False where that cannot be known. The lock is lost before the parent is seen to have died. */
+/* False where that is unknown. The lock is lost before the parent shows as dead. */
 static bool is_dying(pid_t pid) {
     struct process process;
     return process_read(pid, &process) && process.exiting;
@@ -95,7 +100,7 @@ static bool lock_is_lost(void) {
     return r == 0;
 }
 
-/* What has ended, or -errno. lease: NULL: none; locked: the launcher has a lock. */
+/* What ended, or -errno. lease: NULL: none; locked: the launcher has a lock. */
 static int await_end(pid_t parent, int64_t *lease, bool locked) {
     sigset_t awaited;
     int timer = 0;

@@ -17,8 +17,8 @@ static int sink_open_one(struct sink *sink, int fd) {
     return sink->buffer == NULL ? -ENOMEM : 0;
 }
 
-/* stdout and stderr that are one pipe or terminal share one sink: a line of one must not land in
- * the middle of a line of the other. */
+/* stdout and stderr share one sink if they are one pipe or terminal. A line of one must not land
+ * in the middle of a line of the other. */
 int sink_open(struct ir_group *g) {
     struct stat status[2];
     const int *fds = g->config.console_fd;
@@ -50,7 +50,7 @@ void sink_put(struct sink *sink, const char *bytes, uint32_t size) {
     sink->end += size;
 }
 
-/* Before a line of `stream` (NULL: of ours). It may take a byte of room. */
+/* Before a line of `stream` (NULL: the launcher's). It may take a byte of room. */
 void sink_begin(struct sink *sink, const struct stream *stream) {
     if (sink->last != NULL && sink->last != stream) {
         sink->mixed = true;
@@ -137,7 +137,7 @@ static bool sink_finish(struct ir_group *g, struct sink *sink) {
     return r != -EAGAIN;
 }
 
-/* No more will come: whether all of it has left us. */
+/* No more will come. Returns whether all of it has left. */
 bool sink_finish_all(struct ir_group *g) {
     bool all = true;
     for (int i = 0; i < 2; i++)
@@ -145,8 +145,8 @@ bool sink_finish_all(struct ir_group *g) {
     return all;
 }
 
-/* Where ranks have the console themselves we need it only if there is something to say; and then a
- * rank may have filled it, so that a plain write would hold us. */
+/* Where ranks have the console themselves the core needs it only if there is something to say.
+ * Then a rank may have filled it, so that a plain write would block. */
 static int sink_open_late(struct ir_group *g, int which, struct sink **ret_sink) {
     struct stat status;
     if (which != 1 || g->config.message_fd < 0 || fstat(g->config.message_fd, &status) < 0)

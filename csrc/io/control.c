@@ -1,9 +1,11 @@
-/* io/control.c: the control socket, by which another process of our user finds this launch and asks for something.
+/* io/control.c: the control socket, by which another process of this user finds this launch and
+ * asks for something.
  *
- * It lies in the launch's folder (mode 0700), so strangers do not reach it; and only our own user and root
- * are served (SO_PEERCRED of unix(7)). Whoever connects gets the greeting: what the caller has said of the
- * launch, and the states of its workers. That costs the caller no turn. Who then sends something has a
- * question: its connection is handed to the caller. A launch without the socket is worth more than none. */
+ * It is in the launch's folder (mode 0700), so strangers do not reach it; and it serves only
+ * this user and root (SO_PEERCRED of unix(7)). Whoever connects gets the greeting: what the
+ * caller has said of the launch, and the states of its workers. That costs the caller no turn.
+ * Who then sends something has a question: its connection goes to the caller. A launch without
+ * the socket is worth more than none. */
 #include "group/group.h"
 
 #include <arpa/inet.h>
@@ -34,7 +36,7 @@ static int control_bind(int fd, const char *path) {
     if (strlen(path) >= sizeof address.sun_path) return -ENAMETOOLONG;
     memcpy(address.sun_path, path, strlen(path) + 1);
     if (bind(fd, (const struct sockaddr *)&address, sizeof address) < 0) return -errno;
-    /* to connect takes the right to write, which a umask may have taken from our own user */
+    /* to connect takes the right to write, which a umask may have taken from this user */
     if (chmod(path, S_IRUSR | S_IWUSR) < 0 || listen(fd, BACKLOG) < 0) {
         int r = -errno;
         (void)unlink(path);

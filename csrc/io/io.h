@@ -1,4 +1,4 @@
-/* io/io.h: the workers' pipes, the console, our stdin, what workers say */
+/* io/io.h: the workers' pipes, the console, the launcher's stdin, what workers say */
 #ifndef IO_IO_H
 #define IO_IO_H
 
@@ -10,7 +10,7 @@
 struct ir_group;
 
 #define STREAM_BUFFER 65536u /* the longest line that is passed on in one piece */
-#define SINK_BUFFER (4u * 65536) /* what we hold for a slow console; then workers wait */
+#define SINK_BUFFER (4u * 65536) /* what the core holds for a slow console; then workers wait */
 #define SINK_MARGIN 8192u
 #define TAIL_BUFFER 16384u /* last words that are kept for the report: a stack may follow them */
 #define LINE_TIME 40u /* of a line's time */
@@ -29,7 +29,7 @@ struct stream {
     int64_t held_ns; /* since when there is a rest that ends no line; 0: there is none */
     uint32_t start;  /* buffer[start..end) is not passed on yet */
     uint32_t end;
-    uint32_t last, last_size; /* where the last piece lies that was passed on; overwritten by the next read */
+    uint32_t last, last_size; /* the place of the last piece that was passed on; overwritten by the next read */
     uint64_t bytes;  /* that came in all */
     char *buffer;    /* STREAM_BUFFER; NULL: not piped */
     const char *label, *label_more;
@@ -44,10 +44,10 @@ struct sink {
     bool broken;     /* EPIPE and the like: everything more is dropped */
     bool open;       /* its last line has no end */
     bool mixed;      /* more than one stream has written to it */
-    const struct stream *last; /* whose line it is; NULL: ours, of several, or none */
+    const struct stream *last; /* whose line it is; NULL: the launcher's, of several, or none */
     struct ir_fold *fold; /* lines that wait for equal ones; NULL: none do */
     uint32_t start, end;
-    char *buffer;    /* SINK_BUFFER, and SINK_MARGIN for lines of our own; NULL: there is none */
+    char *buffer;    /* SINK_BUFFER, and SINK_MARGIN for lines of the launcher; NULL: there is none */
 };
 
 /* ---- control.c: who looks for this launch */
@@ -64,12 +64,12 @@ struct control {
     struct client clients[CONTROL_CLIENTS];
 };
 
-/* ---- stdin_fanout.c: our stdin to several workers */
+/* ---- stdin_fanout.c: the launcher's stdin to several workers */
 struct target { int fd; uint32_t done; bool waiting; };
 struct input {
     int fd;          /* -1: none */
     bool watchable;  /* not a regular file, which is always ready */
-    bool behind;     /* a terminal in whose background we are */
+    bool behind;     /* a terminal in whose background the launcher is */
     uint32_t n, end;
     struct target *targets;
     char *buffer;

@@ -1,5 +1,6 @@
-/* io/line_rests.c: what a worker has written without the end of a line (a prompt, dots, a bar), where lines
- * carry no label: it is passed on after 0.2 s. The timer runs only while there is such a rest. */
+/* io/line_rests.c: a worker's text without the end of a line (a prompt, dots, a bar), where
+ * lines carry no label. It passes on after 0.2 s. The timer runs only while there is such a
+ * rest. */
 #include "group/group.h"
 
 #include <sys/epoll.h>

@@ -1,10 +1,11 @@
-/* io/nonblocking_writer.c: writes to a descriptor that others share: never blocks, and changes nothing for them.
+/* io/nonblocking_writer.c: writes to a descriptor that others share: never blocks, and changes
+ * nothing for them.
  *
- * O_NONBLOCK belongs to the open file (open(2)), so a pipe or terminal is opened anew through
- * /proc/self/fd, and a socket is told with each send. Where a new opening is refused (the terminal
- * or pipe of another user) a thread of its own does the writes that may block, fed by a socket pair:
- * poll alone does not help, for a terminal polls writable with room for one byte. Regular files are
- * just written. */
+ * O_NONBLOCK belongs to the open file (open(2)), so a pipe or terminal opens anew through
+ * /proc/self/fd, and a socket gets a flag with each send. A new opening may fail (the terminal
+ * or pipe of another user). Then a separate thread does the writes that may block, fed by a
+ * socket pair. poll alone does not help, for a terminal polls writable with room for one byte.
+ * Writes to regular files are plain. */
 #include "group/group.h"
 
 #include <errno.h>
@@ -66,7 +67,7 @@ static ino_t inode_of(int fd) {
     return fstat(fd, &status) < 0 ? 0 : status.st_ino;
 }
 
-/* Our end of the pair, or -errno. */
+/* The core's end of the pair, or -errno. */
 static int thread_open(struct ir_writer *writer, int fd) {
     int ends[2], size = THREAD_BUFFER;
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) < 0) return -errno;
@@ -152,7 +153,7 @@ struct ir_writer *ir_writer_free(struct ir_writer *writer) {
     if (writer->kind == WRITER_REOPENED) (void)close(writer->fd); /* as input_close */
     if (writer->kind == WRITER_THREAD) {
         (void)fd_close(writer->fd);
-        /* the thread closes `from` first: while that is there, both are */
+        /* the thread closes `from` first: while that exists, both do */
         if (getpid() != writer->self && inode_of(writer->of_thread.from) == writer->from_inode) {
             (void)close(writer->of_thread.from);
             (void)close(writer->of_thread.to);

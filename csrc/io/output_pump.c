@@ -1,10 +1,10 @@
 /* io/output_pump.c: from the workers' pipes to lines.
  *
  * A line ends with \n, \r\n or a lone \r (a progress bar's). Whole lines leave, with the worker's
- * label or plain, for the console, and as they are for the log, where lines of stderr begin with a
- * mark unless they have a log of their own. No byte is changed, lost or reordered within a stream;
- * only labels, marks and missing newlines are added. A stream whose console is full is not read: its
- * worker waits, as it would on any pipe. */
+ * label or plain, for the console, and unchanged for the log. There lines of stderr begin with a
+ * mark unless they have a separate log. Within a stream, no byte changes, gets lost, or moves; the
+ * core only adds labels, marks, and missing newlines. It does not read a stream whose console is
+ * full: its worker waits, as it would on any pipe. */
 #include "group/group.h"
 
 #include <errno.h>
@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 #define ERROR_MARK "err: "
-#define DRAIN_READS 32 /* more than any pipe holds: a writer that goes on cannot hold us */
+#define DRAIN_READS 32 /* more than any pipe holds: no writer can hold the launch */
 
 static void tail_keep(struct worker *w, const char *bytes, uint32_t size) {
     uint32_t skipped = size > TAIL_BUFFER ? size - TAIL_BUFFER : 0;
@@ -262,8 +262,8 @@ void pump_resume(struct ir_group *g) {
         }
 }
 
-/* Nothing of ours lives any more: what the pipes hold is read, and they are closed. Who still has
- * one open is a process that we may not end. */
+/* Nothing of the launch lives any more: read what the pipes hold, and close them. Who still has
+ * one open is a process that this user may not end. */
 void pump_close(struct ir_group *g) {
     for (uint32_t i = 0; i < g->started; i++) {
         pump_drain(g, i);

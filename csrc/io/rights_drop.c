@@ -1,10 +1,11 @@
 /* io/rights_drop.c: takes messages with descriptors out of a socket, where that makes nobody wait.
  *
- * The last one to close a descriptor may have to wait: for a TCP peer (SO_LINGER of socket(7)), for a
- * terminal, for a file server. The kernel closes those of a message that is received without room for
- * them in whoever receives it. So a thread does that, which nobody joins. It has no room for them
- * either: a descriptor that never was in our table is not flushed, and a thread that waits for a peer
- * does not hold up the end of the process (inet_release() in the kernel's net/ipv4/af_inet.c). */
+ * The last one to close a descriptor may have to wait: for a TCP peer (SO_LINGER of socket(7)),
+ * for a terminal, for a file server. The kernel closes those of a message that arrives without
+ * room for them in whoever receives it. So a thread does that, which nobody joins. It has no
+ * room for them either. A descriptor that never was in this process's table is not flushed, and
+ * a thread that waits for a peer does not hold up the end of the process (inet_release() in the
+ * kernel's net/ipv4/af_inet.c). */
 #include "io/io.h"
 #include "sys/sys.h"
 

@@ -1,14 +1,14 @@
-/* io/sd_notify.c: what workers say of themselves: sd_notify(3), on a datagram socket of each one's own.
+/* io/sd_notify.c: what workers say of themselves: sd_notify(3), on a datagram socket of each.
  *
  * A socket per worker shows which worker a message is from, even if its sender (systemd-notify in a
- * script) has exited by the time we read. The socket lies in a folder of mode 0700, so strangers do not
- * reach it. An abstract address, which any user may send to, is what remains where no folder can be
- * made. Either way only our own user and root are heard: the kernel names the sender (SCM_CREDENTIALS
- * of unix(7)).
+ * script) exits before the core reads it. The socket is in a folder of mode 0700, so strangers do
+ * not reach it. Without a folder, what remains is an abstract address, which any user may send to.
+ * Either way only this user and root count: the kernel names the sender (SCM_CREDENTIALS of
+ * unix(7)).
  *
- * A message may carry descriptors. Whoever takes such a message closes them, and that may wait for as
- * long as their sender likes (SO_LINGER of socket(7)). So this thread only peeks at it, and
- * io/rights_drop.c takes it. */
+ * A message may carry descriptors. Whoever takes such a message closes them, and that may wait
+ * for as long as their sender likes (SO_LINGER of socket(7)). So this thread only peeks at it,
+ * and io/rights_drop.c takes it. */
 #include "group/group.h"
 
 #include <errno.h>
@@ -47,7 +47,7 @@ static int notify_bind(int fd, const char *name) {
     if (r < 0) return r;
     if (setsockopt(fd, SOL_SOCKET, SO_PASSCRED, &on, sizeof on) < 0) return -errno;
     if (bind(fd, (const struct sockaddr *)&address, length) < 0) return -errno;
-    /* to send takes the right to write, which a umask may have taken from our own user */
+    /* to send takes the right to write, which a umask may have taken from this user */
     return name[0] == '/' && chmod(name, S_IRUSR | S_IWUSR) < 0 ? -errno : 0;
 }
 
@@ -147,13 +147,13 @@ static bool is_trusted(const struct ucred *sender) {
 struct message {
     char bytes[MESSAGE_SIZE];
     size_t size;
-    bool is_trusted; /* of our own user, or root */
+    bool is_trusted; /* of this user, or root */
     bool is_cut;     /* longer than a message is */
     bool has_rights; /* descriptors came with it */
 };
 
-/* Without room for descriptors the kernel gives us none, and a message that is peeked at keeps its own:
- * nothing is closed here. False: there is no message. */
+/* Without room for descriptors the kernel gives none, and a message keeps its own during a peek:
+ * nothing closes here. False: there is no message. */
 static bool message_peek(int fd, struct message *ret) {
     union {
         struct cmsghdr aligned;
@@ -263,7 +263,7 @@ void notify_close(struct ir_group *g, uint32_t index) {
         notify_unlink(w->notify_fd);
         (void)shutdown(w->notify_fd, SHUT_RD);
         if (notify_walk(g, index) && rights_drop_all(w->notify_fd) < 0) {
-            w->notify_fd = -1; /* left open: it is closed by our exit, which waits for nobody */
+            w->notify_fd = -1; /* left open: the exit closes it, and waits for nobody */
             return;
         }
     }
@@ -287,7 +287,7 @@ int ir_group_activity(const struct ir_group *g, int worker, struct ir_activity *
     const struct worker *w = &g->workers[worker];
     *ret_activity = (struct ir_activity){.active_ns = w->active_ns, .ping_ns = w->ping_ns};
     for (int which = 0; which < 2; which++) ret_activity->bytes[which] = w->streams[which].bytes;
-    /* a full console: it is not the worker who keeps silent, it waits for us */
+    /* a full console: the worker is not silent, but waits for the core */
     if (w->streams[0].paused || w->streams[1].paused) ret_activity->active_ns = clock_ns();
     return 0;
 }

@@ -1,7 +1,7 @@
-/* io/stdin_fanout.c: our stdin to several workers, or a terminal to one of several.
+/* io/stdin_fanout.c: the launcher's stdin to several workers, or a terminal to one of several.
  *
- * One buffer; it is filled again when every target has taken it, so the slowest reader sets the
- * pace and nobody misses a byte. A target that closed its stdin is forgotten. */
+ * One buffer. It fills again when every target has taken it, so the slowest reader sets the pace
+ * and nobody misses a byte. It forgets a target that closed its stdin. */
 #include "group/group.h"
 
 #include <errno.h>
@@ -93,8 +93,8 @@ static void source_watch(struct ir_group *g, bool watch) {
         fd_rewatch(g, g->input.fd, watch ? EPOLLIN : 0, WATCH_SOURCE, 0);
 }
 
-/* In the background a terminal's read is EIO (SIGTTIN is blocked). Nothing tells of the foreground: a
- * shell continues only what is stopped. So each new line is tried, and none twice. */
+/* In the background a terminal's read is EIO (SIGTTIN is blocked). No event reports the
+ * foreground: a shell continues only what is stopped. So it tries each new line, and none twice. */
 static void source_leave_to_others(struct ir_group *g) {
     if (g->input.behind) return;
     g->input.behind = true;
@@ -104,7 +104,7 @@ static void source_leave_to_others(struct ir_group *g) {
 static bool source_read(struct ir_group *g) {
     struct input *in = &g->input;
     struct pollfd ready = {.fd = in->fd, .events = POLLIN};
-    if (poll(&ready, 1, 0) <= 0) return false; /* whoever shares it with us was quicker */
+    if (poll(&ready, 1, 0) <= 0) return false; /* another process with the same file was quicker */
     ssize_t n = read(in->fd, in->buffer, INPUT_BUFFER);
     if (n < 0 && (errno == EAGAIN || errno == EINTR)) return false;
     if (n < 0 && errno == EIO && isatty(in->fd)) {
@@ -143,8 +143,8 @@ void input_source_ready(struct ir_group *g) {
     }
 }
 
-/* After the spawn, for a source that cannot be watched; when we are continued; and when a target
- * took the rest. */
+/* After the spawn, for a source that epoll cannot watch; after SIGCONT; and when a target took
+ * the rest. */
 void input_resume(struct ir_group *g) {
     if (g->input.fd < 0 || !input_is_taken(&g->input)) return;
     if (!g->input.watchable) input_source_ready(g);

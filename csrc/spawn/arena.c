@@ -94,7 +94,8 @@ static int arena_new(struct ir_group *g, const struct ir_worker *workers, uint32
     size_t head = slots + masks * sizeof(uint64_t) + pointers * sizeof(char *) + strings;
     head = (head + 4095) & ~(size_t)4095;
     g->arena_size = head + (size_t)(n + 1) * STACK_SIZE;
-    /* after a fork the child's failure must reach us; what clone(CLONE_VM) shares need not be */
+    /* after a fork the child's failure must reach the parent; what clone(CLONE_VM) shares need
+     * not be */
     int sharing = (g->config.flags & IR_USE_FORK) ? MAP_SHARED : MAP_PRIVATE;
     void *memory = mmap(NULL, g->arena_size, PROT_READ | PROT_WRITE,
                         sharing | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -113,9 +114,10 @@ void arena_free(struct ir_group *g) {
     g->slots = NULL;
 }
 
-/* Handlers must not run in a child that shares our memory; SIGPIPE and SIGXFSZ are what Python
- * ignores for itself, and SIGCHLD ignored would be a trap for the worker as it was for us. A pane of tmux
- * ignores what tells us of a worker that asks for the terminal: its read would fail with EIO. */
+/* Handlers must not run in a child that shares this memory. SIGPIPE and SIGXFSZ are what Python
+ * ignores for itself, and SIGCHLD ignored would be a trap for the worker as it was for the
+ * launcher. A pane of tmux ignores what reports a worker that asks for the terminal: its read
+ * would fail with EIO. */
 static uint64_t signals_to_default(const struct ir_group *g) {
     uint64_t defaults = SIGNAL_BIT(SIGPIPE) | SIGNAL_BIT(SIGXFSZ) | SIGNAL_BIT(SIGCHLD);
     if (g->config.flags & IR_SHARES_TERMINAL) defaults |= SIGNAL_BIT(SIGTTIN) | SIGNAL_BIT(SIGTTOU);
@@ -164,7 +166,7 @@ static void slots_fill(struct ir_group *g, const struct ir_worker *workers, uint
             .lifeline = {(worker->flags & IR_WORKER_ISOLATE) ? g->lifeline[0] : -1, g->lifeline[1]},
             .flags = worker->flags,
             .lease = g->lease.deadline_ns,
-            /* in a PID namespace of its own it does not know the pid that the guard sees */
+            /* in a new PID namespace it does not know the pid that the guard sees */
             .guard_fd = (worker->flags & IR_WORKER_ISOLATE) ? -1 : g->guard.pipe[1],
             .guard_locked = g->guard.locked,
         };
@@ -222,8 +224,8 @@ void *arena_stack(const struct ir_group *g, uint32_t index) {
     return (char *)g->arena + g->arena_size - (size_t)index * STACK_SIZE;
 }
 
-/* Before the first child: a plain fork is to be used after all, so what it leaves must reach us. The
- * mapping is replaced in place, and every pointer into it stays true. */
+/* Before the first child: a plain fork follows after all, so what it leaves must reach the
+ * parent. This replaces the mapping in place, and every pointer into it stays true. */
 int arena_share(struct ir_group *g) {
     void *copy = malloc(g->arena_size);
     if (copy == NULL) return -ENOMEM;

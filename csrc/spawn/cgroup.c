@@ -1,10 +1,11 @@
-/* spawn/cgroup.c: a cgroup v2 leaf for each worker, where our own cgroup is delegated to us.
+/* spawn/cgroup.c: a cgroup v2 leaf for each worker, if this process's cgroup is delegated to it.
  *
- * What a worker starts stays in its leaf, in whatever session and environment, and cgroup.kill (Linux
- * 5.14) ends all of it at once, however fast it forks. Workers are born into their leaf (clone3,
- * CLONE_INTO_CGROUP, Linux 5.7): to be moved there afterwards takes the kernel some 15 ms. Delegation:
- * the kernel's cgroup-v2.rst, and systemd.resource-control(5) for the attribute that root looks at.
- * Where anything of it is missing we do without; the other ways to find strays stay. */
+ * What a worker starts stays in its leaf, in whatever session and environment, and cgroup.kill
+ * (Linux 5.14) ends all of it at once, however fast it forks. Workers start in their leaf
+ * (clone3, CLONE_INTO_CGROUP, Linux 5.7): a move afterwards takes the kernel some 15 ms.
+ * Delegation: the kernel's cgroup-v2.rst, and systemd.resource-control(5) for the attribute that
+ * root looks at. Where anything of it is missing the launch does without; the other ways to find
+ * leftovers stay. */
 #include "group/group.h"
 
 #include <dirent.h>
@@ -28,8 +29,8 @@ static bool has_attribute(const char *folder, const char *name) {
     return getxattr(folder, name, value, sizeof value) >= 1 && value[0] == '1';
 }
 
-/* Root may write anywhere; it is told by the attribute, or by being at the top of a cgroup namespace
- * (a container's), which has the files that the real root has not. */
+/* Root may write anywhere. For root the attribute decides, or the top of a cgroup namespace (a
+ * container's), which has the files that the real root has not. */
 static bool is_delegated(const char *folder, bool is_top) {
     struct stat status;
     char path[OWN_FOLDER_SIZE + 16];
@@ -46,7 +47,7 @@ static void own_line(const char *line, void *with) {
     if (strncmp(line, "0::/", 4) == 0) (void)snprintf(path, LINE_SIZE, "%s", line + 3);
 }
 
-/* The folder of our own cgroup, at one of the two places where v2 is mounted by everybody. */
+/* The folder of this process's cgroup, at one of the two usual mount points of v2. */
 static bool own_folder(char ret_folder[OWN_FOLDER_SIZE]) {
     char path[LINE_SIZE] = "";
     if (process_lines("/proc/self/cgroup", own_line, path) < 0) return false;

@@ -1,9 +1,9 @@
 /* spawn/child.c: what a child does between clone and exec.
  *
- * The child may share our memory until its exec (CLONE_VM), and the thread-local errno with it. So
- * everything here is raw system calls on data that was prepared before the clone: no libc wrapper
- * (it would write the parent's errno), no allocation, no lock, nothing of ours from other files.
- * See signal-safety(7), and musl's posix_spawn for the same rule. */
+ * The child may share its parent's memory until its exec (CLONE_VM), and the thread-local errno
+ * with it. So everything here is raw system calls on data from before the clone. No libc wrapper
+ * (it would write the parent's errno), no allocation, no lock, nothing from other files. See
+ * signal-safety(7), and musl's posix_spawn for the same rule. */
 #include "spawn/spawn.h"
 #include "sys/lease.h"
 #include "sys/raw.h"
@@ -33,7 +33,8 @@ struct kernel_sigaction {
     unsigned long handler, flags, restorer, mask;
 };
 
-/* A shell's codes for a program that is not there or cannot be executed; 1 for what is our failure. */
+/* A shell's codes for a program that does not exist or is not executable; 1 for an infini-run
+ * error. */
 _Noreturn static void child_fail(struct slot *slot, int step, long result) {
     int code = step != IR_STEP_EXEC ? 1 : result == -ENOENT ? 127 : 126;
     slot->error = (int)-result;
@@ -41,8 +42,8 @@ _Noreturn static void child_fail(struct slot *slot, int step, long result) {
     for (;;) (void)raw(SYS_exit_group, code, 0, 0, 0, 0);
 }
 
-/* First of all: what we close of the shared table, the parent loses. It waits for that (window.c). Where a sandbox
- * refuses the one, the other copies all. */
+/* First of all: the parent loses what the child closes of the shared table, and waits for that
+ * (window.c). Where a sandbox refuses the one, the other copies all. */
 static void child_leave_table(struct slot *slot) {
     long r = raw(SYS_close_range, slot->table_end, 0xffffffffL, CLOSE_RANGE_UNSHARE, 0, 0);
     if (r < 0) r = raw(SYS_unshare, CLONE_FILES, 0, 0, 0, 0);
@@ -75,8 +76,8 @@ static void child_isolate(struct slot *slot) {
     if (r < 0) child_fail(slot, IR_STEP_PROC, r);
 }
 
-/* In another PID namespace getppid says 0: there a pipe tells, once our copy of its other end is closed.
- * What dies closes its descriptors before it sends the parent-death signal. */
+/* In another PID namespace getppid says 0. There a pipe shows it, once this copy of its other
+ * end is closed. A process closes its descriptors before it sends the parent-death signal. */
 static bool child_is_orphan(struct slot *slot) {
     long parent = raw(SYS_getppid, 0, 0, 0, 0, 0);
     if (slot->lifeline[0] < 0) return parent != 0 && parent != slot->parent;
@@ -115,8 +116,9 @@ static void child_signals(struct slot *slot) {
     if (r < 0) child_fail(slot, IR_STEP_SIGNALS, r);
 }
 
-/* Memory comes from beside the CPUs anyway while there is any, so a sandbox that refuses the policy (Docker's
- * default does) is only told of. maxnode: get_nodes() in mm/mempolicy.c takes one off. */
+/* Memory comes from beside the CPUs anyway while there is any. So a sandbox that refuses the
+ * policy (Docker's default does) is an event only. `maxnode`: get_nodes() in mm/mempolicy.c
+ * takes one off. */
 static void child_place(struct slot *slot) {
     long r = raw(SYS_sched_setaffinity, 0, (long)slot->cpu_words * 8, (long)slot->cpus, 0, 0);
     if (r < 0) child_fail(slot, IR_STEP_AFFINITY, r);
@@ -126,8 +128,9 @@ static void child_place(struct slot *slot) {
     if (r < 0) slot->memory_error = (int)-r;
 }
 
-/* By this number the guard finds our process group when the launcher is killed. The launcher could be killed before
- * it wrote the number for us. A full pipe holds 16384 of them; others are still found by the mark in their environment. */
+/* By this number the guard finds this process group after a SIGKILL of the launcher. That could
+ * come before the launcher wrote the number. A full pipe holds 16384 of them; the mark in their
+ * environment still finds others. */
 static void child_register(struct slot *slot) {
     pid_t self = (pid_t)raw(SYS_getpid, 0, 0, 0, 0, 0);
     long r = raw(SYS_write, slot->guard_fd, (long)&self, sizeof self, 0, 0);

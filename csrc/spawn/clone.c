@@ -1,7 +1,7 @@
 /* spawn/clone.c: one process, in the best way that the kernel, or a sandbox, allows.
  *
- * clone3 into a cgroup; clone, sharing our memory until the exec; a fork. What is refused once is not
- * asked for again. */
+ * clone3 into a cgroup; clone, with shared memory until the exec; a fork. After one refusal,
+ * there is no second try. */
 #include "group/group.h"
 
 #include <errno.h>
@@ -23,7 +23,8 @@ struct clone3_args {
         set_tid_size, cgroup;
 };
 
-/* The child begins with our registers on a stack of its own, or after a fork on a copy of ours. */
+/* The child begins with its parent's registers on a separate stack, or after a fork on a copy of
+ * the parent's. */
 static long clone3_call(const struct clone3_args *args, struct slot *slot) {
 #if defined(__x86_64__)
     long result;
@@ -62,7 +63,8 @@ static long clone3_call(const struct clone3_args *args, struct slot *slot) {
 #endif
 }
 
-/* The kernel clears the word when the child leaves our memory; it does so itself before (window.c). */
+/* The kernel clears the word when the child leaves this memory; the child does so itself before
+ * (window.c). */
 static unsigned table_flags(const struct slot *slot) {
     return slot->shares_table ? CLONE_FILES | CLONE_CHILD_CLEARTID : 0;
 }

@@ -29,7 +29,7 @@ struct ir_group;
 #define CAN_SHARE_MEMORY false
 #endif
 
-#if defined(__x86_64__) || defined(__aarch64__) /* clone3 is by hand: libc has no wrapper */
+#if defined(__x86_64__) || defined(__aarch64__) /* clone3 is a raw call: libc has no wrapper */
 #define CAN_BE_BORN_INTO_CGROUP true
 #else
 #define CAN_BE_BORN_INTO_CGROUP false
@@ -59,22 +59,22 @@ struct slot {
     int lifeline[2];     /* a pipe of which only the launcher keeps the other end; -1: none */
     uint32_t flags;      /* ir_worker.flags */
     int64_t *lease;      /* sys/lease.h; NULL: none */
-    int guard_fd;        /* where it tells the guard its pid before it executes anything; -1: it does not */
+    int guard_fd;        /* where it sends the guard its pid before it executes anything; -1: it does not */
     bool guard_locked;   /* the launcher has a lock on that, as long as it is what it was */
-    bool own_session;    /* a session of its own, not only a process group */
-    int table_end;       /* its own table has no descriptor from this one on; 0: as we have them (window.c) */
+    bool own_session;    /* a new session, not only a process group */
+    int table_end;       /* its own table has no descriptor from this one on; 0: as in the launcher (window.c) */
     volatile uint32_t shares_table; /* 1: from its clone on, until it has that table, or ends */
-    volatile int memory_error; /* out: of the memory policy, without which it goes on */
+    volatile int memory_error; /* out: of the memory policy, without which it continues */
     volatile int step;   /* out: what failed, and why */
     volatile int error;
 };
 int child_main(void *slot);
 
-/* ---- window.c: what children have of our descriptors */
+/* ---- window.c: what children have of the launcher's descriptors */
 #define WINDOW_RANKS 16u
 #define WINDOW_PLACES (3 * WINDOW_RANKS + 1)
 struct window {
-    int end;                   /* nothing that a child needs lies here or above; 0: there is no window */
+    int end;                   /* nothing that a child needs is here or above; 0: there is no window */
     uint32_t taken;
     int places[WINDOW_PLACES]; /* stdio of each rank, and one for all */
 };

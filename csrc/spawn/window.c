@@ -1,10 +1,11 @@
-/* spawn/window.c: how a child gets few descriptors where we have many.
+/* spawn/window.c: how a child gets few descriptors where the launcher has many.
  *
- * A clone copies our table of descriptors, and an exec closes the copies: with pipes for N ranks both take the kernel
- * N times N. So a child shares our table at first (CLONE_FILES), and then takes for itself what lies below the window's
- * end (close_range(2) with CLOSE_RANGE_UNSHARE, Linux 5.9): what we inherited and its own stdio, which we have laid
- * there. The places of one rank are used again, once that rank has a table of its own. Only in a process of our own:
- * a host program's threads may open at any time what ranks are to inherit. */
+ * A clone copies the launcher's table of descriptors, and an exec closes the copies: with pipes
+ * for N ranks both take the kernel N times N. So a child shares that table at first
+ * (CLONE_FILES). Then it takes for itself what is below the window's end (close_range(2) with
+ * CLOSE_RANGE_UNSHARE, Linux 5.9). There the launcher has put what it inherited, and the child's
+ * stdio. The next rank uses the places of one that has its own table. Only in an own process: a
+ * host program's threads may open at any time what ranks are to inherit. */
 #include "group/group.h"
 
 #include <errno.h>
@@ -34,7 +35,8 @@ static void end_raise(int fd, void *with) {
     if (fd >= *end) *end = fd + 1;
 }
 
-/* Before the descriptors of ranks are opened: the window has the low numbers. Without it all goes on as well. */
+/* Before the descriptors of ranks are opened: the window has the low numbers. A launch without
+ * it works as well. */
 void window_open(struct ir_group *g) {
     struct window *window = &g->window;
     int end = 3;
@@ -64,8 +66,8 @@ int window_lay(const struct ir_group *g, int fd) {
     return dup3(fd, g->window.places[WINDOW_PLACES - 1], O_CLOEXEC) < 0 ? -errno : 0;
 }
 
-/* Until the child has a table of its own, or has died: then the kernel clears the word (CLONE_CHILD_CLEARTID). Before
- * its first steps only a SIGSTOP from outside can hold it. */
+/* Until the child has its own table, or is dead: then the kernel clears the word
+ * (CLONE_CHILD_CLEARTID). Before its first steps only a SIGSTOP from outside can hold it. */
 static int child_await(const struct ir_group *g, uint32_t index) {
     const struct worker *w = &g->workers[index];
     struct slot *slot = &g->slots[index];

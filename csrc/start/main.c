@@ -1,9 +1,10 @@
 /* start/main.c: bin/infini-run and bin/infini-job, which start the script beside them, PROGRAM.py.
  *
- * An installer writes its interpreter's path into the first line of PROGRAM.py, and the kernel reads no such line
- * where the path has a space in it or more than 127 characters (Documentation/admin-guide/binfmt-misc.rst,
- * BINPRM_BUF_SIZE before Linux 5.1). So the line is read here, and a Python is started without site and its .pth
- * files (-S), a twentieth of our start: the script finds us, or brings them. There is no libc in it: its start
+ * An installer writes its interpreter's path into the first line of PROGRAM.py. The kernel reads
+ * no such line where the path has a space in it or more than 127 characters
+ * (Documentation/admin-guide/binfmt-misc.rst, BINPRM_BUF_SIZE before Linux 5.1). So this program
+ * reads the line, and starts a Python without site and its .pth files (-S), a twentieth of the
+ * whole start. The script finds the package, or brings it. There is no libc in it: its start
  * takes longer than all of this (guard/freestanding_start.c). */
 #include <errno.h>
 #include <fcntl.h>
@@ -59,8 +60,9 @@ static bool append(char *path, size_t n) {
     return raw(SYS_faccessat, AT_FDCWD, (long)path, R_OK, 0, 0) == 0;
 }
 
-/* The path that it was started by, and TAIL (an installer may link to this file from where the script is); else its
- * own path, links followed, and TAIL (a user may). Returns its length; 0: it is too long. */
+/* The path that started it, and TAIL (an installer may link to this file from where the script
+ * is). Else its own path, links followed, and TAIL (a user may link to it). Returns its length;
+ * 0: it is too long. */
 static size_t find_script(char *path, const uintptr_t *variables) {
     const size_t size = PATH_MAX - sizeof TAIL;
     size_t n = 0;

@@ -1,4 +1,4 @@
-/* sys/clock.c: the one clock that we know: CLOCK_MONOTONIC, which nobody sets. */
+/* sys/clock.c: the one clock of the core: CLOCK_MONOTONIC, which nobody sets. */
 #include "sys/sys.h"
 
 #include <time.h>

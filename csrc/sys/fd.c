@@ -1,4 +1,5 @@
-/* sys/fd.c: descriptors. Every descriptor of ours is close-on-exec from birth and above 2. */
+/* sys/fd.c: descriptors. Every descriptor of the core is close-on-exec from its creation, and
+ * above 2. */
 #include "group/group.h"
 
 #include <dirent.h>
@@ -15,10 +16,10 @@
 #include <time.h>
 #include <unistd.h>
 
-/* fork(2) copies descriptors before memory, so what another thread closes between the two is open in the
- * child, whose memory says that it is closed: the end of a pipe that nothing there knows of. So a closing
- * is noted, and the child repeats it. A lock around every close would deadlock with a host program's
- * signal handlers. */
+/* fork(2) copies descriptors before memory. So what another thread closes between the two is
+ * open in the child, whose memory says that it is closed. That is the end of a pipe that nothing
+ * there knows of. So the core notes a closing, and the child repeats it. A lock around every
+ * close would deadlock with a host program's signal handlers. */
 enum { CLOSINGS_KEPT = 4096 };
 struct closing {
     _Atomic dev_t device;
@@ -95,8 +96,8 @@ int fd_close(int fd) {
     return -1;
 }
 
-/* Moves a new descriptor above 2: in a library the host may have closed its stdio, and a worker's
- * stdio is made by dup2 onto 0-2, which must not overwrite a source. */
+/* Moves a new descriptor above 2. In a library the host may have closed its stdio, and dup2
+ * makes a worker's stdio on 0-2, which must not overwrite a source. */
 int fd_above_stdio(int fd) {
     if (fd < 0 || fd > 2) return fd;
     int moved = fcntl(fd, F_DUPFD_CLOEXEC, 3);
@@ -115,8 +116,8 @@ int fd_duplicate(int fd) {
     return copy < 0 ? -errno : copy;
 }
 
-/* A non-blocking description of our own of a pipe, FIFO or character device: O_NONBLOCK belongs to
- * the open file, which we share with the shell. */
+/* A new non-blocking description of a pipe, FIFO, or character device: O_NONBLOCK belongs to the
+ * open file, which the shell shares. */
 int fd_reopen(int fd, int mode) {
     struct stat status;
     if (fstat(fd, &status) < 0) return -errno;
@@ -136,7 +137,8 @@ int fd_reopen(int fd, int mode) {
     return own;
 }
 
-/* A pipe; `nonblocking_end` (0 or 1) is ours, the other goes to a worker, who expects to block. */
+/* A pipe; `nonblocking_end` (0 or 1) is the core's, the other goes to a worker, who expects to
+ * block. */
 int fd_pipe(int ret_fds[2], int nonblocking_end) {
     int fds[2];
     if (pipe2(fds, O_CLOEXEC) < 0) return -errno;
@@ -175,9 +177,10 @@ int fds_each_inherited(void (*each)(int fd, void *with), void *with) {
     return count;
 }
 
-/* SIGPIPE: a host program may have a use for that signal, or have left it at its default, and a reader of
- * ours that has gone is not its affair. The signal goes to the thread that writes (write(2) sends it to
- * itself), so it is held back there and taken. One that was pending before is not ours to take. */
+/* SIGPIPE: a host program may have a use for that signal, or have left it at its default. A
+ * reader of the core that has gone is not its affair. The signal goes to the thread that writes
+ * (write(2) sends it to itself), so this holds it back there and takes it. An earlier pending
+ * one stays. */
 enum { PIPE_HELD = 1, PIPE_BLOCKED = 2, PIPE_PENDING = 4 };
 
 static void sigpipe_set(sigset_t *ret_set) {
@@ -206,8 +209,8 @@ void ir_sigpipe_release(int *held) {
     if (!(was & PIPE_BLOCKED)) (void)pthread_sigmask(SIG_UNBLOCK, &only, NULL);
 }
 
-/* write(2) without SIGPIPE; -errno on failure. Nor does a terminal stop us (stty tostop): a write of a
- * thread that blocks SIGTTOU goes through in the background, too. */
+/* write(2) without SIGPIPE; -errno on failure. Nor does a terminal stop this process (stty
+ * tostop): a write of a thread that blocks SIGTTOU succeeds in the background, too. */
 ssize_t fd_write(int fd, const void *bytes, size_t size) {
     int held = 0;
     sigset_t tty, before;
@@ -237,8 +240,8 @@ int fd_watch(const struct ir_group *g, int fd, uint32_t events, enum watch kind,
     return fd_control(g, EPOLL_CTL_ADD, fd, events, kind, index);
 }
 
-/* Another wish for what is watched already: nothing is allocated for it, so it cannot fail. 0 is for
- * the time being: what the kernel tells unasked (an error, a hang-up) is then told once. */
+/* Another wish for a watched descriptor: it needs no memory, so it cannot fail. 0 is temporary:
+ * what the kernel reports unasked (an error, a hang-up) then comes once. */
 void fd_rewatch(const struct ir_group *g, int fd, uint32_t events, enum watch kind,
                 uint32_t index) {
     (void)fd_control(g, EPOLL_CTL_MOD, fd, events == 0 ? EPOLLET : events, kind, index);
@@ -248,8 +251,8 @@ void fd_unwatch(const struct ir_group *g, int fd) {
     (void)epoll_ctl(g->epoll_fd, EPOLL_CTL_DEL, fd, NULL);
 }
 
-/* Closing alone does not end a watch: epoll watches the open file, and a child of another thread's
- * spawn may have a copy of it until its exec (epoll(7), questions and answers). */
+/* Closing alone does not end a watch: epoll watches the open file (epoll(7), questions and
+ * answers). A child of another thread's spawn may have a copy of it until its exec. */
 int fd_release(const struct ir_group *g, int fd) {
     if (fd >= 0) fd_unwatch(g, fd);
     return fd_close(fd);
@@ -270,20 +273,20 @@ void timer_arm(int fd, int64_t delay_ns) {
     (void)timerfd_settime(fd, 0, &when, NULL);
 }
 
-/* The one timer of the timetable: the state's time is up after so long. */
+/* The one timer of the timetable: the state's time is up after this many milliseconds. */
 void timer_set(struct ir_group *g, int64_t delay_ms) {
     const int64_t now_ns = clock_ns(), most_ms = (INT64_MAX - now_ns) / NS_PER_MS;
     g->due_ns = now_ns + (delay_ms < most_ms ? delay_ms : most_ms) * NS_PER_MS;
     timer_arm(g->timer_fd, g->due_ns - now_ns);
 }
 
-/* Nothing will wake us, and the state's time is not up: it wakes us before. */
+/* No event is due, and the state's time is not up: the timer wakes the core before. */
 void timer_wake_early(struct ir_group *g) {
     const int64_t early_ns = RECHECK_MS * NS_PER_MS, left_ns = g->due_ns - clock_ns();
     timer_arm(g->timer_fd, early_ns < left_ns ? early_ns : left_ns);
 }
 
-/* It has woken us. Whether the state's time is up. */
+/* It has fired. Returns whether the state's time is up. */
 bool timer_is_due(struct ir_group *g) {
     uint64_t count;
     if (read(g->timer_fd, &count, sizeof count) != (ssize_t)sizeof count) return false;

@@ -1,7 +1,9 @@
-/* sys/lease.h: the word that a launcher, its guard and its children until their exec share: when the lease ends.
+/* sys/lease.h: the word that a launcher, its guard, and its children until their exec share: when
+ * the lease ends.
  *
- * By CLOCK_BOOTTIME, which goes on while the machine sleeps. The launcher moves it on. Whoever first finds it past
- * puts 0 there, and 0 stays: after that nobody renews it and no child executes its program. */
+ * By CLOCK_BOOTTIME, which also runs while the machine sleeps. The launcher moves it on. Whoever
+ * first finds it past puts 0 there, and 0 stays: after that nobody renews it and no child
+ * executes its program. */
 #ifndef SYS_LEASE_H
 #define SYS_LEASE_H
 
@@ -25,7 +27,7 @@ static inline bool lease_is_over(int64_t *lease, int64_t now_ns) {
     return deadline_ns == 0;
 }
 
-/* It is never shortened. False: it is over. */
+/* It never gets shorter. False: it has run out. */
 static inline bool lease_move(int64_t *lease, int64_t now_ns, int64_t to_ns) {
     while (!lease_is_over(lease, now_ns)) {
         int64_t deadline_ns = lease_deadline(lease);

@@ -1,10 +1,10 @@
-/* sys/pidfd.c: a child of ours, waited for and signalled as itself and not as a number.
+/* sys/pidfd.c: a child, as itself and not as a number, for waits and signals.
  *
- * A host program may reap our children (waitpid(-1) in a thread, SIGCHLD ignored), and their numbers may be
- * another process's by the time that we use them. A pidfd names one process for ever: signals go through it
- * (Linux 5.1), its process group's too (6.9), and it is reaped by it (5.4). Before that a number is used only
- * while it is that of a child which nobody has reaped. An own process reaps its children itself, so there a
- * number is a child's until we have reaped it. */
+ * A host program may reap the core's children (waitpid(-1) in a thread, SIGCHLD ignored), and
+ * their numbers may be another process's by the time of their use. A pidfd names one process for
+ * ever: signals go through it (Linux 5.1), its process group's too (6.9), and a wait can reap by
+ * it (5.4). Before that the core uses a number only while it is that of a child which nobody has
+ * reaped. An own process reaps its children itself, so there a number is a child's until then. */
 #include "group/group.h"
 
 #include <errno.h>
@@ -45,7 +45,7 @@ int child_reap(const struct ir_group *g, pid_t pid, int pidfd, siginfo_t *ret_in
     return r == -EINVAL ? child_wait(P_PID, pid, ret_info, options, ret_usage) : r;
 }
 
-/* Whether the number is still our child's: it is until somebody reaps it. */
+/* Whether the number is still the child's: it is until somebody reaps it. */
 bool child_is_ours(const struct ir_group *g, pid_t pid, int pidfd) {
     siginfo_t info;
     if (g->config.flags & IR_OWN_PROCESS) return true;
@@ -64,9 +64,9 @@ int child_signal(const struct ir_group *g, pid_t pid, int pidfd, int sig) {
     return kill(pid, sig) < 0 ? -errno : 0;
 }
 
-/* To the process group that a child leads, or led until we reaped it; 0, or -errno: -ESRCH where it is gone, -ENOSYS
- * where the kernel does not find it through the pidfd, and its number may be another's: only its members, one by
- * one, are known to be ours. */
+/* To the process group that a child leads, or led until its reaping; 0, or -errno. -ESRCH: it is
+ * gone. -ENOSYS: the kernel does not find it through the pidfd, and its number may be another's;
+ * only single members are certain. */
 int child_signal_group(const struct ir_group *g, pid_t pid, int pidfd, bool reaped, int sig) {
     if (pidfd >= 0 && !(g->config.flags & IR_OLD_PIDFD)) {
         int r = pidfd_send(pidfd, sig, TO_GROUP);

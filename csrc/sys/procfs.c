@@ -18,7 +18,7 @@
 #define SYS_pidfd_send_signal 424
 #endif
 
-#define EXEC_READS 500 /* at a process in an execve, 200 us apart: nothing tells of its end */
+#define EXEC_READS 500 /* at a process in an execve, 200 us apart: its end is no event */
 #define STAT_SIZE 1280 /* of a line: 52 numbers of at most 20 digits, and a name */
 #define STAT_VSIZE 23  /* fields of proc_pid_stat(5) */
 #define STAT_START_CODE 26
@@ -44,8 +44,8 @@ ssize_t process_file(const char *path, char *buffer, size_t size) {
     return n == 0 ? -ESRCH : n;
 }
 
-/* proc_pid_stat(5): the name stands in parentheses and may itself hold any of them. -ESRCH: what is
- * no such line. */
+/* proc_pid_stat(5): the name is in parentheses and may itself contain any of them. -ESRCH: what
+ * is no such line. */
 static int stat_parse(char *stat, pid_t pid, struct process *ret) {
     char *open_paren = strchr(stat, '('), *close_paren = strrchr(stat, ')');
     unsigned long long start;
@@ -64,8 +64,8 @@ static int stat_parse(char *stat, pid_t pid, struct process *ret) {
     return 0;
 }
 
-/* One that is there and cannot be read is looked at twice: its parent may be killed for being ours, and
- * nothing tells of it any more once it is an orphan without the mark. */
+/* One that exists and is unreadable gets a second look. Its parent may be about to die as a
+ * leftover, and nothing shows it any more once it is an orphan without the mark. */
 static int process_read_stat(pid_t pid, struct process *ret) {
     char path[32], stat[STAT_SIZE];
     (void)snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
@@ -118,9 +118,9 @@ static bool has_gone_or_is_hidden(int error) {
     return error == -ESRCH || error == -ENOENT || error == -EACCES || error == -EPERM;
 }
 
-/* Every process that we can see, by pid; `seen` (or NULL) is called for each as soon as it is read. -errno:
- * some that are there may be missing, for want of descriptors or memory, say. Those that go meanwhile, or may not
- * be looked at, are not. */
+/* Every visible process, by pid; `seen` (or NULL) gets each at once. -errno: some existing ones
+ * may be missing, for want of descriptors or memory, say. Those that go meanwhile, or that this
+ * user may not look at, are not missing. */
 int processes_scan(struct processes *all, void (*seen)(struct process *, void *), void *with) {
     *all = (struct processes){0};
     DIR *dir = opendir("/proc");
@@ -140,8 +140,9 @@ int processes_scan(struct processes *all, void (*seen)(struct process *, void *)
     return r;
 }
 
-/* Does the chain of parents lead to what is ours? The first ancestor that is decided speaks for all below. A
- * circle, which a table may hold that was read while numbers were reused, ends where it began. */
+/* Does the chain of parents lead to a leftover? The first ancestor with a decision speaks for
+ * all below. A circle, which a table may hold if numbers came up again during the read, ends
+ * where it began. */
 static bool leads_to_ours(const struct processes *all, struct process *p) {
     for (; p != NULL; p = process_find(all, p->parent)) {
         if (p->decided) return p->ours;
@@ -150,8 +151,8 @@ static bool leads_to_ours(const struct processes *all, struct process *p) {
     return false;
 }
 
-/* What is ours makes its children ours, and theirs, but none that is decided already. Every process is
- * looked at once, however deep the tree. */
+/* A leftover makes its children leftovers, and theirs, but none with a decision. This looks at
+ * every process once, however deep the tree. */
 void processes_spread(const struct processes *all) {
     for (size_t i = 0; i < all->n; i++) {
         if (!leads_to_ours(all, &all->at[i])) continue;
@@ -183,8 +184,8 @@ bool process_signal(const struct process *process, int pidfd, int sig) {
     return process_send(process->pid, pidfd, sig);
 }
 
-/* Each line of a file, however long the file is: its first LINE_SIZE - 1 bytes, ended by a NUL and without the
- * newline. -errno: it cannot be read. */
+/* Each line of a file, however long the file is: its first LINE_SIZE - 1 bytes, with a NUL at
+ * the end and without the newline. -errno: it is unreadable. */
 int process_lines(const char *path, void (*on_line)(const char *line, void *with), void *with) {
     char piece[1024], line[LINE_SIZE];
     size_t size = 0;
@@ -213,9 +214,9 @@ static void nspid_line(const char *line, void *with) {
     for (const char *at = strchr(line, '\t'); at != NULL; at = strchr(at + 1, '\t')) ++*namespaces;
 }
 
-/* Whether /proc shows our own PID namespace: 0, or -errno: -ENOENT: it is not there, -EXDEV: it is another's, where a
- * number that is read is a stranger's here. There our number may be the same by chance, but NSpid has one for each
- * namespace down to ours (proc_pid_status(5), Linux 4.1). */
+/* Whether /proc shows this PID namespace: 0, or -errno. -ENOENT: it does not exist. -EXDEV: it
+ * is another's, where a number is a stranger's here. There this process's number may be the same
+ * by chance, but NSpid has one per namespace down to its own (proc_pid_status(5), Linux 4.1). */
 int process_sees_itself(pid_t self) {
     char link[16];
     int namespaces = 0;
@@ -254,7 +255,7 @@ static bool status_read(pid_t pid, struct status *ret) {
     return process_lines(path, status_line, ret) == 0;
 }
 
-/* A signal that ends it has been sent and nothing stands in its way, or it is on its way out. */
+/* A signal that ends it is pending and nothing blocks it, or it is on its way out. */
 bool process_is_ending(pid_t pid, int sig) {
     struct status status;
     if (!status_read(pid, &status)) return true;
@@ -268,8 +269,9 @@ bool process_is_exiting(pid_t pid) {
     return status_read(pid, &status) && !status.has_memory;
 }
 
-/* Python's resource tracker (multiprocessing/resource_tracker.py, and loky's): it ignores TERM, and ends by itself once
- * everything has ended that holds its pipe. Of its arguments the first piece is enough. */
+/* Python's resource tracker (multiprocessing/resource_tracker.py, and loky's): it ignores TERM,
+ * and exits once everything that holds its pipe is gone. Of its arguments the first piece is
+ * enough. */
 bool process_is_tracker(pid_t pid) {
     static const char words[] = "resource_tracker import main";
     char path[32], arguments[1024];
@@ -278,9 +280,9 @@ bool process_is_tracker(pid_t pid) {
     return size > 0 && memmem(arguments, (size_t)size, words, sizeof words - 1) != NULL;
 }
 
-/* Whether the environment that a process was started with has the mark. Read in pieces that overlap by the
- * mark's length, so that a mark across two pieces is found. MARK_UNKNOWN: the memory that was read is empty, or
- * an execve or an exit has taken it away, from when on every read is an end of file. */
+/* Whether a process started with the mark in its environment. It reads pieces that overlap by
+ * the mark's length, to find a mark across two pieces. MARK_UNKNOWN: the memory was empty, or an
+ * execve or an exit took it away, from when on every read is an end of file. */
 static enum mark read_mark(pid_t pid, const char *mark) {
     char path[32], buffer[8192];
     size_t size = strlen(mark) + 1, kept = 1;
@@ -311,9 +313,9 @@ static unsigned long long stat_number(const char *stat, int field) {
     return at == NULL ? 0 : strtoull(at, NULL, 10);
 }
 
-/* A process that was given an empty one, has gone, or has no memory: a kernel thread, a process that exits. Until
- * an execve has filled the new memory, the environment there reads as empty, too: the address of the code is the
- * last that it sets. */
+/* A process that got an empty one, has gone, or has no memory: a kernel thread, a process that
+ * exits. Until an execve has filled the new memory, the environment there reads as empty, too.
+ * The address of the code is the last that it sets. */
 static bool has_no_environment(pid_t pid) {
     char path[32], stat[STAT_SIZE];
     (void)snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);

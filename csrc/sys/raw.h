@@ -33,7 +33,7 @@ static inline long raw6(long number, long a, long b, long c, long d, long e, lon
                      : "memory");
     return x0;
 }
-#else /* only reached after a real fork (group/spawn.c), where errno is our own copy */
+#else /* only reached after a real fork (group/spawn.c), where errno is a copy */
 static inline long raw6(long number, long a, long b, long c, long d, long e, long f) {
     long result = syscall(number, a, b, c, d, e, f);
     return result < 0 ? -errno : result;

@@ -75,7 +75,7 @@ struct process {
     int threads;
     char state;      /* of its first thread */
     bool exiting;    /* that thread */
-    bool decided;    /* whether it is ours: */
+    bool decided;    /* whether it is a leftover: */
     bool ours;
     char name[16];
 };

@@ -1,7 +1,7 @@
-/* sys/thread.c: a thread that nobody joins, for what would make ours wait.
+/* sys/thread.c: a thread that nobody joins, for what would make the caller wait.
  *
- * All its signals are blocked: a host program's handlers belong to its own threads, and SIGPIPE stays
- * pending for ever. */
+ * It blocks all its signals: a host program's handlers belong to its own threads, and SIGPIPE
+ * stays pending for ever. */
 #include "sys/sys.h"
 
 #include <pthread.h>

@@ -1,7 +1,7 @@
 /* teardown/fork_chase.c: what forks and exits without end.
  *
- * It is gone from where a list of processes says that it is. But each of its generations has a number of
- * its own, and the newest is known (proc_loadavg(5)): those given since are looked at as they come. */
+ * It is gone from its place in a list of processes. But each of its generations has a new
+ * number, and the newest is known (proc_loadavg(5)). The chase looks at later ones as they come. */
 #include "teardown/teardown.h"
 #include "sys/sys.h"
 
@@ -9,12 +9,12 @@
 #include <string.h>
 
 #define CHASE_NS                                                                                   \
-    (50 * NS_PER_MS) /* that it goes on and finds nobody, where others fork and exit, too */
+    (50 * NS_PER_MS) /* that it continues and finds nobody, where others fork and exit, too */
 #define AT_ONCE                                                                                    \
-    64 /* numbers, the newest: while more were read, what has them would go on to the next */
+    64 /* numbers, the newest: a read of more would let their processes run on to the next */
 
-/* The number that was given last, to a process or a thread of our PID namespace; 0: not known. Taken before
- * the look that the chase is to follow. */
+/* The newest number of a process or a thread of this PID namespace; 0: unknown. Taken before the
+ * look that the chase follows. */
 pid_t chase_begin(void *with) {
     (void)with;
     char text[128];
@@ -23,9 +23,10 @@ pid_t chase_begin(void *with) {
     return last == NULL ? 0 : atoi(last + 1);
 }
 
-/* `newest_now` is chase_begin, or knows more. `kill_ours` is called for the numbers given since `last`, the newest first and of many only these, until all of
- * them are there and none is ours, for GIVE_UP_MS at most; one that has gone may have left a child. Whether any was
- * ours. */
+/* `newest_now` is chase_begin, or knows more. Calls `kill_ours` for the numbers since `last`,
+ * the newest first and of many only these. That lasts until all of them are gone or strangers',
+ * for GIVE_UP_MS at most; one that has gone may have left a child. Returns whether any was a
+ * leftover. */
 bool chase(pid_t last, pid_t (*newest_now)(void *), enum chased (*kill_ours)(pid_t, void *),
            void *with) {
     bool killed = false;

@@ -1,8 +1,8 @@
-/* teardown/leftovers.c: descendants that outlive the workers: double-forked, setsid'ed, daemonised.
+/* teardown/leftovers.c: descendants that outlive the workers: double-forked, setsid'ed, daemonized.
  *
- * Own process: orphans are re-parented to us (we are their subreaper), so a stray is any descendant
- * by the chain of parents; children that we had before the spawn, and theirs, are not ours to touch.
- * Library, and an own process that a sandbox or an emulator does not let be a subreaper: what carries the
+ * Own process: orphans come to it (it is their subreaper), so a leftover is any descendant by
+ * the chain of parents. Children from before the spawn, and theirs, stay untouched. Library, and
+ * an own process that a sandbox or an emulator does not let be a subreaper: what carries the
  * mark of this launch in its environment (/proc/PID/environ). */
 #include "group/group.h"
 
@@ -15,9 +15,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define GENERATIONS 64 /* between a stray and us, that have not exited */
+#define GENERATIONS 64 /* between a leftover and this process, that have not exited */
 #define CHILDREN_LOOKS                                                                             \
-    64 /* in a row; then the group's loop has its turn, and a death wakes us again */
+    64 /* in a row; then the group's loop has its turn, and a death wakes it again */
 
 static void mark_descendants(const struct ir_group *g, struct processes *all) {
     for (size_t i = 0; i < all->n; i++) {
@@ -29,11 +29,11 @@ static void mark_descendants(const struct ir_group *g, struct processes *all) {
     processes_spread(all);
 }
 
-/* Orphans go up: to the nearest ancestor of ours that adopts, init at the last. To ourselves only if
- * the host program adopts; else a child of ours that is no worker is the host's own. */
+/* Orphans go up: to the nearest ancestor that adopts, init at the last. To this process only if
+ * the host program adopts; else a child of it that is no worker is the host's own. */
 static bool is_orphan(const struct ir_group *g, const struct processes *all,
                       const struct process *p) {
-    if (p->parent == 0) return false; /* it was brought into our PID namespace from outside */
+    if (p->parent == 0) return false; /* somebody brought it into this PID namespace from outside */
     if (p->parent == g->self) return stray_adopts(g);
     const struct process *ancestor = process_find(all, g->self);
     while (ancestor != NULL && ancestor->pid != p->parent)
@@ -71,13 +71,13 @@ static bool mark_marked(const struct ir_group *g, struct processes *all) {
         p->decided = never || p->ours;
     }
     processes_spread(all);
-    for (size_t i = 0; i < all->n; i++) /* a dead one is its parent's to reap, and that is not us */
+    for (size_t i = 0; i < all->n; i++) /* a dead one is its parent's to reap: another's */
         if (process_has_ended(&all->at[i])) all->at[i].ours = false;
     return whole;
 }
 
-/* -errno: there may be more than were found: /proc is not ours (process_sees_itself) or cannot be read, or one is in the
- * middle of an execve (-EAGAIN). */
+/* -errno: there may be more. /proc is another namespace's (process_sees_itself) or unreadable,
+ * or one is in the middle of an execve (-EAGAIN). */
 static int strays_find(struct ir_group *g, struct processes *all) {
     *all = (struct processes){0};
     if (g->mark[0] == '\0' && !g->adopts) return 0;
@@ -97,7 +97,7 @@ static bool is_lasting(int error) {
     return error == -ENOENT || error == -EXDEV || error == -EACCES || error == -EPERM;
 }
 
-/* Where we do not adopt what we cannot see. */
+/* Invisible ones, without adoption. */
 static void strays_report_unseen(struct ir_group *g, int error) {
     if (g->unseen_reported) return;
     g->unseen_reported = true;
@@ -111,8 +111,8 @@ void stray_foresee(struct ir_group *g) {
     if (g->proc_error < 0 && matters) strays_report_unseen(g, g->proc_error);
 }
 
-/* A library hears of a stray's end by its pidfd (fd; negative: there is none), which is kept for the next signal, too.
- * `known`: its place, if it has one. */
+/* A library learns of a leftover's end by its pidfd (fd; negative: there is none), which serves
+ * the next signal, too. `known`: its place, if it has one. */
 static void stray_keep(struct ir_group *g, const struct process *p, struct stray *known, int fd) {
     struct process now;
     const bool is_its = process_read(p->pid, &now) && now.start_ticks == p->start_ticks;
@@ -131,7 +131,7 @@ static void stray_keep(struct ir_group *g, const struct process *p, struct stray
     else if (fd >= 0) (void)fd_release(g, fd);
 }
 
-/* Whether some without a pidfd are left, of whose end nothing tells. Those that have ended are dropped. */
+/* Whether some without a pidfd are left, whose end is no event. Drops those that are gone. */
 bool stray_has_unwatched(struct ir_group *g) {
     bool any = false;
     for (uint32_t i = 0; i < g->strays_alive; i++) {
@@ -146,8 +146,9 @@ bool stray_has_unwatched(struct ir_group *g) {
     return any;
 }
 
-/* Where the host program adopts orphans (it is process 1, or a subreaper) a stray of ours has become its
- * child, which it knows nothing of. The number alone would not do: whose child it is now nobody knows. */
+/* Where the host program adopts orphans (it is process 1, or a subreaper) a leftover has become
+ * its child, which it knows nothing of. The number alone is not enough: whose child it is by now
+ * is unknown. */
 static void stray_reap(const struct ir_group *g, const struct stray *stray) {
     siginfo_t info;
     if (!(g->config.flags & IR_OLD_PIDFD))
@@ -172,8 +173,8 @@ void stray_close(struct ir_group *g) {
     g->strays_by_pid = NULL;
 }
 
-/* The guard of a launch inside ours, until its exec: it has that launch to end, and then ends. Where we adopt orphans
- * that launch has nothing that we do not find. */
+/* The guard of a launch inside this one, until its exec: it has that launch to end, and then
+ * ends. With adoption that launch has nothing that the search misses. */
 static bool stray_may_become_guard(const struct ir_group *g, const struct process *stray) {
     return !g->adopts && strcmp(stray->name, GUARD_NAME) == 0;
 }
@@ -194,8 +195,8 @@ static int by_number(const void *a, const void *b) {
     return (one > other) - (one < other);
 }
 
-/* Each is counted once, though it may be told to stop and then be killed. Without memory for that,
- * one that is seen twice is counted twice. */
+/* It counts each once, though one may get a stop and then SIGKILL. Without memory for that, one
+ * that appears twice counts twice. */
 static bool stray_is_new(struct ir_group *g, pid_t pid, uint32_t known) {
     if (known > 0 && bsearch(&pid, g->strays_by_pid, known, sizeof pid, by_number) != NULL)
         return false;
@@ -215,14 +216,15 @@ static void stray_report(struct ir_group *g, const struct process *stray, int ki
     event->code = (unsigned char)stray->state;
 }
 
-/* It is ending by itself, unless the others had their time to end and it has not: then somebody holds its pipe. */
+/* It is about to exit, unless the others had their time to end and it has not: then somebody
+ * holds its pipe. */
 static bool is_ending_tracker(const struct ir_group *g, pid_t pid) {
     return (g->state != SWEEPING || g->immediate) && process_is_tracker(pid);
 }
 
-/* The first few by name, all of them by number; not the guard of a launch within this one, which has an end of its own
- * to see to, not what is ending by the signal that its worker's group was sent (0: none of it is), and no tracker that
- * goes with its rank. */
+/* The first few by name, all of them by number. Not the guard of a launch within this one, which
+ * has another launch to end. Not what is ending by the signal to its worker's group (0: none is
+ * it), and no tracker that goes with its rank. */
 static void strays_note(struct ir_group *g, const struct processes *all, int sig) {
     uint32_t known = g->strays_known;
     for (size_t i = 0; i < all->n; i++) {
@@ -236,7 +238,8 @@ static void strays_note(struct ir_group *g, const struct processes *all, int sig
         qsort(g->strays_by_pid, g->strays_known, sizeof *g->strays_by_pid, by_number);
 }
 
-/* Through parents that are not ours to spare, up to us; of one that has gone its child tells its new parent. */
+/* Through parents that are none to spare, up to this process; of one that has gone its child
+ * shows its new parent. */
 static bool is_descendant(const struct ir_group *g, struct process p) {
     for (int i = 0; i < GENERATIONS; i++) {
         struct process parent;
@@ -270,7 +273,7 @@ static enum chased stray_kill_young(pid_t pid, void *with) {
     return CHASED_KILLED;
 }
 
-/* Whether it lives, is none to be spared, and is killed. Its number is its own until we reap it. */
+/* Whether it lives, is none to spare, and is killed. Its number stays its own until its reaping. */
 static bool child_kill(const struct ir_group *g, pid_t pid, struct processes *noted) {
     siginfo_t info = {0};
     struct process p;
@@ -293,11 +296,12 @@ static void noted_sort(struct processes *noted) {
     noted->n = n + 1;
 }
 
-/* What forks and exits without end is a child of ours for nearly all its life, and hardly anything lies between this
- * look and its signal, however many others of the machine fork and however seldom we have a turn: by autogroups
- * (sched(7)) each session has as large a share of the processors as ours. The last of the list have come last: dead
- * ones that we had no time to reap stand before them. What a child has just forked comes to us by its death. False:
- * there is no list that can be read. */
+/* What forks and exits without end is a child of this process for nearly all its life. Hardly
+ * anything comes between this look and its signal, however many others of the machine fork. That
+ * holds however seldom this process has a turn: by autogroups (sched(7)) each session has as
+ * large a share of the processors. The last of the list are the newest: dead ones that wait for
+ * their reaping precede them. Its death brings what a child has just forked. False: there is no
+ * readable list. */
 static bool children_kill(struct ir_group *g, bool report) {
     struct processes noted = {0};
     bool any = true;
@@ -345,7 +349,8 @@ static uint32_t unseen_signal(struct ir_group *g, const struct processes *seen, 
     return n;
 }
 
-/* Of those that it found /proc says nothing: their numbers are our children's, or nobody's. */
+/* /proc does not show those that it found: their numbers are this process's children's, or
+ * nobody's. */
 static enum chased unseen_kill_young(pid_t pid, void *with) {
     struct ir_group *g = with;
     siginfo_t info;
@@ -357,8 +362,8 @@ static enum chased unseen_kill_young(pid_t pid, void *with) {
     return CHASED_KILLED;
 }
 
-/* How many there are. Where we adopt, all children are known at last; else never 0 where we could not look but may do so
- * again: then the timetable goes on. */
+/* How many there are. With adoption, all children are known at last. Else it is never 0 while a
+ * failed look may have another try: then the timetable continues. */
 static uint32_t strays_number(struct ir_group *g, int error, uint32_t n) {
     if (error == 0 || g->adopts || n > 0) return n;
     if (!is_lasting(error)) return 1;
@@ -366,8 +371,8 @@ static uint32_t strays_number(struct ir_group *g, int error, uint32_t n) {
     return 0;
 }
 
-/* How many there are, as strays_number says. Those that we see for the first time are kept, so that we hear of their
- * end. */
+/* How many there are, as strays_number says. This keeps those that it sees for the first time,
+ * to learn of their end. */
 uint32_t stray_count(struct ir_group *g) {
     struct processes all;
     const int error = strays_find(g, &all);
@@ -382,8 +387,8 @@ uint32_t stray_count(struct ir_group *g) {
     return strays_number(g, error, n);
 }
 
-/* Sends to every stray there is now; returns how many there are, as stray_count does. report: name the
- * first ones in events. hunts: SIGKILL goes on to those that are forked meanwhile. */
+/* Sends to every leftover that exists; returns how many there are, as stray_count does. report:
+ * name the first ones in events. hunts: SIGKILL continues to those that fork meanwhile. */
 uint32_t stray_signal(struct ir_group *g, int sig, bool report, bool hunts) {
     struct processes all;
     const bool chases = sig == SIGKILL && hunts && g->adopts && !children_kill(g, report);
@@ -433,7 +438,7 @@ uint32_t stray_name_stuck(struct ir_group *g) {
     return named;
 }
 
-/* The children that the process had before it became ours (inherited across exec). */
+/* The children from before the process became an own one (inherited across exec). */
 int stray_foreign(struct ir_group *g) {
     struct processes all = {0};
     int r = 0;
@@ -447,7 +452,7 @@ int stray_foreign(struct ir_group *g) {
     return r;
 }
 
-/* Its number may be another's soon, and that one may be a stray. */
+/* Its number may be another's soon, and that one may be a leftover. */
 void foreign_remove(struct ir_group *g, pid_t pid) {
     for (uint32_t i = 0; i < g->foreign_count; i++)
         if (g->foreign[i] == pid) {

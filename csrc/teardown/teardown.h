@@ -9,7 +9,7 @@
 struct ir_group;
 struct worker;
 
-#define GIVE_UP_MS 5000 /* how long we wait for what SIGKILL does not end */
+#define GIVE_UP_MS 5000 /* the longest wait for what SIGKILL does not end */
 #define STRAYS_NAMED 16  /* named one by one; more are only stopped */
 
 /* ---- leftovers.c: one of them */

@@ -1,9 +1,11 @@
-/* teardown/unseen.c: what outlives the workers and no look at /proc shows: there is none, it is another PID namespace's,
- * it hides the processes of others (hidepid, proc(5)), or it cannot be read for want of memory.
+/* teardown/unseen.c: what outlives the workers and no look at /proc shows. There is none, it is
+ * another PID namespace's, it hides the processes of others (hidepid, proc(5)), or it is unreadable
+ * for want of memory.
  *
- * Left to us are numbers that cannot be a stranger's. A worker's process group is named by the pidfd of its leader,
- * after the leader's end, too. A child's number stays its own until we reap it, and waitid(2) knows our children: where
- * we adopt orphans, all that is left is a child of ours, or becomes one when its parents die. */
+ * What remains are numbers that cannot be a stranger's. The pidfd of its leader names a worker's
+ * process group, after the leader's end, too. A child's number stays its own until its reaping,
+ * and waitid(2) knows the children. With adoption, all that is left is a child of this process,
+ * or becomes one when its parents die. */
 #include "group/group.h"
 
 #include <errno.h>
@@ -45,8 +47,8 @@ bool stray_adopts(const struct ir_group *g) {
 
 /* ---- what workers have left in their process groups */
 
-/* 0, or -errno: -ESRCH: nobody; -ENOSYS: that is not known. Before Linux 6.9 the number is still that of the worker's
- * group if a child of ours is in it. */
+/* 0, or -errno: -ESRCH: nobody; -ENOSYS: unknown. Before Linux 6.9 the number is still that of
+ * the worker's group if a child is in it. */
 static int group_send(const struct ir_group *g, const struct worker *w, int sig) {
     siginfo_t info;
     const int r = child_signal_group(g, w->pid, w->pidfd, true, sig);
@@ -55,7 +57,7 @@ static int group_send(const struct ir_group *g, const struct worker *w, int sig)
     return kill(-w->pid, sig) < 0 ? -errno : 0;
 }
 
-/* One that was given up is still in its group, and ours. */
+/* One that was given up is still in its group, and a leftover. */
 static bool is_reaped(const struct ir_group *g, const struct worker *w) {
     siginfo_t info;
     return w->reaped && child_reap(g, w->pid, w->pidfd, &info, PEEK, NULL) < 0;
@@ -67,9 +69,9 @@ bool group_is_left(const struct ir_group *g, const struct worker *w) {
     return r == 0 || r == -EPERM; /* -EPERM: he is another user by now */
 }
 
-/* The host program adopts orphans (it is process 1, or a subreaper): what has ended in that group is its child, which it
- * knows nothing of. It is reaped by its pidfd; that the group was still the worker's is asked for after its number was
- * read. */
+/* The host program adopts orphans (it is process 1, or a subreaper). So a dead process in that
+ * group is its child, which it knows nothing of. This reaps it by its pidfd, and asks whether
+ * the group was still the worker's after it has read its number. */
 static void group_reap(const struct ir_group *g, const struct worker *w) {
     siginfo_t info;
     while (child_wait(P_PGID, w->pid, &info, PEEK, NULL) == 0 && info.si_pid != 0) {
@@ -88,7 +90,7 @@ bool group_needs_leader(const struct ir_group *g, const struct worker *w) {
            child_signal_group(g, w->pid, w->pidfd, true, 0) == -ENOSYS;
 }
 
-/* Those are killed without a grace: nothing would tell whether anybody but the leader is there. */
+/* Those get no grace: nothing would show whether anybody but the leader is there. */
 void groups_release(struct ir_group *g) {
     siginfo_t info;
     for (uint32_t i = 0; i < g->started; i++) {
@@ -141,7 +143,7 @@ void groups_living(const struct ir_group *g, const struct processes *groups,
     }
 }
 
-/* ---- our children */
+/* ---- the children */
 
 /* Their numbers (proc_pid_tid_children(5)). -errno: there is no such list (CONFIG_PROC_CHILDREN), or it cannot be read. */
 int children_list(const struct ir_group *g, struct processes *ret) {
