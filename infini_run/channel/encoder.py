@@ -56,7 +56,7 @@ class OutgoingFrame:
 
     def void_remainder(self) -> OutgoingFrame | None:
         """Return what makes a partly written frame void: the rest of its head and table, zeros for its payload, and
-        the byte that says that it does not count."""
+        the byte VOID."""
         written = self.written
         left = self.size - written
         if self.is_void:

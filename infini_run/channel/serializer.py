@@ -191,8 +191,9 @@ def _pack(thing: object, pickler: type[pickle.Pickler]) -> Parcel:
 
 
 def _take_out(chunks: _Chunks, buffers: list[Buffer]) -> None:
-    """Take large bytes out of the stream, and put a buffer out of band in their place. pickle writes them unchanged,
-    after the chunk that ends with their opcode and length. Nothing else comes in one piece so large, but text."""
+    """Take large bytes out of the stream, and put a buffer out of band in their place. The pickler writes them
+    unchanged, after the chunk that ends with their opcode and length. Nothing else comes in one piece so large, but
+    text."""
     start, chunks.seen = max(chunks.seen, 1), len(chunks)
     for at in range(start, len(chunks)):
         size = len(chunks[at])

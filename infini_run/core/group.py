@@ -130,6 +130,7 @@ class Event:
             - unplaced: no memory policy; signal is the errno
             - restarting: in place of ended if another attempt follows; code is the number of restarts
             - suspend: Ctrl-Z
+            - client: a connection to the control socket asks something
             - lease_ended: the ranks were killed; code is 0 without a renewal in time, 1 after a SIGKILL of its guard
             - asks_terminal: the rank reads the terminal; code is 0 if it gets it, 1 if it stays stopped
             - progress: PROGRESS=value, higher than ever; the highest of several between two looks, with its time

@@ -95,7 +95,8 @@ class HeadControl:
                 self._server.add(fd)
 
     def _greet(self, fd: int) -> bool:
-        """Whether it is our own user or root, and was sent what the launch is; else the connection is closed."""
+        """Greet a connection of this user or of root with the facts of the launch, and close any other. Return
+        whether it stays."""
         client = socket(fileno=fd)
         try:
             uid = UCRED.unpack(client.getsockopt(SOL_SOCKET, SO_PEERCRED, UCRED.size))[1]
@@ -142,7 +143,7 @@ class HeadControl:
                 os.rmdir(folder)
 
     def after_fork_in_child(self) -> None:
-        """In a forked child: close our copies of descriptors; the folder is the parent's."""
+        """Close the copies of descriptors in a forked child; the folder is the parent's."""
         self._folder = ""
         if self._server is not None:
             self._server.after_fork_in_child()
@@ -198,7 +199,7 @@ class _HeadAnswers:
         return set(world if asked is None else asked)
 
     def counts(self) -> dict[str, int]:
-        """How many ranks are in each state, as far as the head knows."""
+        """Return how many ranks are in each state, as far as the head knows."""
         counts: dict[str, int] = {}
         for agent in self._state.world:
             for state, count in _agent_counts(agent).items():

@@ -24,7 +24,7 @@ _FOREVER_S = 1e12
 
 
 def whole_number(low: int, high: int) -> Callable[[Any], bool]:
-    """The check of a field that is a whole number from `low` to `high`."""
+    """Return the check of a field that is a whole number from `low` to `high`."""
     return lambda value: type(value) is int and low <= value <= high
 
 
@@ -47,12 +47,12 @@ def _ticks(value: Any) -> bool:
 
 
 def are_texts(value: Any) -> bool:
-    """A list of them."""
+    """Return whether it is a list of texts."""
     return type(value) is list and all(map(is_text, value))
 
 
 def is_flag(value: Any) -> bool:
-    """True or false."""
+    """Return whether it is true or false."""
     return type(value) is bool
 
 
@@ -82,7 +82,7 @@ def _workers(value: Any) -> bool:
 
 
 def is_nproc(value: Any) -> bool:
-    """How many ranks a node has: a number, or what counts them there."""
+    """Return whether it is how many ranks a node has: a number, or what counts them there."""
     return value in ("gpu", "cpu", "auto") if type(value) is str else whole_number(1, MOST_RANKS)(value)
 
 

@@ -1,4 +1,4 @@
-"""How far ranks have come, from their node to the head: of each rank the latest, and seldom.
+"""The progress of ranks, from their node to the head: of each rank the latest, and seldom.
 
 A rank may send PROGRESS= a hundred times a second. The head gets one message of all ranks that moved per second and
 node; of many nodes each sends less often, so that the messages of all are as few.
@@ -55,7 +55,7 @@ class ProgressSender:
 
 
 class RankProgress:
-    """The head's side: of the ranks of one node the highest PROGRESS=, each with its time by our CLOCK_MONOTONIC."""
+    """The head's side: of the ranks of one node the highest PROGRESS=, each with its time by the head's clock."""
 
     def __init__(self) -> None:
         self.latest: dict[int, tuple[int, float]] = {}

@@ -76,7 +76,7 @@ class NodeAnswers:
         getattr(self, f"_{request['question']}")(client, request)
 
     def _stop(self, client: Client, request: dict[str, Any]) -> None:
-        """As SIGTERM does: the second time it kills."""
+        """Stop the launch as SIGTERM does: the second time it kills."""
         self._notes.add(f"{client.who} asked to stop this launch")
         is_again = self._is_stopping or bool(self._run.outcome.received_signal)
         self._is_stopping = True

@@ -314,7 +314,7 @@ class Outcome:
             self._change(rank, status=status)
 
     def record_progress(self, latest: Iterable[Event]) -> None:
-        """Record how far ranks have come.
+        """Record the progress of ranks.
 
         Args:
             latest: The last `progress` event of each rank that has sent PROGRESS=.

@@ -176,7 +176,8 @@ def _byte_at(name: str, at: int, offset: int) -> bytes:
 
 def _not_ours(log: os.stat_result, folder: os.stat_result) -> str:
     """Return why a file may be a stranger's: one to get the output, or one to have the output in this user's file.
-    fs.protected_regular and protected_hardlinks of proc_sys_fs(5) check this in sticky folders, where they are on."""
+    The settings fs.protected_regular and protected_hardlinks of proc_sys_fs(5) check this in sticky folders, where
+    they are on."""
     if not stat.S_ISREG(log.st_mode):
         return "it is not a regular file"
     if log.st_nlink > 1:
@@ -306,8 +307,8 @@ def append_text(path: str, text: str) -> None:
 
 
 def open_regular(path: str, *, follows_links: bool = False) -> int:
-    """Open a regular file for reading. It rejects anything else (a FIFO, a device, a folder), and never waits for it:
-    open(2) of a FIFO without O_NONBLOCK waits until somebody writes to it.
+    """Open a regular file for reading. It rejects anything else (a FIFO, a device, a folder), and never waits for it.
+    An open(2) of a FIFO without O_NONBLOCK waits until somebody writes to it.
 
     Args:
         path: the file.

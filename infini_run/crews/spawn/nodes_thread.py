@@ -139,7 +139,7 @@ class NodesThread:
 
     @property
     def is_over(self) -> bool:
-        """Whether it is over, and with it everything on every node."""
+        """Whether the thread and everything on every node are gone."""
         return self._is_over
 
     def broadcast(self, number: int, workers: Sequence[RemoteWorker], frame: Sequence[Buffer]) -> None:

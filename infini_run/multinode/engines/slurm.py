@@ -98,8 +98,8 @@ class SlurmEngine(Engine):
         return exit_text("srun", code, reason) + hint
 
     def is_allocation_over(self, stderr: str) -> bool:
-        """Return whether the allocation is over: srun reports it where it looks for its job, and where it asks for a
-        step."""
+        """Return whether the allocation is finished: srun reports it where it looks for its job, and where it asks
+        for a step."""
         return any(_JOB_ENDS.match(line) for line in lines_of(stderr))
 
     def was_cancelled(self, stderr: str) -> bool:
