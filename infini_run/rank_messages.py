@@ -42,7 +42,7 @@ def progress(done: float, of: float | None = None) -> None:
     if type(done) is not int or not 0 <= done <= MOST_PROGRESS:
         from infini_run.errors import UsageError
 
-        raise UsageError(f"progress({done!r}): a whole number from 0 to 2**63 - 1, or progress(done, of)")
+        raise UsageError(f"progress({done!r}): expected a whole number from 0 to 2**63 - 1, or progress(done, of)")
     _report(f"PROGRESS={done}")
 
 

@@ -54,7 +54,7 @@ static bool stop_self(bool whole_group) {
 void tty_suspend(struct ir_group *g, bool whole_group) {
     g->terminal.suspended_ns = clock_ns();
     group_signal_groups(g, SIGSTOP);
-    lines_flush_all(g); /* before the shell's prompt */
+    (void)lines_flush_all(g); /* before the shell's prompt */
     sink_flush_all(g);
     tty_restore(g);
     if (stop_is_asked_for(g)) return;

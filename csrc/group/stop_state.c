@@ -228,7 +228,7 @@ void state_check(struct ir_group *g) {
     if (g->state == DRAINING) {
         pump_close(g);
         sink_flush_all(g);
-        if (pump_idle(g) && sink_finish_all(g)) state_cause(g, FLUSHED);
+        if (pump_idle(g) && lines_flush_all(g) && sink_finish_all(g)) state_cause(g, FLUSHED);
     }
 }
 

@@ -135,6 +135,11 @@ static bool due_write(struct ir_group *g, struct sink *sink, int64_t now_ns) {
     return true;
 }
 
+/* All that is held is written now. False: there is no room for all of it. */
+static bool all_write(struct ir_group *g, struct sink *sink) {
+    return due_write(g, sink, INT64_MAX - 1);
+}
+
 static int64_t next_due_ns(const struct ir_group *g) {
     int64_t due_ns = INT64_MAX;
     for (int i = 0; i < 2; i++) {
@@ -162,7 +167,7 @@ static bool fold_put(struct ir_group *g, uint32_t index, int which, struct sink 
         if (r != -ENOSPC) break;
         if (!first_write(g, sink)) return false;
     }
-    if (r < 0) return lines_flush(g, sink) && own_write(g, sink, s, bytes, size, now_ns);
+    if (r < 0) return all_write(g, sink) && own_write(g, sink, s, bytes, size, now_ns);
     (void)due_write(g, sink, now_ns);
     timer_start(g);
     return true;
@@ -190,11 +195,21 @@ void lines_resume(struct ir_group *g) {
     timer_start(g);
 }
 
-/* All that is held is written now. False: there is no room for all of it. */
-bool lines_flush(struct ir_group *g, struct sink *sink) {
-    return due_write(g, sink, INT64_MAX - 1);
+bool lines_flush_all(struct ir_group *g) {
+    bool all = true;
+    for (int i = 0; i < 2; i++) all = all_write(g, &g->sinks[i]) && all;
+    return all;
 }
 
-void lines_flush_all(struct ir_group *g) {
-    for (int i = 0; i < 2; i++) (void)lines_flush(g, &g->sinks[i]);
+int ir_group_print(struct ir_group *g, int stream, const char *lines, uint32_t size) {
+    if (g == NULL) return -ESRCH;
+    struct sink *sink = sink_of(g, stream);
+    int r = sink == NULL ? sink_open_late(g, stream, &sink) : 0;
+    if (r < 0 || sink == NULL || sink->broken) return r;
+    (void)lines_flush_all(g); /* ours is about what came before it */
+    if (sink->end + size + 1 > SINK_BUFFER + SINK_MARGIN) return -EAGAIN;
+    sink_begin(sink, NULL);
+    sink_put(sink, lines, size);
+    if (!sink->awaited) sink_flush(g, sink);
+    return 0;
 }

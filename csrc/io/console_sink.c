@@ -123,7 +123,6 @@ static bool ends_unended(const struct ir_group *g, const struct sink *sink) {
 }
 
 static bool sink_finish(struct ir_group *g, struct sink *sink) {
-    if (!lines_flush(g, sink)) return false;
     if (ends_unended(g, sink)) {
         sink_put(sink, "\n", 1);
         sink->open = false;
@@ -147,26 +146,13 @@ bool sink_finish_all(struct ir_group *g) {
 
 /* Where ranks have the console themselves the core needs it only if there is something to say.
  * Then a rank may have filled it, so that a plain write would block. */
-static int sink_open_late(struct ir_group *g, int which, struct sink **ret_sink) {
+int sink_open_late(struct ir_group *g, int which, struct sink **ret_sink) {
     struct stat status;
     if (which != 1 || g->config.message_fd < 0 || fstat(g->config.message_fd, &status) < 0)
         return 0;
     int r = sink_open_one(&g->sinks[1], g->config.message_fd);
     if (r == 0) *ret_sink = &g->sinks[1];
     return r;
-}
-
-int ir_group_print(struct ir_group *g, int stream, const char *lines, uint32_t size) {
-    if (g == NULL) return -ESRCH;
-    struct sink *sink = sink_of(g, stream);
-    int r = sink == NULL ? sink_open_late(g, stream, &sink) : 0;
-    if (r < 0 || sink == NULL || sink->broken) return r;
-    lines_flush_all(g); /* ours is about what came before it */
-    if (sink->end + size + 1 > SINK_BUFFER + SINK_MARGIN) return -EAGAIN;
-    sink_begin(sink, NULL);
-    sink_put(sink, lines, size);
-    if (!sink->awaited) sink_flush(g, sink);
-    return 0;
 }
 
 void sink_close(struct ir_group *g) {

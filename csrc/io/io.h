@@ -91,8 +91,7 @@ bool lines_put(struct ir_group *g, uint32_t index, int which, struct sink *sink,
                uint32_t size);
 void lines_ready(struct ir_group *g);
 void lines_resume(struct ir_group *g);
-bool lines_flush(struct ir_group *g, struct sink *sink);
-void lines_flush_all(struct ir_group *g);
+bool lines_flush_all(struct ir_group *g);
 
 /* line_rests.c */
 int rest_open(struct ir_group *g, const struct ir_worker *workers, uint32_t n);
@@ -118,6 +117,7 @@ void control_free(struct ir_group *g);
 
 /* console_sink.c */
 int sink_open(struct ir_group *g);
+int sink_open_late(struct ir_group *g, int which, struct sink **ret_sink);
 struct sink *sink_of(struct ir_group *g, int which);
 bool sink_has_room(struct ir_group *g, struct sink *s, uint32_t wanted);
 void sink_begin(struct sink *s, const struct stream *stream);

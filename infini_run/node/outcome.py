@@ -80,7 +80,7 @@ class Outcome:
         Returns:
             A line for the user. Empty: none.
         """
-        if event.kind in ("triggered", "progress"):
+        if event.kind in ("triggered", "progress", "client"):
             return ""
         text: str = getattr(self, f"_record_{event.kind}")(event) or ""
         return text
