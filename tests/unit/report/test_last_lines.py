@@ -126,6 +126,124 @@ PRINTED = {
         ["a.out: a.c:3: main: Assertion `n > 0' failed."],
         "a.out: a.c:3: main: Assertion `n > 0' failed.",
     ),
+    "V8": (
+        [
+            "[20215:0xa3b3ca0]       35 ms: Mark-Compact 20.1 (52.7) -> 20.1 (52.7) MB, 3.01 / 0.00 ms",
+            "<--- JS stacktrace --->",
+            "FATAL ERROR: Reached heap limit Allocation failed - JavaScript heap out of memory",
+            "----- Native stack trace -----",
+            *(f" {n}: 0xb78db{n} node::OOMErrorHandler(char const*, v8::OOMDetails const&) [node]" for n in range(9)),
+            "10: 0x10fb205  [node]",
+        ],
+        ["FATAL ERROR: Reached heap limit Allocation failed - JavaScript heap out of memory"],
+        "FATAL ERROR: Reached heap limit Allocation failed - JavaScript heap out of memory",
+    ),
+    "a Node error with fields": (
+        [
+            "node:internal/modules/cjs/loader:1210",
+            "  throw err;",
+            "  ^",
+            "Error: Cannot find module './nosuch'",
+            "Require stack:",
+            "- /srv/[eval]",
+            *(f"    at Module.require (node:internal/modules/cjs/loader:{n}:19)" for n in range(9)),
+            "    at [eval]:1:1",
+            "    at evalScript (node:internal/process/execution:133:3) {",
+            "  code: 'MODULE_NOT_FOUND',",
+            "  requireStack: [ '/srv/[eval]' ]",
+            "}",
+            "Node.js v20.20.2",
+        ],
+        ["Error: Cannot find module './nosuch'"],
+        "Error: Cannot find module './nosuch'",
+    ),
+    "a crash in C below Go": (
+        [
+            "SIGSEGV: segmentation violation",
+            "PC=0x46e2c1 m=0 sigcode=1 addr=0x0",
+            "signal arrived during cgo execution",
+            "goroutine 1 gp=0xc000002380 m=0 mp=0x5a3b40 [syscall]:",
+            *["runtime.cgocall(0x46e2a0, 0xc00006ced0)", "\t/usr/lib/go/src/runtime/cgocall.go:167 +0x4b"] * 3,
+            *(f"{name}    0x0" for name in ("rax", "rbx", "rcx", "r8 ", "r15", "rip", "rflags", "cs ")),
+        ],
+        ["SIGSEGV: segmentation violation"],
+        "SIGSEGV: segmentation violation",
+    ),
+    "a Rust error and a stack overflow": (
+        [
+            *(f"step {n}" for n in range(9)),
+            "thread 'main' (20351) has overflowed its stack",
+            "fatal runtime error: stack overflow, aborting",
+            "   0: 0x557d - std::rt::lang_start",
+        ],
+        ["fatal runtime error: stack overflow, aborting"],
+        "fatal runtime error: stack overflow, aborting",
+    ),
+    "glibc's heap below Open MPI": (
+        [
+            *(f"step {n}" for n in range(9)),
+            "free(): double free detected in tcache 2",
+            "[host:77] *** Process received signal ***",
+            "[host:77] Signal: Aborted (6)",
+            "[host:77] Signal code:  (-6)",
+            "[host:77] [ 0] /lib/x86_64-linux-gnu/libc.so.6(+0x3c050)[0x7fb1]",
+            "[host:77] *** End of error message ***",
+        ],
+        ["free(): double free detected in tcache 2", "[host:77] Signal: Aborted (6)"],
+        "free(): double free detected in tcache 2",
+    ),
+    "an exception of any name": (
+        [
+            "Traceback (most recent call last):",
+            '  File "train.py", line 8, in f',
+            '    raise queue.Empty("nothing came")',
+            "          ^^^^^^^^^^^^^^^^^^^^^^^^^^^",
+            "_queue.Empty: nothing came",
+            *(f"worker {n} has stopped" for n in range(9)),
+        ],
+        ['  File "train.py", line 8, in f', "_queue.Empty: nothing came"],
+        "worker 8 has stopped",
+    ),
+    "what Python ignores at its end": (
+        [
+            "Traceback (most recent call last):",
+            '  File "train.py", line 3, in <module>',
+            "    f(1)",
+            "ValueError: boom",
+            "Exception ignored in: <function Pool.__del__ at 0x7f3c>",
+            "Traceback (most recent call last):",
+            '  File "/usr/lib/python3.11/pool.py", line 271, in __del__',
+            "    self.notify(1)",
+            "TypeError: 'NoneType' object is not callable",
+            "Exception ignored in: <_io.TextIOWrapper name='<stdout>' mode='w' encoding='utf-8'>",
+            "BrokenPipeError: [Errno 32] Broken pipe",
+        ],
+        ['  File "train.py", line 3, in <module>', "ValueError: boom"],
+        "BrokenPipeError: [Errno 32] Broken pipe",
+    ),
+    "NCCL beside an exception": (
+        [
+            '[rank3]:   File "train.py", line 41, in step',
+            "[rank3]:     dist.all_reduce(x)",
+            "[rank3]: torch.distributed.DistBackendError: NCCL error in: NCCLUtils.hpp:77, unhandled error",
+            *(f"host:77:{n} [3] misc/socket.cc:484 NCCL WARN Connection closed by remote peer" for n in range(9)),
+        ],
+        ["[rank3]: torch.distributed.DistBackendError: NCCL error in: NCCLUtils.hpp:77, unhandled error"],
+        "host:77:8 [3] misc/socket.cc:484 NCCL WARN Connection closed by remote peer",
+    ),
+    "NCCL alone": (
+        [
+            "host:77:90 [0] misc/socket.cc:484 NCCL WARN socketStartConnect: Connect to 10.0.0.1 failed",
+            *(f"host:77:90 [0] NCCL INFO transport/net.cc:{n} -> 2" for n in range(9)),
+        ],
+        ["host:77:90 [0] misc/socket.cc:484 NCCL WARN socketStartConnect: Connect to 10.0.0.1 failed"],
+        "host:77:90 [0] NCCL INFO transport/net.cc:8 -> 2",
+    ),
+    "CUDA alone": (
+        ["CUDA error at main.cu:12: an illegal memory access was encountered", *(f"freed {n}" for n in range(9))],
+        ["CUDA error at main.cu:12: an illegal memory access was encountered"],
+        "freed 8",
+    ),
     "noise after a Python exception": (
         [
             "[rank0]: Traceback (most recent call last):",
@@ -166,6 +284,20 @@ def test_python_traceback_is_shown_from_its_end():
     ]
     assert choose_lines(lines, 5) == tuple(lines[-5:])
     assert choose_line(lines) == "ValueError: boom"
+
+
+def test_place_of_exception_is_shown_before_noise():
+    noise = [f"[W1128 socket.cpp:{n}] connection closed" for n in range(9)]
+    raised = ['  File "train.py", line 5, in main', "    step(x)", "    ~~~~^^^", "ValueError: boom"]
+    assert choose_lines(["Traceback (most recent call last):", *raised, *noise], 5) == (*raised, noise[-1])
+    assert choose_lines([*raised, *noise], 2) == (raised[-1], noise[-1])
+
+
+def test_ignored_exception_hides_no_message_after_it():
+    ignored = ["Exception ignored in: <function A.__del__ at 0x7f3c>", "OSError: ignored"]
+    lines = [*ignored, "ValueError: boom", *(f"step {n}" for n in range(9))]
+    assert "ValueError: boom" in choose_lines(lines, 5)
+    assert choose_lines([*(f"step {n}" for n in range(9)), *ignored], 5)[-2:] == tuple(ignored)
 
 
 def test_exception_is_shown_when_torch_cannot_record_it():
