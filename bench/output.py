@@ -1,4 +1,4 @@
-"""(d) Output: 4 ranks write 200 MB each in lines of 100 bytes, through `--console=prefix` and `--console=lines`, and
+"""(d) Output: 4 ranks write 200 MB each in lines of 100 bytes, through `--console=prefix`, `lines`, and `fold`, and
 into `--log_dir`.
 
 Against `cat`: the same four writers into one pipe, cat, and the same reader (or a file). Every timed run
@@ -28,7 +28,8 @@ LINE_BYTES = 100
 LINES = 2_000_000
 PEER_LINES = 200_000
 ROUNDS = 5
-PREFIXES = {"prefix": [f"[rank {rank}] " for rank in range(RANKS)], "lines": [""] * RANKS}
+LABELS = [f"[rank {rank}] " for rank in range(RANKS)]
+PREFIXES = {"prefix": LABELS, "lines": [""] * RANKS, "fold": LABELS}  # no two ranks write the same line
 
 
 class Output:
@@ -179,7 +180,8 @@ def measure_own(bed: Bed, directory: Path) -> tuple[list[Row], dict[str, Any]]:
     for name, launcher in consoles.items():
         ratio = rates[name] / rates["cat"]
         figure = f"output --console={name}"
-        rows.append(Row(figure=figure, value=rates[name], unit="MB/s", ratio=ratio, against="cat", bar="output"))
+        bar = None if name == "fold" else "output"
+        rows.append(Row(figure=figure, value=rates[name], unit="MB/s", ratio=ratio, against="cat", bar=bar))
         _, answer = job.check_lines(launcher)
         rows.append(wrong_row(name, wrong_lines(answer) + wrong_prefixes(answer, PREFIXES[name])))
     rows += [

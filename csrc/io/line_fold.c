@@ -17,7 +17,8 @@
 #define LINES_LEAST 2u
 #define WORDS_MOST (128u * 1024) /* of all lines' ranks; 1 MiB */
 #define BYTES_MOST (256u * 1024) /* of all lines */
-#define BUCKETS 4096u
+#define BUCKETS                                                                                    \
+    16384u /* of each of two filters: the list is searched only where both know the hash */
 #define RANGES_MOST 8u /* that are written; ranks beyond are counted */
 
 struct held {
@@ -47,9 +48,9 @@ struct ir_fold {
     uint32_t free;         /* the first free line of a chain by `after` */
     uint64_t serial;
     struct rank *ranks;
-    uint64_t *sets;     /* of ranks, for each line */
-    struct held *lines; /* and the list's two ends: lines[capacity] */
-    uint16_t *by_hash;  /* how many are held, for each bucket */
+    uint64_t *sets;               /* of ranks, for each line */
+    struct held *lines;           /* and the list's two ends: lines[capacity] */
+    uint16_t (*by_hash)[BUCKETS]; /* how many are held, by the low and by the high half */
 };
 
 struct ir_fold *ir_fold_free(struct ir_fold *fold) {
@@ -78,7 +79,7 @@ int ir_fold_new(uint32_t n, const uint32_t *expected, struct ir_fold **ret_fold)
     fold->ranks = calloc(n, sizeof *fold->ranks);
     fold->sets = calloc((size_t)fold->capacity * fold->words, sizeof *fold->sets);
     fold->lines = calloc(fold->capacity + 1, sizeof *fold->lines);
-    fold->by_hash = calloc(BUCKETS, sizeof *fold->by_hash);
+    fold->by_hash = calloc(2, sizeof *fold->by_hash);
     if (!fold->ranks || !fold->sets || !fold->lines || !fold->by_hash) {
         (void)ir_fold_free(fold);
         return -ENOMEM;
@@ -113,8 +114,19 @@ static uint64_t *set_of(const struct ir_fold *fold, uint32_t at) {
     return &fold->sets[(size_t)at * fold->words];
 }
 
-static uint16_t *bucket_of(const struct ir_fold *fold, uint64_t hash) {
-    return &fold->by_hash[hash % BUCKETS];
+static uint16_t *bucket_of(const struct ir_fold *fold, uint64_t hash, int half) {
+    return &fold->by_hash[half][(half == 0 ? hash : hash >> 32) % BUCKETS];
+}
+
+static void hash_count(struct ir_fold *fold, uint64_t hash, int by) {
+    for (int half = 0; half < 2; half++) {
+        uint16_t *count = bucket_of(fold, hash, half);
+        *count = (uint16_t)(*count + by);
+    }
+}
+
+static bool hash_is_held(const struct ir_fold *fold, uint64_t hash) {
+    return *bucket_of(fold, hash, 0) > 0 && *bucket_of(fold, hash, 1) > 0;
 }
 
 static uint64_t hash_of(const char *bytes, uint32_t size) {
@@ -141,7 +153,7 @@ static void line_share(struct ir_fold *fold, uint32_t at, uint32_t rank, uint64_
 /* An equal line that the rank may join; `capacity`: none. */
 static uint32_t line_find(const struct ir_fold *fold, uint32_t rank, const struct held *new,
                           const char *bytes) {
-    if (*bucket_of(fold, new->hash) == 0) return fold->capacity;
+    if (!hash_is_held(fold, new->hash)) return fold->capacity;
     const struct rank *r = &fold->ranks[rank];
     bool shares = r->shared_line > 0 && fold->lines[r->shared_at].serial == r->shared_serial;
     uint32_t at = shares ? fold->lines[r->shared_at].after : first_of(fold);
@@ -193,7 +205,7 @@ static int line_add(struct ir_fold *fold, uint32_t rank, struct held *new, const
     fold->count++;
     fold->ranks[rank].own++;
     fold->bytes += new->size;
-    ++*bucket_of(fold, new->hash);
+    hash_count(fold, new->hash, 1);
     return 0;
 }
 
@@ -259,7 +271,7 @@ void ir_fold_drop(struct ir_fold *fold) {
     fold->bytes -= held->size;
     fold->count--;
     if (held->count == 1) fold->ranks[held->writer].own--;
-    --*bucket_of(fold, held->hash);
+    hash_count(fold, held->hash, -1);
     held->serial = 0;
     held->after = fold->free;
     fold->free = at;
