@@ -267,6 +267,17 @@ def test_logs_follow_goes_on_through_restarts(local, bell, tmp_path):
     assert b"[rank 0] life 1\n" in following.out
 
 
+def test_logs_of_one_rank_have_its_folded_lines(local, monkeypatch):
+    monkeypatch.setitem(local.env, "INFINI_RUN_CONSOLE", "fold")
+    monkeypatch.setitem(local.env, "INFINI_RUN_TIMESTAMPS", "1")
+    name = local.submit("--slots=3", "--", "sh", "-c", "echo same; echo from $RANK")
+    local.wait(name)
+    lines = local.lines(name, "--rank=1")
+    assert [line.partition("] ")[2] for line in lines] == ["same", "from 1"]
+    assert all(len(line.split()[0]) == 24 for line in lines)
+    assert local.lines(name, "--node=0") == local.lines(name)
+
+
 def test_logs_of_one_rank(local):
     name = local.submit("--slots=3", "--", "sh", "-c", "echo from $RANK; echo '[rank 1] I am' >&2")
     local.wait(name)

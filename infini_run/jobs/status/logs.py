@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 
 # a label of plan/model.py, of one node or of many; stderr has its own word (ERROR in 0.2 and before). Bounded: the
 # output of a rank is no label
-_LABEL = re.compile(rb"\[(?:rank (\d{1,9})|([^\]\s]{0,255}):(\d{1,9}))(?: err| ERROR)?\] ")
+_BEFORE = rb"(?:[\d-]{10}T[\d:.]{12}Z )?(?:\033\[3\dm)?"  # --timestamps, --color
+_LABEL = re.compile(_BEFORE + rb"\[(?:rank (\d{1,9})|([^\]\s]{0,255}):(\d{1,9}))(?: err| ERROR)?\]")
+_FOLDED = re.compile(_BEFORE + rb"\[ranks ([\d,-]{1,200})( and \d+ more)?(?: err)?\]")  # --console=fold
 
 
 class Chosen:
@@ -70,11 +72,19 @@ class Chosen:
             return True
         label = _LABEL.match(line)
         if label is None:
-            return False
+            return self._has_folded(line)
         rank = label[1] or label[3]
         if self._rank >= 0 and int(rank) != self._rank:
             return False
         return not self._host or self._is_single or label[2] == self._host
+
+    def _has_folded(self, line: bytes) -> bool:
+        """Whether it is a line of several ranks, and theirs. Their nodes are unknown, so it is of every node."""
+        label = _FOLDED.match(line)
+        if label is None:
+            return False
+        bounds = [[int(rank) for rank in part.split(b"-") if rank] for part in label[1].split(b",")]
+        return self._rank < 0 or bool(label[2]) or any(each and each[0] <= self._rank <= each[-1] for each in bounds)
 
 
 def _no_node(node: str, nodes: Iterable[str], count: int) -> UsageError:
