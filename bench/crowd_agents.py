@@ -32,7 +32,7 @@ from infini_run.multinode.lease import Lease
 from infini_run.multinode.protocol import pack_json, unpack_json
 from infini_run.multinode.record_codec import to_jsonable
 from infini_run.multinode.tcp import connect
-from infini_run.options.options import HANDED_OUT
+from infini_run.options.table import HANDED_OUT
 from infini_run.system.poller import READ, WRITE, Poller
 from infini_run.version import VERSION
 

@@ -11,6 +11,8 @@ from infini_run.value_types import MARKER_VARIABLE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from infini_run.core.group import ProcessState
     from infini_run.display.observers import Observers
     from infini_run.environments.environment import ClusterEnvironment
@@ -171,7 +173,7 @@ def _take_over_process(mask_at_entry: set[int] | None) -> ProcessState:
 
 def _joins_by_hand(options: Options, cluster: ClusterEnvironment | None, environ: dict[str, str]) -> bool:
     """Return whether a token joins this launcher and others; a task that is one rank is no launcher."""
-    from infini_run.options.options import TOKEN
+    from infini_run.options.table import TOKEN
 
     is_task = cluster is not None and cluster.is_task
     has_token = environ.get(TOKEN) or options.token_file
@@ -315,18 +317,15 @@ def _start(
         run.start()
         return run
     from infini_run.core.group import release_caller_descriptors
-    from infini_run.node.launch import make_launch
+    from infini_run.node.launch import NodeLaunch
 
-    run = make_launch(
-        plan,
-        options,
-        zygote=zygote,
-        environ=environ,
-        entry=entry,
-        print_line=_print_line,
-        observers=observers,
-        is_last=True,
-    )
+    given: dict[str, Any] = {"environ": environ, "entry": entry, "print_line": _print_line, "observers": observers}
+    if zygote is None:
+        run = NodeLaunch(plan, options, is_last=True, **given)
+    else:
+        from infini_run.node.warm_launch import WarmLaunch
+
+        run = WarmLaunch(plan, options, is_last=True, zygote=zygote, **given)
     try:
         run.start()
     finally:

@@ -13,7 +13,7 @@ from infini_run.multinode.agent_options import options_of_agents, working_direct
 from infini_run.multinode.connection import TOKEN
 from infini_run.multinode.head import Head
 from infini_run.options.nodes import MANUAL, NodeList
-from infini_run.options.options import HANDED_OUT
+from infini_run.options.table import HANDED_OUT
 from infini_run.record import replace
 
 TYPE_CHECKING = False

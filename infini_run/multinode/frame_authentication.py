@@ -12,7 +12,7 @@ from _blake2 import blake2b
 from _operator import _compare_digest  # hmac.compare_digest, without hashlib
 
 from infini_run.errors import LinkError
-from infini_run.multinode.protocol import TAG
+from infini_run.system.frames import TAG
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

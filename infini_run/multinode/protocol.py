@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from infini_run.errors import LinkError
 from infini_run.system.frames import HEAD, WireDecoder
-from infini_run.system.frames import TAG as TAG
 from infini_run.system.frames import pack as pack
 from infini_run.system.json_codec import decode, encode
 

@@ -33,14 +33,12 @@ from infini_run.value_types import MARKER_VARIABLE
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from typing import Any
 
     from infini_run.control.server import ControlServer
     from infini_run.core.group import Event, FoldLabel, ProcessState
     from infini_run.display.observers import Observers
     from infini_run.display.relay import ObserverRelay
     from infini_run.node.outcome import Outcome
-    from infini_run.node.warm_zygote import WarmZygote
     from infini_run.options.options import Options
     from infini_run.plan.model import Output, Plan, RankRange, SingleRank, Worker
     from infini_run.report.report import Report
@@ -634,15 +632,6 @@ class NodeLaunch:
     def report(self) -> Report:
         """Return how it ended, or its state so far."""
         return self.outcome.report()
-
-
-def make_launch(*args: Any, zygote: WarmZygote | None = None, **keywords: Any) -> NodeLaunch:
-    """Return a NodeLaunch, whose ranks are forks of `zygote` if there is one."""
-    if zygote is None:
-        return NodeLaunch(*args, **keywords)
-    from infini_run.node.warm_launch import WarmLaunch
-
-    return WarmLaunch(*args, zygote=zygote, **keywords)
 
 
 def plan_node(

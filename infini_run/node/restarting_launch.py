@@ -14,17 +14,17 @@ from _thread import RLock
 
 from infini_run.core.group import Event, Group, debug_flags
 from infini_run.errors import InfiniRunError, StartError, printable
-from infini_run.node.launch import make_launch
+from infini_run.node.launch import NodeLaunch
 from infini_run.plan.program import absolute_flag_path
 from infini_run.record import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from typing import Any
 
     from infini_run.core.group import ProcessState
     from infini_run.display.observers import Observers
-    from infini_run.node.launch import NodeLaunch
     from infini_run.node.outcome import Outcome
     from infini_run.node.warm_zygote import WarmZygote
     from infini_run.options.options import Options
@@ -76,17 +76,21 @@ class RestartingLaunch:
         self._restarts: RestartState | None = None  # no attempt has failed so far
 
     def _attempt(self, plan: Plan, heading: str = "") -> NodeLaunch:
-        run = make_launch(
-            plan,
-            self._options,
-            zygote=self._zygote,
-            environ=self._environ,
-            entry=self._entry,
-            cwd=self._cwd,
-            print_line=self._print_line,
-            heading=heading,
-            observers=self._observers,
-        )
+        given: dict[str, Any] = {
+            "environ": self._environ,
+            "entry": self._entry,
+            "cwd": self._cwd,
+            "print_line": self._print_line,
+            "heading": heading,
+            "observers": self._observers,
+        }
+        run: NodeLaunch
+        if self._zygote is None:
+            run = NodeLaunch(plan, self._options, **given)
+        else:
+            from infini_run.node.warm_launch import WarmLaunch
+
+            run = WarmLaunch(plan, self._options, zygote=self._zygote, **given)
         run.on_asked_stop = self.stop
         return run
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from infini_run.errors import UsageError
 from infini_run.options.grammar import COMMAND_LINE
-from infini_run.options.options import HANDED_OUT, TOKEN
+from infini_run.options.table import HANDED_OUT, TOKEN
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from infini_run.options.grammar import Given, Values
     from infini_run.options.nodes import NodeList
-    from infini_run.options.options import Given, Values
 
 _ENDED_WITH = "mpi"  # its end of one node is the end of all
 

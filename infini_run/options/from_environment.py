@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from infini_run.environments.environment import Reader
-
-    Given = dict[str, Setting]
+    from infini_run.options.grammar import Given
 
 NOTHING = "--engine=auto: no scheduler or launcher found in the environment; launching on one node"
 _VALUES = ("nnodes", "node_rank", "nproc", "gpus", "hosts", "master_addr", "master_port")

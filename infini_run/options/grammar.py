@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     Entry: TypeAlias = "tuple[Flag, str | None, bool]"  # flag, what it means without a value, negated
     Chain: TypeAlias = tuple[str, ...]  # the flag files being read, outermost first
+    Given: TypeAlias = "dict[str, Setting]"  # the flags that somebody gave, by name
+    Values: TypeAlias = dict[str, Any]  # of all flags, by name
 
 GRAMMAR_GROUP = "flags"
 COMMAND_LINE = 0

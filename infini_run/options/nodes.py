@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
     from infini_run.environments.environment import Reader
     from infini_run.environments.hostlist import Host
-
-    Given = dict[str, Setting]
+    from infini_run.options.grammar import Given
 
 MANUAL = "manual"  # no engine reaches other nodes: the same command on every node, with a token
 HEADS_OWN = ("report", "trace", "live")  # of the same command on every node: node 0 writes and shows the output

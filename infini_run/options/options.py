@@ -8,28 +8,23 @@ from __future__ import annotations
 
 from infini_run.errors import UsageError
 from infini_run.options.grammar import COMMAND_LINE, parse
-from infini_run.options.table import DEFAULTS, GRACES_S, PREFIXES, TABLE
+from infini_run.options.table import DEFAULTS, GRACES_S, HANDED_OUT, PREFIXES, TABLE, TOKEN
 from infini_run.record import fields, record, replace
 from infini_run.value_types import MAX_INT, NO_PORT, PYTHON_FILES, RankStreams
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from typing import Any, TypeAlias
+    from typing import Any
 
     from infini_run.environments.environment import ClusterEnvironment
-    from infini_run.options.grammar import Setting
+    from infini_run.options.grammar import Given, Values
     from infini_run.options.nodes import NodeList
     from infini_run.options.questions import Question
-
-    Given: TypeAlias = dict[str, Setting]
-    Values: TypeAlias = dict[str, Any]
 
 USAGE = "infini-run [flags] [--] program [args...]"
 _RENDEZVOUS = ("nnodes", "node_rank", "rdzv_endpoint", "master_addr", "master_port")
 _TORCHRUN = ("numa_binding", "virtual_local_rank", "rdzv_conf")  # flags that stand for infini-run's
-TOKEN = "INFINI_RUN_TOKEN"  # the variable with the secret: with it, or --token_file, launchers of several nodes join
-HANDED_OUT = -1  # the node rank of a launcher that the head gives one
 _C10D_PORT = 29400  # torch/distributed/elastic/rendezvous/c10d_rendezvous_backend.py
 _NO_FILES = "/dev/null"  # torchrun's: no logs, and what --redirects names goes nowhere
 _NO_PROGRAM = "true"  # of the doctor, who starts none

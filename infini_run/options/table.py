@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 GROUPS = ("job", "program", "where", "membership", "devices", "output", "ending", "seeing", "torchrun")
 ENGINES = ("ssh", "slurm", "pbs", "mpi")  # they reach other nodes
 ALLOCATION_ENGINES = ("slurm", "pbs")  # they reach the nodes of the allocation in which the launcher runs
+TOKEN = "INFINI_RUN_TOKEN"  # the variable with the secret: with it, or --token_file, launchers of several nodes join
+HANDED_OUT = -1  # the node rank of a launcher that the head gives one
 PREFIXES = (
     Prefix(text="INFINI_RUN_"),
     Prefix(text="PET_", is_binary=True),

@@ -18,7 +18,8 @@ from infini_run.errors import LinkError
 from infini_run.multinode import protocol
 from infini_run.multinode.connection import Connection
 from infini_run.multinode.handshake import Handshake
-from infini_run.multinode.protocol import TAG, pack
+from infini_run.multinode.protocol import pack
+from infini_run.system.frames import TAG
 from tests.multinode.test_by_hand import no_agent_left, node, port, ring, told  # noqa: F401
 from tests.support.waiting import until
 
