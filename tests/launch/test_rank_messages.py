@@ -57,7 +57,7 @@ def test_words_do_nothing_outside_of_a_launch(tmp_path, environ):
 
 @pytest.mark.parametrize("value", [-1, 1.5, True, 2**63, "3"])
 def test_progress_without_a_total_is_a_whole_number(value):
-    with pytest.raises(ir.UsageError, match=r"progress\(.*\): a whole number from 0"):
+    with pytest.raises(ir.UsageError, match=r"progress\(.*\): expected a whole number from 0"):
         ir.progress(value)
 
 
@@ -94,7 +94,7 @@ def test_worker_reports_by_its_own_channel():
         except ir.UsageError as error:
             return str(error)
 
-    assert ir.Launcher(preload=()).run(work)[0].startswith("progress(0.5): a whole number")
+    assert ir.Launcher(preload=()).run(work)[0].startswith("progress(0.5): expected a whole number")
 
 
 def test_progress_of_a_task_reaches_the_crew():
