@@ -398,7 +398,10 @@ def test_a_failure_in_a_pool_leaves_its_other_launches_alone(hosts, tmp_path):
         ({"hosts": ["a", "b"], "spares": 2}, "needs more hosts than --hosts=a,b"),
         ({"hosts": ["a:2", "b:1"], "spares": 1}, "hosts with different numbers of workers"),
         ({"hosts": ["a", "b"], "nproc": [2, 1], "spares": 1}, "hosts with different numbers of workers"),
-        ({"hosts": ["a", "b"], "spares": 1, "keep_going": True}, "spares=1 with keep_going"),
+        (
+            {"hosts": ["a", "b"], "spares": 1, "keep_going": True},
+            "spares=1: conflicts with keep_going: a failure ends all ranks",
+        ),
         ({"hosts": ["a", "b"], "spares": -1}, "spares"),
         ({"hosts": ["a", "b"], "spares": 1, "on_join": "dance"}, "on_join"),
         ({"hosts": ["a", "b"], "spares": 1, "engine": "mpi"}, "mpirun ends all nodes when one is lost"),

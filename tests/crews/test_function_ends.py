@@ -308,7 +308,7 @@ def test_a_failure_after_the_result_is_one(run):
 
         atexit.register(os._exit, 7)
 
-    with pytest.raises(ir.WorkerDied, match="failed after it had returned: exit code 7"):
+    with pytest.raises(ir.WorkerDied, match="failed after it returned: exit code 7"):
         run(others_idle(work))
 
 

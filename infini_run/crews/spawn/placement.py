@@ -95,7 +95,7 @@ def check_elastic(counts: Sequence[int | str], flags: Mapping[str, object]) -> N
             f"{asked}: hosts with different numbers of workers cannot replace each other; use nproc_per_node=N"
         )
     if flags.get("keep_going"):
-        raise UsageError(f"{asked}: conflicts with keep_going; drop one of them")
+        raise UsageError(f"{asked}: conflicts with keep_going: a failure ends all ranks, or none; drop one of them")
 
 
 def read_hosts(hosts: Sequence[str] | str | None, hostfile: str | os.PathLike[str] | None = None) -> tuple[str, ...]:
