@@ -36,6 +36,7 @@ _OF_ATTEMPT = ("MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")
 _ANSWER_S = 5.0  # it forks, or looks at its files
 _MOST_ANSWER = 1 << 17  # bytes
 _AHEAD = 32  # ranks that may be on their way at once
+_MOST_TEXT = 300  # characters of it that are shown
 
 
 class CannotFork(InfiniRunError):
@@ -379,7 +380,7 @@ class WarmZygote:
                 data = bytes(self._received[4 : 4 + size])
                 del self._received[: 4 + size]
                 word, _, text = data.decode("utf-8", "surrogateescape").partition(" ")
-                return word, text
+                return word, text if len(text) <= _MOST_TEXT else text[:_MOST_TEXT] + "..."
             try:
                 piece = self._control.recv(1 << 16, MSG_DONTWAIT)
             except BlockingIOError:

@@ -164,6 +164,7 @@ def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
         with suppress(AttributeError, ValueError, OSError):  # None, closed, or nobody reads it
             stream.flush()
+    ctypes.CDLL(None).fflush(None)  # what was printed in C
 
 
 def _added(before: list[str], after: list[str]) -> tuple[list[str], list[str]]:
@@ -262,6 +263,13 @@ def find_device() -> str:
         if target.startswith(_DEVICES):
             return target
     return ""
+
+
+def find_shared_memory() -> dict[str, str]:
+    """Return what this process and its forks both write to, by address: semaphores of multiprocessing, say."""
+    with open("/proc/self/maps", errors="surrogateescape") as maps:
+        fields = [line.rstrip("\n").split(None, 5) for line in maps]
+    return {words[0]: words[5] if words[5:] else "without a name" for words in fields if words[1][1::2] == "ws"}
 
 
 # ---- when a module has been imported

@@ -124,10 +124,12 @@ def test_preload_is_refused_in_host_program():
         ("import os\nos.umask(0o7)", b"the imports changed the umask"),
         ("import resource\nresource.setrlimit(4, (0, 0))", b"the imports changed a resource limit"),
         ("import sys\nsys.path.insert(0, '/nowhere')", b"the imports put /nowhere first on sys.path"),
+        ("import multiprocessing\nlock = multiprocessing.Lock()",
+         b"the imports made memory that forks share (/dev/shm/sem"),
         ("import os\nos.kill(os.getpid(), 9)", b"the process of the imports was killed by SIGKILL"),
         ("import os\nos._exit(3)", b"the process of the imports exited"),
     ],
-    ids=["thread", "pipe", "child", "handler", "mask", "cwd", "umask", "limit", "path", "killed", "exit"],
+    ids=["thread", "pipe", "child", "handler", "mask", "cwd", "umask", "limit", "path", "lock", "killed", "exit"],
 )  # fmt: skip
 def test_ranks_start_cold_with_one_line(infini_run, module, source, reason):
     env = module(f"{source}\n")
@@ -153,6 +155,29 @@ def test_imports_print_once_with_their_label(infini_run, module):
     assert command.wait() == 0
     assert sorted(command.out.splitlines()) == [b"[preload] to stdout", b"ran", b"ran", b"ran"]
     assert command.err == b"[preload] to stderr\n"
+
+
+def test_imports_print_once_from_c(infini_run, module):
+    env = module("import ctypes\nctypes.CDLL(None).printf(b'from C\\n')\n")
+    env.pop("PYTHONUNBUFFERED", None)
+    command = infini_run("--preload=preloaded", "--nproc_per_node=3", *code("pass"), env=env)
+    assert command.wait() == 0
+    assert (command.out, command.err) == (b"[preload] from C\n", b"")
+
+
+def test_long_error_of_import_is_cut(infini_run):
+    status, _, err = run(infini_run, f"--preload={'x' * 2000}", *code("pass"))
+    assert status == 2
+    assert len(err) < 400
+
+
+def test_file_that_imports_left_open_is_each_ranks_own(infini_run, module, tmp_path):
+    (tmp_path / "words").write_text("one\ntwo\nthree\n")
+    env = module(f"FILE = open({str(tmp_path / 'words')!r}, 'rb', buffering=0)\nFIRST = FILE.readline()\n")
+    text = "import preloaded; print(preloaded.FILE.readline())"
+    command = infini_run("--preload=preloaded", "--nproc_per_node=3", *code(text), env=env)
+    assert command.wait() == 0
+    assert (command.out, command.err) == (b"b'two\\n'\n" * 3, b"")
 
 
 def test_dry_run_names_preloaded_modules(infini_run):

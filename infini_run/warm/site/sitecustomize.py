@@ -170,20 +170,41 @@ def _state(libc: Any) -> dict[str, object]:
     }
 
 
-def _descriptors() -> dict[str, str]:
-    """What is open, by number, but for files that are only read."""
-    found = {}
+def _flags_of(fd: str) -> int:
+    with open("/proc/self/fdinfo/" + fd) as file:
+        return next(int(line.split()[1], 8) for line in file if line.startswith("flags:"))
+
+
+def _descriptors() -> tuple[dict[str, str], dict[str, str]]:
+    """What is open, by number; and which of that are files that are only read."""
+    found, read = {}, {}
     for name in os.listdir("/proc/self/fd"):
         try:
-            with open("/proc/self/fdinfo/" + name) as file:
-                flags = next(int(line.split()[1], 8) for line in file if line.startswith("flags:"))
+            flags = _flags_of(name)
             target = os.readlink("/proc/self/fd/" + name)
             is_file = S_ISREG(os.fstat(int(name)).st_mode)
         except OSError:  # the one that lists them
             continue
-        if not is_file or flags & os.O_ACCMODE != os.O_RDONLY:
+        if is_file and flags & os.O_ACCMODE == os.O_RDONLY:
+            read[name] = target
+        else:
             found[name] = target
-    return found
+    return found, read
+
+
+def _open_anew(fd: int) -> None:
+    """Give a file that is only read its own position: that of a descriptor from a fork is one for all.
+
+    Raises OSError: it cannot be opened again.
+    """
+    flags = _flags_of(str(fd))
+    if flags & os.O_PATH:
+        return
+    at, is_inheritable = os.lseek(fd, 0, os.SEEK_CUR), os.get_inheritable(fd)
+    own = os.open(f"/proc/self/fd/{fd}", flags | os.O_CLOEXEC)
+    os.lseek(own, at, os.SEEK_SET)
+    os.dup2(own, fd, inheritable=is_inheritable)
+    os.close(own)
 
 
 def _has_children() -> bool:
@@ -195,10 +216,13 @@ def _has_children() -> bool:
 
 
 def _find_refusal(
-    imports: dict[str, Any], preload: Any, before: tuple[dict[str, object], dict[str, str]], libc: Any
+    imports: dict[str, Any],
+    preload: Any,
+    before: tuple[dict[str, object], dict[str, str], dict[str, str]],
+    libc: Any,
 ) -> str:
     """Why this process must not be forked after its imports; "": it may be."""
-    state, open_before = before
+    state, open_before, shared_before = before
     threads = imports["find_threads"]()
     if len(threads) > 1:
         names = ", ".join(sorted(set(threads[1:]))[:_MOST_THREADS])
@@ -206,9 +230,12 @@ def _find_refusal(
     device: str = imports["find_device"]()
     if device:
         return "the imports opened " + device
-    left = [to for fd, to in _descriptors().items() if open_before.get(fd) != to]
+    left = [to for fd, to in _descriptors()[0].items() if open_before.get(fd) != to]
     if left:
         return f"the imports left {left[0]} open"
+    shared = [name for at, name in imports["find_shared_memory"]().items() if at not in shared_before]
+    if shared:
+        return f"the imports made memory that forks share ({shared[0]})"
     if _has_children():
         return "the imports started a process"
     after = _state(libc)
@@ -320,6 +347,7 @@ class _Held:
         self._wrapper: dict[str, str] = {}  # variables that a wrapper around this Python has set
         self._startup: dict[str, str] = {}  # that the start of this Python has set
         self._names: list[str] = []
+        self._files: list[int] = []  # that the imports have left open, and only read
         self._stamps: dict[str, tuple[int, int] | None] = {}
 
     def run(self, given: dict[str, str], hidden: BaseException | None) -> BaseException | None:
@@ -344,7 +372,8 @@ class _Held:
         import gc
 
         folder = _script_folder()
-        before = _state(self._libc), _descriptors()
+        open_before, read_before = _descriptors()
+        before = _state(self._libc), open_before, self._imports["find_shared_memory"]()
         if folder is not None:
             sys.path.insert(0, folder)
         self._preload = self._imports["Preload"](watched, flag, _import_one)
@@ -356,6 +385,12 @@ class _Held:
         refusal = _find_refusal(self._imports, self._preload, before, self._libc)
         if refusal:
             self._end("cold", refusal)
+        self._files = [int(fd) for fd, to in _descriptors()[1].items() if read_before.get(fd) != to]
+        try:
+            for fd in self._files:
+                _open_anew(fd)
+        except OSError as error:
+            self._end("cold", f"the imports left a file open that cannot be opened again: {error}")
         if not self._can_own_memory():
             self._end("cold", "this kernel does not show a fork's own command line")
         self._stamps = _stamps(self._names, folder)
@@ -426,6 +461,8 @@ class _Held:
         variables.update(self._startup)
         self._preload.set_environ(variables)
         self._preload.make_own()
+        for fd in self._files:
+            _open_anew(fd)
         for words in (sys.argv, getattr(sys, "orig_argv", [])):
             words += [os.fsdecode(word) for word in rank["more"]]
         if not _own_memory(self._libc, self._argv + rank["more"], env):
