@@ -26,16 +26,17 @@ MOST_SEEN = 1000  # files of all users in memory: a stranger may make them witho
 NEW_S = 60.0  # a folder that is younger may be one whose launcher is about to lock it
 
 
-def has_descriptors(workers: Sequence[Worker]) -> bool:
+def has_descriptors(workers: Sequence[Worker], more: int = 0) -> bool:
     """Return whether a launch with the pipes of these workers stays within the limit on open descriptors.
 
     Both ends of every pipe are open until the ranks run.
 
     Args:
         workers: The workers of this node.
+        more: Descriptors that are needed besides.
     """
     pipes = sum(worker.stdout.piped + worker.stderr.piped + (worker.stdin == "pipe") for worker in workers)
-    wanted = 2 * pipes + FDS_PER_RANK * len(workers) + FDS_OF_LAUNCHER
+    wanted = 2 * pipes + FDS_PER_RANK * len(workers) + FDS_OF_LAUNCHER + more
     try:
         held = len(os.listdir("/proc/self/fd"))
     except OSError:

@@ -32,6 +32,7 @@ class WarmLaunch(NodeLaunch):
         self._fork: Fork | None = None
         self._ends: list[int] = []  # of the ranks' pipes, until the core has copies
         self._forked_s: float | None = None
+        self._failed_s: float | None = None  # the first of its ranks, by time.monotonic()
         self._early: list[Event] = []  # of a launch that was stopped before it had ranks
 
     def start(self) -> None:
@@ -66,9 +67,15 @@ class WarmLaunch(NodeLaunch):
     def ended(self) -> bool:
         return super().ended and not self._early
 
+    def _handle_event(self, event: Event) -> None:
+        if event.is_failure and self._failed_s is None:
+            self._failed_s = event.time_ns / 1e9
+        super()._handle_event(event)
+
     @property
     def lived_s(self) -> float | None:
-        return None if self._forked_s is None else time.monotonic() - self._forked_s
+        """As of NodeLaunch, until the first failure: to stop the others may take long."""
+        return None if self._forked_s is None else (self._failed_s or time.monotonic()) - self._forked_s
 
     def poll(self, timeout_s: float | None = None, also: Sequence[int] = ()) -> list[Event]:
         if self._early:
@@ -84,7 +91,7 @@ class WarmLaunch(NodeLaunch):
             self._fork_ranks(specs)
         except CannotFork as error:
             self._drop_fork()
-            self._zygote.fall_back(str(error))
+            self._zygote.fall_back(error)
             return super()._specs()
         return specs
 

@@ -17,6 +17,7 @@ from contextlib import suppress
 
 from infini_run.core.group import GUARD, PIPE, TO_CONSOLE, Group, SpawnSpec, debug_flags
 from infini_run.errors import InfiniRunError, StartError, UsageError, printable
+from infini_run.node.resources import has_descriptors
 from infini_run.report.text import duration_text, signal_name
 from infini_run.system.signal_numbers import SIGKILL
 from infini_run.value_types import MARKER_VARIABLE
@@ -35,12 +36,17 @@ _FOLDER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 _OF_ATTEMPT = ("MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")
 _ANSWER_S = 5.0  # it forks, or looks at its files
 _MOST_ANSWER = 1 << 17  # bytes
-_AHEAD = 32  # ranks that may be on their way at once
 _MOST_TEXT = 300  # characters of it that are shown
+_AHEAD = 32  # ranks that may be on their way at once
+_DESCRIPTORS = 40  # of the process's group, of the one that waits for it, and of a fork
 
 
 class CannotFork(InfiniRunError):
-    """The ranks of this attempt cannot be forked; the text says why."""
+    """The ranks of this attempt cannot be forked; the text says why. is_lasting: nor those of any other."""
+
+    def __init__(self, reason: str, *, is_lasting: bool = False) -> None:
+        super().__init__(reason)
+        self.is_lasting = is_lasting
 
 
 class _Gone(Exception):
@@ -98,6 +104,9 @@ class WarmZygote:
             StartError: The imports take too long, or the process cannot be created.
         """
         if self.cold_because or self._is_hopeless:
+            return None
+        if not has_descriptors(self._plan.workers, _DESCRIPTORS):
+            self._fall_back("the limit on open descriptors is too low (ulimit -n)")
             return None
         try:
             if self._group is None:
@@ -342,9 +351,10 @@ class WarmZygote:
         if word != "forked":
             raise CannotFork("the fork failed")
 
-    def fall_back(self, reason: str) -> None:
-        """Have this attempt start cold, for this reason, and the process made anew for the next."""
-        self._fall_back(reason)
+    def fall_back(self, error: CannotFork) -> None:
+        """Have this attempt start cold, for this reason, and the process made anew for the next if that may help."""
+        self._is_hopeless = error.is_lasting
+        self._fall_back(str(error))
 
     # ---- the socket
 
@@ -437,7 +447,7 @@ class Fork:
         try:
             self._exchange.sendmsg([marshal.dumps(rank, 2)], [rights], 0x4000)
         except OSError:
-            raise CannotFork(self._read_reason()) from None
+            raise self._problem(self._read()) from None
         self._sent += 1
         if self._sent - self._known > _AHEAD:
             self._receive_pid()
@@ -459,9 +469,10 @@ class Fork:
 
     def _receive_pid(self) -> None:
         """Learn that one more rank waits at the gate."""
-        words = self._read().split()
+        text = self._read()
+        words = text.split()
         if len(words) != 2 or not all(word.isdigit() and len(word) < 10 for word in words):
-            raise CannotFork(" ".join(words[1:]) if words[:1] == ["cold"] else "the fork failed")
+            raise self._problem(text)
         index, pid = map(int, words)
         if index >= self._sent or self._pids[index] or pid < 2:
             raise CannotFork("the fork failed")
@@ -470,13 +481,15 @@ class Fork:
 
     def _read(self) -> str:
         try:
+            with suppress(ConnectionResetError):  # it has not read all: that comes before what it said, and once
+                return self._exchange.recv(512).decode("utf-8", "replace")
             return self._exchange.recv(512).decode("utf-8", "replace")
         except OSError:
             return ""
 
-    def _read_reason(self) -> str:
-        text = self._read()
-        return text[5:] if text.startswith("cold ") else "the fork failed"
+    def _problem(self, text: str) -> CannotFork:
+        is_lasting = text.startswith("cold ")
+        return CannotFork(text[5:] if is_lasting else "the fork failed", is_lasting=is_lasting)
 
     def open_gate(self) -> None:
         """Let all ranks go on."""

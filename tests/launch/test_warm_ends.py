@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import sys
 
@@ -141,6 +142,25 @@ def test_ranks_start_cold_with_one_line(infini_run, module, source, reason):
     assert sorted(command.out.splitlines()) == [b"0 False", b"1 False"]
 
 
+def test_ranks_start_cold_without_descriptors_to_spare(infini_run):
+    words = ["--preload=decimal", "--nproc_per_node=4", "--console=lines"]
+    command = infini_run(
+        *words, *code("print('ran')"), preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (60, 60))
+    )
+    assert command.wait() == 0, command.err
+    assert command.err == COLD + b"the limit on open descriptors is too low (ulimit -n)\n"
+    assert command.out == b"ran\n" * 4
+
+
+def test_accelerator_used_by_imports_is_tried_once(infini_run, module):
+    text = "class cuda:\n    _is_in_bad_fork = staticmethod(lambda: True)\nprint('importing')\n"
+    words = ["--preload=torch", "--max_restarts=2", "--restart_delay=0"]
+    command = infini_run(*words, *code("import sys; sys.exit(3)"), env=module(text, "torch"))
+    assert command.wait() == 3
+    assert command.err.count(COLD + b"the imports used torch.cuda") == 1
+    assert command.out == b"[preload] importing\n"
+
+
 def test_report_says_why_ranks_started_cold(infini_run, module, tmp_path):
     env = module("import os\nos.umask(0o7)\n")
     command = infini_run("--preload=preloaded", f"--report={tmp_path}/report", *code("print(1)"), env=env)
@@ -243,6 +263,22 @@ def test_attempt_after_early_failure_starts_cold(restarting, bell):
     assert rows[0][3] == rows[2][3], "the imports were made once"
     assert command.err.count(COLD) == 1
     assert b"ranks start cold: the last attempt failed 0." in command.err
+
+
+@pytest.mark.slow
+def test_slow_stop_after_early_failure_starts_cold(infini_run):
+    text = (
+        "import os, signal, sys, time\n"
+        "print(os.environ['TORCHELASTIC_RESTART_COUNT'], 'decimal' in sys.modules, flush=True)\n"
+        "if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0':\n"
+        "    signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "    sys.exit(3) if os.environ['RANK'] == '0' else time.sleep(1000)\n"
+    )
+    words = ["--preload=decimal", "--max_restarts=1", "--restart_delay=0", "--grace=11s", "--nproc_per_node=2"]
+    command = infini_run(*words, *code(text))
+    assert command.wait() == 0, command.err
+    assert sorted(command.out.split(b"\n")[:-1])[2:] == [b"1 False", b"1 False"]
+    assert COLD + b"the last attempt failed 0." in command.err
 
 
 def zygote_of(command):
