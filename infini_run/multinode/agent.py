@@ -33,12 +33,14 @@ if TYPE_CHECKING:
     from infini_run.core.group import Event, ProcessState
     from infini_run.core.signal_pipe import SignalPipe
     from infini_run.display.relay import ObserverRelay
+    from infini_run.multinode.agent_preload import AgentPreload
     from infini_run.multinode.byte_stream import AgentStream
     from infini_run.multinode.connection import Connection
     from infini_run.multinode.old_world import StuckProcesses
     from infini_run.node.launch import NodeLaunch
     from infini_run.node.node_check import NodeCheck
     from infini_run.options.options import Options
+    from infini_run.plan.model import Plan
 
 _OLD_RANKS_S = 1.0  # for ranks of an earlier attempt, which a guard is ending
 _EARLY_SIGNALS = 64  # that are kept until the ranks have started
@@ -89,6 +91,8 @@ class Agent:
         self._setup: NodeSetup | None = None
         self._check: NodeCheck | None = None  # that runs
         self._stuck: StuckProcesses | None = None  # of the last attempt
+        self._preload: AgentPreload | None = None  # of --preload
+        self._lived_s: float | None = None  # from the last attempt's fork to its failure here
         self._launch: NodeLaunch | None = None
         self._has_reported_failure = False
         self._stop: dict[str, Any] | None = None  # these three may come before the ranks have started
@@ -123,6 +127,8 @@ class Agent:
                 _signal.pthread_sigmask(_signal.SIG_BLOCK, _signal.valid_signals())  # none may come in between
                 self._close_signal_pipe()
                 self._restore_mask()
+            if self._preload is not None:
+                self._preload.close()
             if self._check is not None:
                 self._check.close()
             if self._stuck is not None:
@@ -202,10 +208,30 @@ class Agent:
         self._link.connection.send(
             pack_json(protocol.HELLO, hello(setup, self._engine_facts, nothing_old_lives=nothing_old_lives))
         )
+        if setup.options.preload:
+            self._begin_imports(setup, spec["launch_id"])
         import infini_run.node.launch  # noqa: F401  now, while other nodes are still joining
 
         self._link.forgive_silence()  # until HELLO the head sends nothing, and nobody listened here
         return setup
+
+    def _begin_imports(self, setup: NodeSetup, launch_id: str) -> None:
+        from infini_run.multinode.agent_preload import AgentPreload
+
+        assert self._stdio is not None
+        self._take_signals()
+        self._return_signals()
+        if self._own_options is None:  # until there are ranks, an agent ends as any program
+            self._restore_mask()
+        assert self.entry is not None
+        self._preload = AgentPreload(
+            setup,
+            launch_id,
+            entry=self.entry,
+            poller=self._poller,
+            print_line=self._stdio.print_line,
+            on_refusal=self._send_refusal,
+        )
 
     def _watch_stream(self) -> None:
         if self._stream is not None:
@@ -244,35 +270,47 @@ class Agent:
             self._link.due_s = check.due_s
 
     def _refuse(self, error: InfiniRunError) -> None:
+        self._send_refusal(error)
+        self._link.drain()
+
+    def _send_refusal(self, error: InfiniRunError) -> None:
         if self._own_options is not None:  # this node's user may not see what the head says
             print_line(f"infini-run: {printable(str(error))}", 2 if self._stdio is None else self._stdio.own_stderr)
         self._link.send_error(error)
-        self._link.drain()
 
     # ---- ranks
 
     def _run_ranks(self, setup: NodeSetup, launch: dict[str, Any]) -> None:
         """Run the ranks of this node to their end, and report it."""
+        plan, options = make_node_plan(setup, launch)
+        if self._preload is not None and not self._preload.prepare(plan, self._lived_s, self._link, self._is_over):
+            return
+        if self._link.is_lost:
+            raise self._link.lost_error()
         self._take_signals()
         try:
-            self._run_attempt(setup, launch)
+            self._run_attempt(setup, launch, plan, options)
         finally:
             self._return_signals()  # also if they cannot start: a launcher that rejoins may receive a stop
 
-    def _run_attempt(self, setup: NodeSetup, launch: dict[str, Any]) -> None:
+    def _is_over(self) -> bool:
+        """Whether the attempt that is about to start will be stopped at once."""
+        return self._stop is not None or self._is_killed or self._link.is_lost
+
+    def _run_attempt(self, setup: NodeSetup, launch: dict[str, Any], plan: Plan, options: Options) -> None:
         from infini_run.core.group import release_caller_descriptors
-        from infini_run.node.launch import NodeLaunch
+        from infini_run.node.launch import make_launch
         from infini_run.node.ports import free_port
 
         assert self._stdio is not None
-        plan, options = make_node_plan(setup, launch)
         for notice in plan.nodes[0].notices:
             self._stdio.print_line(f"infini-run: {launch['host']}: {printable(notice)}")
         self._has_reported_failure, self._has_run = False, True
         progress = ProgressSender(self._send_progress, lambda: self._link.connection.has_room, launch["nnodes"])
-        run = NodeLaunch(
+        run = make_launch(
             plan,
             options,
+            zygote=None if self._preload is None else self._preload.zygote,
             environ=setup.environ,
             entry=self.entry,
             cwd=setup.cwd,
@@ -307,6 +345,7 @@ class Agent:
             progress.run_due()
             self._link.poll(0)
             self._keep_lease(run)
+        self._lived_s = None if run.first is None else run.lived_s
         run.close()
         self._launch = None
         if self._link.lease is not None:
@@ -409,10 +448,14 @@ class Agent:
             self._link.give_up()
 
     def _reap_orphans(self) -> None:
-        """Reap the processes that a check has left, and as process 1 any: nobody needs their status. A check reaps
-        its own."""
+        """Reap the processes that a check has left, and as process 1 any: nobody needs their status. A check and the
+        process of --preload are reaped by their own group."""
         with suppress(ChildProcessError):
-            while self._check is None and os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG) is not None:
+            while (
+                self._check is None
+                and self._preload is None
+                and os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG) is not None
+            ):
                 pass
 
     def _keep_lease(self, run: NodeLaunch) -> None:

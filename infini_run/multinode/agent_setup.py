@@ -88,6 +88,10 @@ def prepare(spec: Mapping[str, Any], own: Options | None, own_environ: Mapping[s
         # the head has the terminal, stdin, and what it shows there
         options = replace(options_of_agents(own), live=options.live, stdin=options.stdin)
     command = find_command(options.program, environ, module=options.module, no_python=options.no_python)
+    if options.preload:
+        from infini_run.plan.held_program import check_held
+
+        check_held(command, environ, f"--preload={','.join(options.preload)}")
     node = inspect_node(options, environ)
     needs = WorkerNeeds(**spec["workers"]) if spec["workers"] else _needs_of_ranks(options, node.nproc)
     check_environ = {**environ, **needs.environ}

@@ -352,7 +352,8 @@ def render_plan(options: Options, node_list: NodeList) -> str:
     )
     later = _known_later(options, node_list)
     render = render_json if options.dry_run == "json" else render_text
-    return render(plan, later=later, least_nodes=options.least_nodes, spares=[host.name for host in spares])
+    names = [host.name for host in spares]
+    return render(plan, later=later, least_nodes=options.least_nodes, spares=names, preload=options.preload)
 
 
 def _known_later(options: Options, node_list: NodeList) -> dict[str, str]:

@@ -45,7 +45,7 @@ class WarmLaunch(NodeLaunch):
             self._debug = NO_CGROUP  # a fork is not born into one
         try:
             super().start()
-            if self._zygote.cold_because and self.options.report:
+            if self._zygote.cold_because and (self.options.report or self._has_head):
                 self.outcome.add_notice(f"ranks start cold: {self._zygote.cold_because}")
             if self._fork is not None and self._started == len(self.plan.workers):
                 self._fork.open_gate()

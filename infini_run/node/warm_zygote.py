@@ -34,6 +34,7 @@ HOOK_VARIABLE = "INFINI_WARM_HOOK"  # of warm/site/sitecustomize.py
 EARLY_S = 10.0  # who fails so soon after a fork may have failed for what was imported
 _FOLDER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "warm", "site")
 _OF_ATTEMPT = ("MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")
+_OF_WORLD = ("MASTER_ADDR", "NNODES", "PROC_WORLD_SIZE", "WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE")
 _ANSWER_S = 5.0  # it forks, or looks at its files
 _MOST_ANSWER = 1 << 17  # bytes
 _MOST_TEXT = 300  # characters of it that are shown
@@ -65,6 +66,9 @@ class WarmZygote:
         environ: The environment of the ranks, to which the plan adds.
         entry: The state of this process at its start.
         print_line: Gets a line for the user.
+        host: The name of this node, if others belong to the launch and their number is not known yet. Empty: it is
+            alone.
+        cwd: Where the process starts. None: here.
     """
 
     def __init__(
@@ -75,12 +79,16 @@ class WarmZygote:
         environ: Mapping[str, str],
         entry: ProcessState,
         print_line: Callable[[str], None],
+        host: str = "",
+        cwd: str | None = None,
     ) -> None:
         self._plan = plan
         self._options = options
         self._environ = environ
         self._entry = entry
         self._print_line = print_line
+        self._host = host
+        self._cwd = cwd
         self._group: Group | None = None
         self._control: socket | None = None
         self._received = bytearray()
@@ -109,9 +117,8 @@ class WarmZygote:
             self._fall_back("the limit on open descriptors is too low (ulimit -n)")
             return None
         try:
-            if self._group is None:
-                self._start()
-            event = None if self._is_ready or self.cold_because else self._await_imports()
+            self.start()
+            event = None if self.is_settled else self._await_imports()
         except BaseException:
             self.close()
             raise
@@ -120,12 +127,13 @@ class WarmZygote:
         self._is_first = False
         return event
 
+    def start(self) -> None:
+        """Start the process, and tell it what to import. It is not waited for. Safe twice."""
+        if self._group is None and not self.is_settled:
+            self._start()
+
     def _start(self) -> None:
-        """Start the process, and tell it what to import. It is not waited for."""
-        plan = self._plan
-        watched = {name for worker in plan.workers for name, _ in worker.env}
-        watched |= {name for name, value in plan.env if name in _OF_ATTEMPT or value == plan.launch_id}
-        watched.discard(MARKER_VARIABLE)
+        watched = self._watched()
         self._is_held = self._is_ready = False
         self._exit, self._start_s, self._received = None, time.monotonic(), bytearray()
         try:
@@ -141,9 +149,23 @@ class WarmZygote:
             names = list(self._options.preload)
             self._send({"names": names, "watched": sorted(watched), "flag": "--preload", "env": self._env})
 
+    def _watched(self) -> set[str]:
+        """The variables that differ between ranks or attempts, or are not known yet."""
+        plan = self._plan
+        watched = {name for worker in plan.workers for name, _ in worker.env}
+        watched |= {name for name, value in plan.env if name in _OF_ATTEMPT or value == plan.launch_id}
+        if self._host:
+            watched.update(_OF_WORLD)
+        return watched - {MARKER_VARIABLE}
+
+    def _known(self) -> dict[str, str]:
+        """The variables of the plan that the process has."""
+        watched = self._watched()
+        return {name: value for name, value in self._plan.env if name not in watched and name != MARKER_VARIABLE}
+
     def _spawn(self, control: int, watched: set[str]) -> None:
         env = self._plan.base(self._environ) | dict(self._plan.env)
-        mark = f"{self._plan.launch_id}.preload"  # else its group would take ranks for what it has left
+        mark = f"preload-{self._plan.launch_id}"  # else its group would take ranks for what it has left
         path = self._environ.get("PYTHONPATH", "")
         env = {name: value for name, value in env.items() if name not in watched} | {MARKER_VARIABLE: mark}
         self._env = [os.fsencode(f"{name}={value}") for name, value in env.items()]
@@ -153,7 +175,9 @@ class WarmZygote:
         spec.stdio = [control, PIPE, PIPE]
         is_shown = self._options.console != "none" and self._options.live != "on"
         spec.output = [TO_CONSOLE if is_shown else 0] * 2
-        spec.label = ((b"[preload] ", b"[preload +] "),) * 2
+        name = os.fsencode(f"{self._host}:preload" if self._host else "preload")
+        spec.label = ((b"[%b] " % name, b"[%b +] " % name),) * 2
+        spec.cwd = os.fsencode(self._cwd) if self._cwd else None
         spec.dies_with_us = True
         self._group = Group(
             1,
@@ -180,10 +204,31 @@ class WarmZygote:
         argv = self._plan.workers[0].argv
         return argv[:-2] if self._options.distributed_args else argv
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether there is nothing to wait for: the ranks can be forked, or start cold."""
+        return self._is_ready or self._is_hopeless or bool(self.cold_because)
+
+    @property
+    def due_s(self) -> float:
+        """When `go_on` has something to do even if no descriptor can be read: time.monotonic()."""
+        return self._start_s + self._options.preload_timeout_s
+
+    def fds(self) -> list[int]:
+        """Return the descriptors to wait for, unless it is settled."""
+        ours = (self._group, self._control)
+        return [] if self.is_settled else [each.fileno() for each in ours if each is not None]
+
+    def go_on(self) -> None:
+        """Do what there is to do while it imports; then ask `is_settled`. Raises as `prepare`."""
+        self._pass_output()
+        while not self.is_settled and self._read_answer():
+            pass
+        if not self.is_settled and time.monotonic() >= self.due_s:
+            self._fail_late()
+
     def _await_imports(self) -> Event | None:
         """Wait for the answer. A group of no ranks takes the signals meanwhile, as between two attempts."""
-        assert self._group is not None
-        assert self._control is not None
         waiting = Group(
             0,
             mark=b"",
@@ -193,19 +238,13 @@ class WarmZygote:
             entry=self._entry,
             debug=debug_flags(self._environ),
         )
-        due_s = self._start_s + self._options.preload_timeout_s
         try:
-            while not self._is_ready and not self.cold_because:
-                left_s = due_s - time.monotonic()
-                if left_s <= 0:
-                    self._fail_late()
-                waiting.wait(min(left_s, 3600.0), [self._group.fileno(), self._control.fileno()])
-                self._pass_output()  # before the other group may reap it
+            while not self.is_settled:
+                waiting.wait(min(max(0.0, self.due_s - time.monotonic()), 3600.0), self.fds())
+                self.go_on()  # before the other group may reap it
                 for event in waiting.run_once():
                     if event.kind == "signalled":
                         return event
-                while self._read_answer():
-                    pass
         finally:
             waiting.close()
         return None
@@ -280,23 +319,38 @@ class WarmZygote:
 
     def _fall_back(self, reason: str) -> None:
         """Have the next attempt start cold, and say so."""
+        self._report_cold(reason)
+        self.close()
+
+    def _report_cold(self, reason: str) -> None:
         self.cold_because = reason
-        self._print_line(f"infini-run: ranks start cold: {printable(reason)}")
+        where = f"{self._host}: " if self._host else ""
+        self._print_line(f"infini-run: {printable(f'{where}ranks start cold: {reason}')}")
+
+    def give_up(self) -> None:
+        """Have the next attempt start cold: it is stopped, and nobody waits for the imports."""
+        self.cold_because = "the launch was stopped"
         self.close()
 
     # ---- between two attempts
 
-    def renew(self, lived_s: float | None) -> None:
+    def renew(self, lived_s: float | None, plan: Plan | None = None) -> None:
         """Get ready for another attempt: begin the imports again if what was imported has changed.
 
         Args:
-            lived_s: For how long the last attempt lived after its fork, in seconds. None: it was not forked.
+            lived_s: For how long the last attempt lived after its fork, in seconds. None: it was not forked, or did
+                not fail.
+            plan: The plan of that attempt, if it may have other variables than the last one. None: it has the same.
         """
         self.cold_because = ""
+        known = self._known()
+        self._plan = plan or self._plan
+        is_importing = self._group is not None and not self._is_ready
         if lived_s is not None and lived_s < EARLY_S:
-            self.cold_because = f"the last attempt failed {lived_s:.1f} s after it was forked"
-            self._print_line(f"infini-run: ranks start cold: {self.cold_because}")
-        elif not self._is_hopeless and not (self._is_ready and self._is_unchanged()):
+            self._report_cold(f"the last attempt failed {lived_s:.1f} s after it was forked")
+        elif self._is_hopeless:
+            return
+        elif known != self._known() or not (is_importing or (self._is_ready and self._is_unchanged())):
             self.close()
             self._start()
 

@@ -42,7 +42,6 @@ _QUESTIONS = ("plot", "completion")  # answered in place of a launch; by a word 
 _OF_RUNNING = ("list", "stop", "send", "ranks")  # options/questions.py
 _ABOUT_NODES = ("ssh_config", "remote_python", "link_port", "link_address", "join_timeout", "node_timeout", "export",
                 "console", "node_check", "node_check_timeout")  # ineffective_flags.py  # fmt: skip
-_OF_NODES = ("hosts", "hostfile", "engine", "nnodes", "spares")  # who asked for several
 _OF_MEMBERSHIP = ("join_window", "on_join", "max_node_failures", "node_check_timeout")
 _SECONDS = (
     "restart_delay",
@@ -228,7 +227,7 @@ def resolve(argv: Sequence[str], environ: Mapping[str, str]) -> Request:
     _check_job(given, values, counts, is_ours=node_list is not None)
     _check_program(given, values)
     if values["preload"]:
-        _check_preload(given, values, is_one_node=node_list is None and not (cluster is not None and cluster.is_task))
+        _check_preload(given, values, is_task=cluster is not None and cluster.is_task)
     _check_output(given, values)
     if not _is_open(values, node_list, has_token=has_token):
         _check_world(given, values, cluster, counts)
@@ -446,11 +445,12 @@ def _check_program(given: Given, values: Values) -> None:
         raise UsageError(f"missing {what}; use {USAGE}, or run infini-run --help")
 
 
-def _check_preload(given: Given, values: Values, *, is_one_node: bool) -> None:
+def _check_preload(given: Given, values: Values, *, is_task: bool) -> None:
     flag = given["preload"].origin
-    if not is_one_node or values["nnodes"] > 1 or values["least_nodes"]:
-        several = next((given[name].origin for name in _OF_NODES if name in given), "several nodes")
-        raise UsageError(f"{flag}: works on one node; drop it, or {several}")
+    if is_task:
+        raise UsageError(
+            f"{flag}: each task of the scheduler is one rank, and nothing is shared; run one task per node"
+        )
     if values["bind"] != "none":
         raise UsageError(
             f"{flag}: conflicts with {given['bind'].origin}: imported memory stays where the imports ran; drop one"

@@ -47,7 +47,8 @@ def render_text(
         lines.append(f"node {node.index} ({node.host}):")
         lines += [_worker_text(plan, worker) for worker in plan.workers if worker.node == node.index]
     if preload:
-        lines.append(f"preload: {', '.join(preload)}, imported once; the ranks are forked from that process")
+        once = "once per node" if plan.nnodes > 1 else "once"
+        lines.append(f"preload: {', '.join(preload)}, imported {once}; the ranks are forked from that process")
     if spares:
         known = ", ".join(filter(None, spares))
         lines.append(f"spares: {known or f'{len(spares)} (the last by name of the nodes that join)'}")

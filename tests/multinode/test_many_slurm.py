@@ -169,6 +169,14 @@ def left(slurm, job):
 # ---- who is who
 
 
+def test_ranks_of_preload_are_forked_on_each_node(run):
+    text = "import os, sys; print('is', os.environ['RANK'], os.getppid(), 'decimal' in sys.modules)"
+    command = run("--nproc_per_node=2", "--preload=decimal", sys.executable, "-c", text)
+    assert command.wait() == 0, command.err
+    assert [words[1] for words in said(command).values()] == ["True"] * 8
+    assert b"cold" not in command.err
+
+
 @pytest.mark.parametrize("engine", ["slurm", "auto"])
 def test_in_salloc_every_rank_is_on_its_node(run, case, engine):
     command = run("--nproc_per_node=2", "sh", "-c", SAY, engine=engine)
