@@ -299,7 +299,7 @@ class Agent:
 
     def _run_attempt(self, setup: NodeSetup, launch: dict[str, Any], plan: Plan, options: Options) -> None:
         from infini_run.core.group import release_caller_descriptors
-        from infini_run.node.launch import make_launch
+        from infini_run.node.launch import NodeLaunch
         from infini_run.node.ports import free_port
 
         assert self._stdio is not None
@@ -307,21 +307,26 @@ class Agent:
             self._stdio.print_line(f"infini-run: {launch['host']}: {printable(notice)}")
         self._has_reported_failure, self._has_run = False, True
         progress = ProgressSender(self._send_progress, lambda: self._link.connection.has_room, launch["nnodes"])
-        run = make_launch(
-            plan,
-            options,
-            zygote=None if self._preload is None else self._preload.zygote,
-            environ=setup.environ,
-            entry=self.entry,
-            cwd=setup.cwd,
-            print_line=self._stdio.print_line,
-            has_head=True,
-            heading=launch["heading"],
-            observers=self._open_relay(),
-            lease_s=0.0 if self._link.lease is None else self._link.lease.length_s,
-            lease_since_s=0.0 if self._link.lease is None else self._link.lease.since_ns / 1e9,
-            stdins={} if self._stream is None else {plan.workers[0].rank: self._stream.child_socket.fileno()},
-        )
+        given: dict[str, Any] = {
+            "environ": setup.environ,
+            "entry": self.entry,
+            "cwd": setup.cwd,
+            "print_line": self._stdio.print_line,
+            "has_head": True,
+            "heading": launch["heading"],
+            "observers": self._open_relay(),
+            "lease_s": 0.0 if self._link.lease is None else self._link.lease.length_s,
+            "lease_since_s": 0.0 if self._link.lease is None else self._link.lease.since_ns / 1e9,
+            "stdins": {} if self._stream is None else {plan.workers[0].rank: self._stream.child_socket.fileno()},
+        }
+        zygote = None if self._preload is None else self._preload.zygote
+        run: NodeLaunch
+        if zygote is None:
+            run = NodeLaunch(plan, options, **given)
+        else:
+            from infini_run.node.warm_launch import WarmLaunch
+
+            run = WarmLaunch(plan, options, zygote=zygote, **given)
         self._start(run)
         if self._stream is not None:
             self._stream.child_socket.close()

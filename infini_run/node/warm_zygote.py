@@ -38,6 +38,7 @@ _OF_WORLD = ("MASTER_ADDR", "NNODES", "PROC_WORLD_SIZE", "WORLD_SIZE", "GROUP_WO
 _ANSWER_S = 5.0  # it forks, or looks at its files
 _MOST_ANSWER = 1 << 17  # bytes
 _MOST_TEXT = 300  # characters of it that are shown
+_MOST_SKIPPED = 100  # modules
 _AHEAD = 32  # ranks that may be on their way at once
 _DESCRIPTORS = 40  # of the process's group, of the one that waits for it, and of a fork
 
@@ -59,6 +60,7 @@ class WarmZygote:
 
     Attributes:
         cold_because: Why the ranks of the next attempt are not forked. Empty: they are.
+        modules: What was imported.
 
     Args:
         plan: The plan of the first attempt.
@@ -97,6 +99,8 @@ class WarmZygote:
         self._is_held = self._is_ready = self._is_hopeless = False
         self._is_first = True  # no attempt has begun so far
         self._exit: Event | None = None
+        self._skipped: list[str] = []  # by --preload=auto
+        self.modules: tuple[str, ...] = ()
         self.cold_because = ""
 
     # ---- the imports
@@ -146,8 +150,8 @@ class WarmZygote:
             self._fall_back(f"the process of the imports cannot be started: {error}")
             return
         with suppress(OSError):  # it is gone: its socket tells
-            names = list(self._options.preload)
-            self._send({"names": names, "watched": sorted(watched), "flag": "--preload", "env": self._env})
+            words = {"names": list(self._options.preload), "skipped": self._skipped, "flag": "--preload"}
+            self._send({**words, "watched": sorted(watched), "env": self._env})
 
     def _watched(self) -> set[str]:
         """The variables that differ between ranks or attempts, or are not known yet."""
@@ -292,14 +296,27 @@ class WarmZygote:
         if word == "held":
             self._is_held = True
         elif word == "ready":
-            self._is_ready = True
+            self._is_ready, self.modules = True, tuple(text.split(","))
             self._pass_output()
+        elif word == "skip":
+            self._skip(*text.split(" ", 1))
         elif word == "failed" and self._is_first:
-            raise UsageError(text)
+            raise UsageError(_cut(text))
         elif word in ("failed", "cold"):
             self._is_hopeless = word == "cold"
-            self._fall_back(text)
+            self._fall_back(_cut(text))
         return word == "held"
+
+    def _skip(self, module: str, reason: str = "") -> None:
+        """Begin again without a module that --preload=auto found."""
+        if module in self._skipped or len(self._skipped) >= _MOST_SKIPPED:
+            self._fall_back(_cut(reason))
+            return
+        self._skipped.append(module)
+        where = f"{self._host}: " if self._host else ""
+        self._print_line(f"infini-run: {printable(f'{where}not preloaded: {module}: {_cut(reason)}')}")
+        self.close()
+        self._start()
 
     def _handle_end(self) -> None:
         """The process ended before it had imported all. If it never was held, Python has run the script."""
@@ -444,7 +461,7 @@ class WarmZygote:
                 data = bytes(self._received[4 : 4 + size])
                 del self._received[: 4 + size]
                 word, _, text = data.decode("utf-8", "surrogateescape").partition(" ")
-                return word, text if len(text) <= _MOST_TEXT else text[:_MOST_TEXT] + "..."
+                return word, text
             try:
                 piece = self._control.recv(1 << 16, MSG_DONTWAIT)
             except BlockingIOError:
@@ -465,6 +482,10 @@ class WarmZygote:
         self._is_ready = False
         if group is not None:
             group.close()
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _MOST_TEXT else text[:_MOST_TEXT] + "..."
 
 
 class Fork:

@@ -127,7 +127,8 @@ def read_flags(flags: Mapping[str, object], program: tuple[str, ...], environ: M
     }
     request = _resolve([*words, "--", *program], around, flags)
     options = request.options
-    asked = request.question or next((name for name in _COMMAND_ONLY if getattr(options, name)), "")
+    own = [name for name in _COMMAND_ONLY if name != "preload" or request.node_list is None]
+    asked = request.question or next((name for name in own if getattr(options, name)), "")
     if options is None or asked:
         raise UsageError(f"{asked}=: not a keyword of the Python API; use it with the command")
     if request.without_effect and options.engine != "auto":  # where a program finds itself is not its mistake

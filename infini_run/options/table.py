@@ -102,6 +102,8 @@ def _module_names(text: str) -> tuple[str, ...]:
     names = tuple(name.strip() for name in text.split(",") if name.strip())
     if not all(part.isidentifier() for name in names for part in name.split(".")):
         raise ValueError("expected names of modules, such as torch,transformers.trainer")
+    if "auto" in names and len(names) > 1:
+        raise ValueError("expected auto alone, or names of modules")
     return tuple(dict.fromkeys(names))
 
 
@@ -206,7 +208,8 @@ FLAGS = (
     switch("distributed_args", "program",
            "add --distributed-rank=R --distributed-world-size=W to each rank's arguments"),
     _flag("program", "preload", _module_names, (), "NAME,...",
-          "import these modules once per node, and fork all ranks from that process, also at restarts", shown="none"),
+          "import these modules once per node, and fork all ranks from that process, also at restarts; "
+          "auto: what the script's first lines import", shown="none"),
     _flag("program", "preload_timeout", value_types.patience, 600.0, "TIME",
           "give up if the imports of --preload take longer than TIME", shown="10m"),
 

@@ -59,6 +59,7 @@ class Preload:
         self._blas: list[Any] = []  # functions that set its number of threads, one for each copy that was loaded
         self._exits = _ExitWatch()
         self.is_refused = False  # a module reads what it must not
+        self.refused: list[tuple[str, str]] = []  # modules that do, or that cannot be imported, and why
 
     def run(self, names: Sequence[str]) -> str:
         """Import what forks will need; why that cannot be, or ""."""
@@ -95,9 +96,11 @@ class Preload:
                 with _EnvironWatch(self._variables) as watch:
                     error = self._import_one(name)
                 if error is not None:
+                    self.refused = [(name, f"{type(error).__name__}: {error}")]
                     return f"{self._flag}: {name} cannot be imported: {type(error).__name__}: {error}"
                 if watch.found:
                     module, variable = watch.found
+                    self.refused.append((name, f"{module} reads {variable} during its import"))
                     reads.append(f"{self._flag}={name}: {module} reads {variable} during its import; drop {name}")
         finally:
             if before is None:

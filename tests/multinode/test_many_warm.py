@@ -93,7 +93,7 @@ def test_node_that_falls_back_does_so_alone(warm, tmp_path):
         ("import nosuch", "preloaded cannot be imported: ModuleNotFoundError: No module named 'nosuch'"),
         (
             "import os; os.environ.get('WORLD_SIZE')",
-            "preloaded reads WORLD_SIZE while it is imported; drop preloaded",
+            "preloaded reads WORLD_SIZE during its import; drop preloaded",
         ),
     ],
 )

@@ -31,7 +31,7 @@ _kept: list[object] = []  # memory that the kernel reads: /proc/PID/cmdline and 
 
 
 def _restore_path() -> str:
-    """Undo what the launcher has done to PYTHONPATH and so to sys.path."""
+    """Undo what the launcher has done to PYTHONPATH and so to sys.path. Return the folder of infini_run/warm."""
     folder = os.path.dirname(os.path.abspath(__file__))
     was_set = os.environ.pop(_VARIABLE, "")
     rest = [entry for entry in os.environ.get("PYTHONPATH", "").split(":") if entry != folder]
@@ -41,7 +41,7 @@ def _restore_path() -> str:
         os.environ.pop("PYTHONPATH", None)
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != folder]
     sys.path_importer_cache.pop(folder, None)
-    return os.path.join(os.path.dirname(folder), "imports.py")
+    return os.path.dirname(folder)
 
 
 def _run_hidden() -> BaseException | None:
@@ -121,11 +121,12 @@ def _read_strings(path: str) -> list[bytes]:
         return file.read().split(b"\0")[:-1]
 
 
-def _load_imports(path: str) -> dict[str, Any]:
-    """The module imports.py of infini_run, without infini_run, and without a name in sys.modules."""
+def _load(folder: str, name: str) -> dict[str, Any]:
+    """A module beside this one's folder, without infini_run, and without a name in sys.modules."""
+    path = os.path.join(folder, name + ".py")
     with open(path, "rb") as file:
         code = compile(file.read(), path, "exec")
-    names = {"__name__": "_infini_run_warm_imports", "__builtins__": __builtins__}
+    names = {"__name__": "_infini_run_warm_" + name, "__builtins__": __builtins__}
     exec(code, names)
     return names
 
@@ -334,12 +335,13 @@ def _renew_stdio() -> None:
 class _Held:
     """The process that is held: its imports, and the forks that leave it."""
 
-    def __init__(self, control: _Control, imports_path: str) -> None:
+    def __init__(self, control: _Control, folder: str) -> None:
         import ctypes
 
         self._control = control
         self._libc = ctypes.CDLL(None, use_errno=True)
-        self._imports = _load_imports(imports_path)
+        self._warm_folder = folder
+        self._imports = _load(folder, "imports")
         self._preload: Any = None
         self._argv = _read_strings(
             "/proc/self/cmdline"
@@ -347,6 +349,7 @@ class _Held:
         self._wrapper: dict[str, str] = {}  # variables that a wrapper around this Python has set
         self._startup: dict[str, str] = {}  # that the start of this Python has set
         self._names: list[str] = []
+        self._skipped: list[str] = []  # by --preload=auto
         self._files: list[int] = []  # that the imports have left open, and only read
         self._stamps: dict[str, tuple[int, int] | None] = {}
 
@@ -358,7 +361,7 @@ class _Held:
         self._wrapper = {name: value for name, value in given.items() if passed.get(name) != value}
         for name in _OURS:
             self._wrapper.pop(name, None)
-        self._names = request["names"]
+        self._names, self._skipped = request["names"], request["skipped"]
         self._import(request["watched"], request["flag"])
         while True:
             request, fds = self._control.receive()
@@ -374,12 +377,28 @@ class _Held:
         folder = _script_folder()
         open_before, read_before = _descriptors()
         before = _state(self._libc), open_before, self._imports["find_shared_memory"]()
+        script = self._find_names(folder) if self._names == ["auto"] else ""
         if folder is not None:
             sys.path.insert(0, folder)
-        self._preload = self._imports["Preload"](watched, flag, _import_one)
+
+        refusals: dict[str, str] = {}
+
+        def import_one(name: str) -> BaseException | None:
+            error = _import_one(name)
+            if error is None and script:
+                refusal = _find_refusal(self._imports, self._preload, before, self._libc)
+                if refusal:
+                    refusals[name] = refusal
+                    error = RuntimeError(refusal)
+            return error
+
+        self._preload = self._imports["Preload"](watched, flag, import_one)
         problem = self._preload.run(self._names)
         if folder is not None and folder in sys.path:
             sys.path.remove(folder)
+        if problem and script:
+            name, reason = self._preload.refused[0]
+            self._end("skip", f"{name.partition(':')[0]} {refusals.get(name, reason)}")
         if problem:
             self._end("failed", problem)
         refusal = _find_refusal(self._imports, self._preload, before, self._libc)
@@ -393,10 +412,23 @@ class _Held:
             self._end("cold", f"the imports left a file open that cannot be opened again: {error}")
         if not self._can_own_memory():
             self._end("cold", "this kernel does not show a fork's own command line")
-        self._stamps = _stamps(self._names, folder)
+        names = [name.partition(":")[0] for name in self._names]
+        self._stamps = _stamps(names, folder)
+        if script:
+            self._stamps[script] = _stamp(script)
         gc.collect()
         gc.freeze()
-        self._control.send("ready")
+        self._control.send("ready", ",".join(dict.fromkeys(names)))
+
+    def _find_names(self, folder: str | None) -> str:
+        """The modules for --preload=auto. Return the path of the script."""
+        words = [os.fsdecode(word) for word in self._argv]
+        script, names = _load(self._warm_folder, "script_imports")["find_script_imports"](sys.argv[0], words, folder)
+        self._names = [name for name in names if name.partition(":")[0] not in self._skipped]
+        if not self._names:
+            why = "can be preloaded" if names else "is imported by the first lines of the script"
+            self._end("cold", f"no module of site-packages {why}")
+        return str(script)
 
     def _can_own_memory(self) -> bool:
         return _own_memory(self._libc, self._argv, _read_strings("/proc/self/environ"))
@@ -483,8 +515,13 @@ class _Held:
 def _import_one(name: str) -> BaseException | None:
     from importlib import import_module
 
+    module, _, names = name.partition(":")
     try:
-        import_module(name)
+        import_module(module)
+        if names:  # as `from module import names`, which a package may load late
+            __import__(module, fromlist=names.split(","))
+            for each in names.split(","):
+                getattr(sys.modules[module], each, None)
     except BaseException as error:
         return error
     return None
@@ -501,7 +538,7 @@ def _hold() -> BaseException | None:
     try:
         texts = _read_strings("/proc/self/environ")
         given = dict(os.fsdecode(text).split("=", 1) for text in texts if b"=" in text)
-        imports_path = _restore_path()
+        folder = _restore_path()
         given.pop("PYTHONPATH", None)
         if "PYTHONPATH" in os.environ:
             given["PYTHONPATH"] = os.environ["PYTHONPATH"]
@@ -511,7 +548,7 @@ def _hold() -> BaseException | None:
             control.send("cold", f"{sys.implementation.name} is not CPython")
             os._exit(0)
         hidden = _run_hidden()
-        return _Held(control, imports_path).run(given, hidden)
+        return _Held(control, folder).run(given, hidden)
     except BaseException as error:
         _die(error)
 
