@@ -7,7 +7,7 @@ from infini_run.options.options import Options
 from infini_run.record import fields
 from infini_run.report.exit import Exit, LeftoverProcess
 from infini_run.report.hang_snapshot import HangSnapshot
-from infini_run.report.report import Clock, Report
+from infini_run.report.report import Clock, PreloadUse, Report
 from infini_run.system.procfs import ProcessSnapshot, ThreadSnapshot
 from infini_run.value_types import RankStreams
 
@@ -25,7 +25,8 @@ _MOST = 2**63  # no count and no time is larger
 _RECORDS = {
     cls.__name__: cls
     for cls in (
-        *(Clock, Exit, HangSnapshot, LeftoverProcess, Options, ProcessSnapshot, RankStreams, Report, ThreadSnapshot),
+        *(Clock, Exit, HangSnapshot, LeftoverProcess, Options, PreloadUse, ProcessSnapshot, RankStreams, Report),
+        ThreadSnapshot,
     )
 }
 

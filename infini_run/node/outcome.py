@@ -12,7 +12,7 @@ from infini_run.core.group import STEPS, Event
 from infini_run.record import replace
 from infini_run.report.exit import Exit, LeftoverProcess
 from infini_run.report.hang_groups import analyze_hang, exited, files_lines
-from infini_run.report.report import Report
+from infini_run.report.report import PreloadUse, Report
 from infini_run.report.text import signal_name
 from infini_run.system.cgroup import oom_kills
 from infini_run.system.signal_numbers import SIGKILL
@@ -57,6 +57,7 @@ class Outcome:
             )
             for worker in plan.workers
         }
+        self._preload: PreloadUse | None = None
         self.first: int | None = None  # rank of the first failure
         self.received_signal = 0  # the signal from outside that ended the job
         self._forwarded: set[int] = set()  # signals
@@ -262,6 +263,12 @@ class Outcome:
 
     # ---- the story out
 
+    def record_preload(self, use: PreloadUse) -> None:
+        """Record what --preload did, and so how the ranks were started."""
+        self._preload = use
+        for rank in self._exits:
+            self._change(rank, is_forked=not use.cold_because)
+
     def exits(self) -> tuple[Exit, ...]:
         """Return the state of every worker, by rank: how it ended, or its state so far."""
         return tuple(self._exits[rank] for rank in sorted(self._exits))
@@ -342,6 +349,7 @@ class Outcome:
             stuck=self.stuck,
             notices=tuple(self._notices),
             snapshots=tuple(self._snapshots),
+            preload=() if self._preload is None else (self._preload,),
             port_in_use=self._port_in_use(),
         )
 

@@ -13,6 +13,7 @@ from infini_run.errors import StartError
 from infini_run.node.forked_stdio import open_stdio
 from infini_run.node.launch import NodeLaunch
 from infini_run.node.warm_zygote import CannotFork
+from infini_run.report.report import PreloadUse
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ class WarmLaunch(NodeLaunch):
         self._zygote = zygote
         self._fork: Fork | None = None
         self._ends: list[int] = []  # of the ranks' pipes, until the core has copies
+        self._began_s = 0.0  # to fork
         self._forked_s: float | None = None
         self._failed_s: float | None = None  # the first of its ranks, by time.monotonic()
         self._early: list[Event] = []  # of a launch that was stopped before it had ranks
@@ -45,13 +47,27 @@ class WarmLaunch(NodeLaunch):
             self._debug = NO_CGROUP  # a fork is not born into one
         try:
             super().start()
-            if self._zygote.cold_because and (self.options.report or self._has_head):
-                self.outcome.add_notice(f"ranks start cold: {self._zygote.cold_because}")
             if self._fork is not None and self._started == len(self.plan.workers):
                 self._fork.open_gate()
                 self._forked_s = time.monotonic()
+            if self.options.report or self._has_head:
+                self._record_use()
         finally:
             self._drop_fork()
+
+    def _record_use(self) -> None:
+        zygote = self._zygote
+        if zygote.cold_because:
+            self.outcome.add_notice(f"ranks start cold: {zygote.cold_because}")
+        use = PreloadUse(
+            host=self.plan.nodes[0].host,
+            modules=zygote.modules,
+            wall_s=zygote.wall_s,
+            cpu_s=zygote.cpu_s,
+            fork_s=0.0 if self._forked_s is None else self._forked_s - self._began_s,
+            cold_because=zygote.cold_because,
+        )
+        self.outcome.record_preload(use)
 
     def _end_before_start(self, signalled: Event) -> None:
         from infini_run.report.text import signal_name
@@ -97,6 +113,7 @@ class WarmLaunch(NodeLaunch):
 
     def _fork_ranks(self, specs: Sequence[SpawnSpec]) -> None:
         base = self.plan.base(self._environ) | dict(self.plan.env)
+        self._began_s = time.monotonic()
         fork = self._fork = self._zygote.begin_fork(
             len(specs), [os.fsencode(f"{name}={value}") for name, value in base.items()]
         )

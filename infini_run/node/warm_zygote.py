@@ -61,6 +61,7 @@ class WarmZygote:
     Attributes:
         cold_because: Why the ranks of the next attempt are not forked. Empty: they are.
         modules: What was imported.
+        wall_s, cpu_s: The time and the CPU time of that, in seconds.
 
     Args:
         plan: The plan of the first attempt.
@@ -101,6 +102,7 @@ class WarmZygote:
         self._exit: Event | None = None
         self._skipped: list[str] = []  # by --preload=auto
         self.modules: tuple[str, ...] = ()
+        self.wall_s = self.cpu_s = 0.0
         self.cold_because = ""
 
     # ---- the imports
@@ -296,7 +298,9 @@ class WarmZygote:
         if word == "held":
             self._is_held = True
         elif word == "ready":
-            self._is_ready, self.modules = True, tuple(text.split(","))
+            cpu, _, names = text.partition(" ")
+            self._is_ready, self.modules = True, tuple(names.split(","))
+            self.wall_s, self.cpu_s = time.monotonic() - self._start_s, int(cpu) / 1000 if cpu.isdigit() else 0.0
             self._pass_output()
         elif word == "skip":
             self._skip(*text.split(" ", 1))
@@ -359,14 +363,14 @@ class WarmZygote:
                 not fail.
             plan: The plan of that attempt, if it may have other variables than the last one. None: it has the same.
         """
+        if self._is_hopeless:
+            return
         self.cold_because = ""
         known = self._known()
         self._plan = plan or self._plan
         is_importing = self._group is not None and not self._is_ready
         if lived_s is not None and lived_s < EARLY_S:
             self._report_cold(f"the last attempt failed {lived_s:.1f} s after it was forked")
-        elif self._is_hopeless:
-            return
         elif known != self._known() or not (is_importing or (self._is_ready and self._is_unchanged())):
             self.close()
             self._start()

@@ -29,6 +29,7 @@ class Exit:
         status_lost: Another part of the host program reaped it.
         start_failure: The step between its creation and its program that failed. Empty: none did.
         start_errno: The errno of that step.
+        is_forked: It was forked from the process of --preload.
         start_s: When it was created.
         ready_s: When it sent READY=1.
         end_s: When it ended; of a lost one, when its node was last known to live.
@@ -62,6 +63,7 @@ class Exit:
     status_lost: bool = False
     start_failure: str = ""
     start_errno: int = 0
+    is_forked: bool = False
     start_s: float | None = None
     ready_s: float | None = None
     end_s: float | None = None

@@ -70,6 +70,7 @@ def merge_reports(
         notices=(*notices, *(notice for report in reports for notice in report.notices)),
         snapshots=tuple(snapshot for report in reports for snapshot in report.snapshots),
         clocks=tuple(clock for report in reports for clock in report.clocks),
+        preload=tuple(use for report in reports for use in report.preload),
         error="" if error is None else str(error),
         error_code=0 if error is None else error.exit_code,
         lost=tuple(lost),

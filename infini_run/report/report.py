@@ -37,6 +37,27 @@ class Clock:
 
 
 @record
+class PreloadUse:
+    """What --preload did on one node for an attempt.
+
+    Attributes:
+        host: The name of the node.
+        modules: What was imported. Empty: the imports did not finish.
+        wall_s: For how long they were imported, in seconds.
+        cpu_s: The CPU time of that, in seconds.
+        fork_s: From the request to fork the ranks until they could run, in seconds; 0: they were not forked.
+        cold_because: Why the ranks were not forked. Empty: they were.
+    """
+
+    host: str
+    modules: tuple[str, ...]
+    wall_s: float
+    cpu_s: float
+    fork_s: float
+    cold_because: str
+
+
+@record
 class Report:
     """How a launch ended. With restarts, all is of the last attempt, except `earlier_failures`.
 
@@ -63,6 +84,7 @@ class Report:
         earlier_failures: The first failure of each earlier attempt, the last hundred.
         not_restarted: Why no restart followed the last failure. Empty: it is plain.
         clocks: The clocks of the nodes of many.
+        preload: What --preload did, by node. Empty: without the flag.
         error: Why the job ended, if no rank was the cause: a node was lost, or would not begin. Empty: a rank was.
         error_code: The exit code of that.
         lost: The nodes that were lost, each in a sentence.
@@ -90,6 +112,7 @@ class Report:
     earlier_failures: tuple[Exit, ...] = ()
     not_restarted: str = ""
     clocks: tuple[Clock, ...] = ()
+    preload: tuple[PreloadUse, ...] = ()
     error: str = ""
     error_code: int = 0
     lost: tuple[str, ...] = ()
@@ -237,6 +260,7 @@ class Report:
             "notices": list(self.notices),
             "snapshots": [snapshot.to_json() for snapshot in self.snapshots],
             "clocks": [{"host": c.host, "offset": c.offset_s, "bound": c.bound_s} for c in self.clocks],
+            "preload": [_preload_json(use) for use in self.preload],
         }
 
 
@@ -248,6 +272,17 @@ def _chosen(lines: tuple[str, ...], most: int) -> tuple[str, ...]:
     return choose_lines(lines, most)
 
 
+def _preload_json(use: PreloadUse) -> dict[str, Any]:
+    return {
+        "host": use.host,
+        "modules": list(use.modules),
+        "wall_s": use.wall_s,
+        "cpu_s": use.cpu_s,
+        "fork_s": use.fork_s,
+        "cold_because": use.cold_because or None,
+    }
+
+
 def _exit_json(exit_: Exit) -> dict[str, Any]:
     return {
         "rank": exit_.rank,
@@ -255,6 +290,7 @@ def _exit_json(exit_: Exit) -> dict[str, Any]:
         "host": exit_.host,
         "pid": exit_.pid,
         "start": exit_.start_s,
+        "start_method": "fork" if exit_.is_forked else "exec",
         "ready": exit_.ready_s,
         "end": exit_.end_s,
         "exit_code": exit_.code,

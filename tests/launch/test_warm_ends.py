@@ -158,12 +158,29 @@ def test_accelerator_used_by_imports_is_tried_once(infini_run, module):
     assert command.out == b"[preload] importing\n"
 
 
-def test_report_says_why_ranks_started_cold(infini_run, module, tmp_path):
-    env = module("import os\nos.umask(0o7)\n")
-    command = infini_run("--preload=preloaded", f"--report={tmp_path}/report", *code("print(1)"), env=env)
+@pytest.mark.parametrize(
+    ("source", "cold"), [("", None), ("import os\nos.umask(0o7)\n", "the imports changed the umask")]
+)
+def test_report_has_preload_and_how_ranks_started(infini_run, module, tmp_path, source, cold):
+    words = ["--preload=preloaded", "--nproc_per_node=2", f"--report={tmp_path}/report"]
+    command = infini_run(*words, *code("pass"), env=module(source))
     assert command.wait() == 0
     report = json.loads((tmp_path / "report").read_text())
-    assert report["notices"] == ["ranks start cold: the imports changed the umask"]
+    assert report["notices"] == ([f"ranks start cold: {cold}"] if cold else [])
+    assert [rank["start_method"] for rank in report["ranks"]] == ["exec" if cold else "fork"] * 2
+    [use] = report["preload"]
+    assert (use["host"], use["cold_because"]) == (report["host"], cold)
+    assert use["modules"] == ([] if cold else ["preloaded"])
+    assert [use[name] > 0 for name in ("wall_s", "cpu_s", "fork_s")] == [not cold] * 3
+
+
+@pytest.mark.slow
+def test_report_of_last_attempt_says_why_it_started_cold(infini_run, module, tmp_path):
+    words = ["--preload=preloaded", "--max_restarts=1", "--restart_delay=0", f"--report={tmp_path}/report"]
+    command = infini_run(*words, *code("import sys; sys.exit(3)"), env=module("import os\nos.umask(0o7)\n"))
+    assert command.wait() == 3
+    report = json.loads((tmp_path / "report").read_text())
+    assert report["preload"][0]["cold_because"] == "the imports changed the umask"
 
 
 def test_imports_print_once_with_their_label(infini_run, module):

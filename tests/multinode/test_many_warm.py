@@ -84,7 +84,12 @@ def test_node_that_falls_back_does_so_alone(warm, tmp_path):
     assert command.wait() == 0, command.err
     assert own_lines(command) == ["infini-run: host2: ranks start cold: the imports changed the umask"]
     assert [row[1:3] for row in rows_of(command)] == [["host1", "True"], ["host2", "False"], ["host3", "True"]]
-    assert "ranks start cold: the imports changed the umask" in str(json.loads((tmp_path / "report").read_text()))
+    report = json.loads((tmp_path / "report").read_text())
+    assert report["notices"] == ["ranks start cold: the imports changed the umask"]
+    assert [rank["start_method"] for rank in report["ranks"]] == ["fork", "exec", "fork"]
+    assert [(use["host"], use["modules"], use["cold_because"]) for use in report["preload"]] == [
+        ("host1", ["preloaded"], None), ("host2", [], "the imports changed the umask"), ("host3", ["preloaded"], None)
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

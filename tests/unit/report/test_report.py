@@ -296,6 +296,7 @@ def test_the_json_says_the_same_and_more():
         "notices": ["n"],
         "snapshots": [],
         "clocks": [],
+        "preload": [],
         "error": None,
         "lost": [],
     }
@@ -306,6 +307,7 @@ def test_the_json_says_the_same_and_more():
         "host": "node1",
         "pid": 101,
         "start": 10.0,
+        "start_method": "exec",
         "ready": None,
         "end": 12.5,
         "exit_code": None,
