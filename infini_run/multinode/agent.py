@@ -15,6 +15,7 @@ from contextlib import suppress
 from infini_run.errors import InfiniRunError, LinkError, StartError, printable
 from infini_run.multinode import message_schema, protocol
 from infini_run.multinode.agent_setup import NodeSetup, check_version, hello, make_node_plan, prepare
+from infini_run.multinode.hang_phase import pack_snapshots
 from infini_run.multinode.head_link import HeadLink, TurnedAway
 from infini_run.multinode.lease import LEAST_LEASE
 from infini_run.multinode.progress_messages import ProgressSender
@@ -327,6 +328,7 @@ class Agent:
             from infini_run.node.warm_launch import WarmLaunch
 
             run = WarmLaunch(plan, options, zygote=zygote, **given)
+        run.on_hang = lambda snapshots, ranks: self._link.connection.send(pack_snapshots(snapshots, ranks))
         self._start(run)
         if self._stream is not None:
             self._stream.child_socket.close()
@@ -533,6 +535,10 @@ class Agent:
             self._stop = message_schema.read(payload, message_schema.STOP)
             if run is not None:
                 run.stop(self._stop["signal"], by_signal=self._stop["by_signal"])
+        elif kind == protocol.SNAPSHOT_REQUEST and run is not None:
+            run.take_snapshots()
+        elif kind == protocol.CAUSE and run is not None:
+            run.outcome.record_cause(message_schema.read(payload, message_schema.CAUSE)["ranks"])
         elif kind == protocol.KILL:
             self._is_killed = True
             if run is not None:

@@ -25,6 +25,7 @@ from infini_run.multinode.clock_offset import clock_question
 from infini_run.multinode.end_phase import EndPhase
 from infini_run.multinode.engine_processes import EngineProcesses
 from infini_run.multinode.engines import find_engine
+from infini_run.multinode.hang_phase import HangPhase
 from infini_run.multinode.head_control import HeadControl
 from infini_run.multinode.head_report import attempt_report, is_node_failure
 from infini_run.multinode.head_state import HeadState
@@ -59,7 +60,7 @@ _DUE_IN = {  # the states in which an agent may send a frame of that kind; other
     protocol.CHECKED: ("ready", "done"),
     protocol.NOTHING_OLD_LIVES: ("done",),
     protocol.EVENT: ("ready", "running", "done", "lost"),
-    **dict.fromkeys((protocol.DONE, protocol.STREAM_UP, protocol.OBSERVATIONS), ("running",)),
+    **dict.fromkeys((protocol.DONE, protocol.STREAM_UP, protocol.OBSERVATIONS, protocol.SNAPSHOTS), ("running",)),
 }
 
 
@@ -129,6 +130,7 @@ class Head:
             listening=listening,
         )
         self._liveness = Liveness(self._state, self._losses)
+        self._hang = HangPhase(self._state)
         self._end = EndPhase(self._state, self._processes)
         self._stdin = StdinForwarder(options.stdin, self._agents, poller)
         self._attempts = Attempts(self._state, self._join, self._stdin, has_stream=on_stream is not None)
@@ -256,6 +258,7 @@ class Head:
             self._join.next_deadline_s,
             self._losses.next_deadline_s,
             self._liveness.next_deadline_s,
+            self._hang.next_deadline_s,
             self._end.next_deadline_s,
             float("inf") if state.changes is None or self._end.has_begun else state.changes.next_deadline_s,
             now_s if self._stdin.is_due else float("inf"),
@@ -281,6 +284,7 @@ class Head:
         elif not self._losses.fail_if_due(now_s) and state.is_joining:
             self._join.wait(now_s)
         self._liveness.run_due(now_s)
+        self._hang.run_due(now_s)
         self._end.run_due(now_s)
         if now_s >= state.stop_end_s:
             for agent in state.world:
@@ -337,6 +341,8 @@ class Head:
                 self._agents.send(agent, clock_question())
         elif kind == protocol.LEASE:
             self._agents.send(agent, agent.time.note(payload))
+        elif kind == protocol.SNAPSHOTS:
+            self._hang.on_snapshots(agent, payload)
         elif kind == protocol.CHECKED and self._state.changes is not None:
             self._state.changes.on_checked(agent, message_schema.read(payload, message_schema.CHECKED)["reason"])
         elif kind == protocol.NOTHING_OLD_LIVES and self._state.changes is not None:

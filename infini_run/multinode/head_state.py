@@ -93,7 +93,7 @@ class HeadState:
         self.observers = observers
         self.console = ConsoleWriters(poller)
         self._folded: FoldedOutput | None = None
-        self._print_line = self._write_line if print_line is None else print_line
+        self._print_line = print_line
         self.launch_id = new_launch_id()
         self.start_s = time.time()
         self.world: list[RemoteAgent] = agents.all  # that run the ranks, or ran them last, by node rank
@@ -173,14 +173,17 @@ class HeadState:
             return
         self.console.write(kind, lines)
 
-    def print(self, text: str) -> None:
-        """Print one line of the head for the user, after the lines that it is about."""
+    def print(self, text: str, *details: str) -> None:
+        """Print a line of the head for the user, after the lines that it is about, and lines below it."""
         self.flush_output()
-        if self.observers is None or not self.observers.print_above(f"infini-run: {printable(text)}"):
-            self._print_line(text)
-
-    def _write_line(self, text: str) -> None:
-        self.console.write(protocol.ERR, os.fsencode(f"infini-run: {printable(text)}\n"))
+        lines = [printable(line) for line in (f"infini-run: {text}", *details)]
+        if self.observers is not None and self.observers.print_above("\n".join(lines)):
+            return
+        if self._print_line is None:
+            self.console.write(protocol.ERR, os.fsencode("\n".join([*lines, ""])))
+            return
+        for line in (text, *details):
+            self._print_line(line)
 
     def notice(self, text: str) -> None:
         """Print one line, and keep it for the report."""

@@ -94,6 +94,11 @@ def _ranks(value: Any) -> bool:
     return type(value) is list and all(map(_rank, value))
 
 
+def _records(value: Any) -> bool:
+    """Records; record_codec.py checks their fields."""
+    return type(value) is list and len(value) <= MOST_RANKS
+
+
 def _progresses(value: Any) -> bool:
     """Of each rank: its number, its PROGRESS=, the age of that in nanoseconds."""
     if type(value) is not list or len(value) > MOST_RANKS or any(type(entry) is not list for entry in value):
@@ -116,6 +121,7 @@ LAUNCH: Schema = {
 SIGNAL: Schema = {"signal": is_signal, "ranks": _ranks}
 STOP: Schema = {"signal": is_signal, "by_signal": is_flag}
 USAGE_REQUEST: Schema = {"ranks": _ranks}
+CAUSE: Schema = {"ranks": _ranks}
 GOODBYE: Schema = {"exit_code": _code}
 TURNED_AWAY: Schema = {  # a GOODBYE before there was a SPEC
     "error": is_text, "may_return": is_flag, "launch_id": is_text, "timeout_s": is_seconds,
@@ -133,6 +139,7 @@ SIGNALLED: Schema = {"signalled": is_signal}
 PROGRESS: Schema = {"progress": _progresses}
 EVENTS = (STARTED, READY, FAILED, SIGNALLED, PROGRESS)
 CHECKED: Schema = {"reason": is_text}
+SNAPSHOTS: Schema = {"snapshots": _records, "ranks": _ranks}
 DONE: Schema = {"report": is_record, "port": is_port, "progress": whole_number(-1, _MAX_NS)}
 
 

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from infini_run.node.outcome import Outcome
     from infini_run.options.options import Options
     from infini_run.plan.model import Output, Plan, RankRange, SingleRank, Worker
+    from infini_run.report.hang_snapshot import HangSnapshot
     from infini_run.report.report import Report
     from infini_run.watchdog.watchdog import Watchdog
 
@@ -112,6 +113,7 @@ class NodeLaunch:
         self._watchdog: Watchdog | None = None  # where a deadline was asked for
         self._control: ControlServer | None = None  # once another process has asked something
         self.on_asked_stop: Callable[[], None] | None = None  # in a host program: who may start the ranks again
+        self.on_hang: Callable[[Sequence[HangSnapshot], Sequence[int]], None] | None = None  # a head decides
         self._started = 0  # ranks
         self._ready = 0  # ranks that said so
         self._oom_kills = -1  # not counted yet
@@ -313,6 +315,12 @@ class NodeLaunch:
         finding = None if self.ended else watchdog.run_due()
         if finding is None:
             return []
+        from infini_run.report.hang_groups import with_exited
+
+        if self.on_hang is not None and not any(snapshot.kind == "late" for snapshot in finding.snapshots):
+            self.outcome.keep_snapshots(finding.snapshots)
+            self.on_hang(with_exited(finding.snapshots, self.outcome.exits()), finding.ranks_to_stop)
+            return finding.events
         self._print(*self.outcome.record_snapshots(finding.snapshots, finding.ranks_to_stop))
         if finding.problem:
             self._print(self.outcome.add_notice(finding.problem))
@@ -418,6 +426,13 @@ class NodeLaunch:
                 for event in self._history:
                     self._outcome.record_event(event)
             return self._outcome
+
+    def take_snapshots(self) -> None:
+        """Make snapshots of all ranks, for a hang on another node."""
+        with self._lock:
+            if self._group is not None and not self.ended:
+                self._watchdog = self._watchdog or self._make_watchdog()
+                self._watchdog.take_snapshots()
 
     def _make_watchdog(self) -> Watchdog:
         """Make the watchdog. A late one, for a rank that itself reports a hang, learns of those that already run."""

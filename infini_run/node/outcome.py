@@ -11,7 +11,7 @@ import time
 from infini_run.core.group import STEPS, Event
 from infini_run.record import replace
 from infini_run.report.exit import Exit, LeftoverProcess
-from infini_run.report.hang_groups import analyze_hang, exited, files_lines
+from infini_run.report.hang_groups import analyze_hang, hang_text, with_exited
 from infini_run.report.report import PreloadUse, Report
 from infini_run.report.text import signal_name
 from infini_run.system.cgroup import oom_kills
@@ -214,37 +214,25 @@ class Outcome:
         Returns:
             The lines for the user.
         """
-        snapshots = (*snapshots, *self._exited(snapshots))
-        self._snapshots += snapshots[: _SNAPSHOTS - len(self._snapshots)]
+        self.keep_snapshots(snapshots)
+        snapshots = with_exited(snapshots, self.exits())
         hang = analyze_hang(snapshots)
         if ranks_to_stop:
-            self._record_cause(snapshots, (hang.stopped_for if hang else ()) or ranks_to_stop)
-        reasons = [snapshot for snapshot in snapshots if snapshot.kind]
-        more = f", and {len(reasons) - 1} more" if len(reasons) > 1 else ""
-        if hang is not None and hang.headline:
-            head, details = hang.headline, [*hang.lines(), *files_lines(hang, snapshots, self._logs())]
-        else:
-            head = f"rank {reasons[0].rank} on {self._host} {reasons[0].sentence} (pid {reasons[0].pid}{more})"
-            details = [*reasons[0].lines(), *([f"  details: {reasons[0].file}"] if reasons[0].file else [])]
+            self.record_cause(ranks_to_stop if hang is None else hang.stopped_for or ranks_to_stop[:1])
+        head, details = hang_text(snapshots, {exit_.rank: exit_.log for exit_ in self.exits()})
         return [f"{head}: stopping"] if ranks_to_stop else [head, *details]
 
-    def _record_cause(self, snapshots: Sequence[HangSnapshot], ranks: Sequence[int]) -> None:
-        """Record the ranks because of which the job is stopped."""
-        for snapshot in snapshots:
-            if snapshot.rank in ranks:
+    def keep_snapshots(self, snapshots: Sequence[HangSnapshot]) -> None:
+        """Keep snapshots for the report."""
+        self._snapshots += snapshots[: _SNAPSHOTS - len(self._snapshots)]
+
+    def record_cause(self, ranks: Sequence[int]) -> None:
+        """Record the ranks because of which the job is stopped: they hang, or others wait for them."""
+        for snapshot in tuple(self._snapshots):
+            if snapshot.rank in ranks and snapshot.rank in self._exits:
                 reason = snapshot.sentence if snapshot.kind else "hung: other ranks wait for it"
                 self._change(snapshot.rank, watchdog_reason=reason)
                 self.first = snapshot.rank if self.first is None else self.first
-
-    def _exited(self, snapshots: Sequence[HangSnapshot]) -> list[HangSnapshot]:
-        """Snapshots of ranks that have exited well: the others may wait for them."""
-        hung = next((snapshot for snapshot in snapshots if snapshot.kind == "hung"), None)
-        if hung is None:
-            return []
-        return [exited(exit_, hung) for exit_ in self.exits() if exit_.ended_well]
-
-    def _logs(self) -> dict[int, str]:
-        return {exit_.rank: exit_.log for exit_ in self.exits()}
 
     def add_notice(self, text: str) -> str:
         """Add a notice to the report.

@@ -108,10 +108,11 @@ def analyze_hang(snapshots: Sequence[HangSnapshot]) -> HangAnalysis | None:
     """
     last: dict[int, HangSnapshot] = {}
     newest: dict[str, int] = {}
+    for snapshot in sorted(snapshots, key=lambda snapshot: (snapshot.is_sure, snapshot.finding)):
+        if snapshot.state != EXITED:  # one that a stop has cut short counts only if there is no other
+            newest[snapshot.host] = snapshot.finding
     for snapshot in snapshots:
-        newest[snapshot.host] = max(newest.get(snapshot.host, 0), snapshot.finding)
-    for snapshot in snapshots:
-        if snapshot.finding == newest[snapshot.host]:
+        if snapshot.state == EXITED or snapshot.finding == newest[snapshot.host]:
             last[snapshot.rank] = snapshot
     hung = [snapshot for snapshot in last.values() if snapshot.kind == "hung"]
     if not hung:
@@ -133,18 +134,42 @@ def analyze_hang(snapshots: Sequence[HangSnapshot]) -> HangAnalysis | None:
     )
 
 
-def exited(exit_: Exit, hung: HangSnapshot) -> HangSnapshot:
-    """Return the snapshot of a rank that has exited, beside that of a rank that hangs."""
+def with_exited(snapshots: Sequence[HangSnapshot], exits: Iterable[Exit]) -> tuple[HangSnapshot, ...]:
+    """Return the snapshots of a hang with one per rank that had exited well before: the others may wait for it."""
+    if not snapshots or any(snapshot.kind == "late" for snapshot in snapshots):
+        return tuple(snapshots)
+    last = snapshots[-1]
+    known = {snapshot.rank for snapshot in snapshots}
+    gone = [exit_ for exit_ in exits if exit_.ended_well and exit_.rank not in known]
+    return (*snapshots, *(_exited(exit_, last) for exit_ in gone if (exit_.end_s or 0.0) <= last.time_s))
+
+
+def _exited(exit_: Exit, last: HangSnapshot) -> HangSnapshot:
     return HangSnapshot(
         rank=exit_.rank,
         pid=exit_.pid or 0,
         host=exit_.host,
-        time_s=hung.time_s,
-        why=f"exited with code 0, {duration_text(max(0.0, hung.time_s - (exit_.end_s or 0.0)))} before",
-        finding=hung.finding,
-        is_sure=hung.is_sure,
+        time_s=last.time_s,
+        why=f"exited with code 0, {duration_text(last.time_s - (exit_.end_s or 0.0))} before",
+        is_sure=last.is_sure,
         state=EXITED,
     )
+
+
+def hang_text(snapshots: Sequence[HangSnapshot], logs: Mapping[int, str]) -> tuple[str, list[str]]:
+    """Return a sentence about ranks that hang or are late, and the lines below it.
+
+    Args:
+        snapshots: At least one of a rank that hangs or is late.
+        logs: The path of each rank's log; empty: none.
+    """
+    hang = analyze_hang(snapshots)
+    if hang is not None and hang.headline:
+        return hang.headline, [*hang.lines(), *files_lines(hang, snapshots, logs)]
+    first, *rest = (snapshot for snapshot in snapshots if snapshot.kind)
+    more = f", and {len(rest)} more" if rest else ""
+    head = f"rank {first.rank} on {first.host} {first.sentence} (pid {first.pid}{more})"
+    return head, [*first.lines(), *([f"  details: {first.file}"] if first.file else [])]
 
 
 def files_lines(hang: HangAnalysis, snapshots: Sequence[HangSnapshot], logs: Mapping[int, str]) -> list[str]:

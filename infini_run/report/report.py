@@ -173,9 +173,9 @@ class Report:
         """The groups of the hang that ended the job. None: it was another failure, or one rank alone has hung."""
         if not first.watchdog_reason.startswith("hung"):
             return None
-        from infini_run.report.hang_groups import analyze_hang
+        from infini_run.report.hang_groups import analyze_hang, with_exited
 
-        hang = analyze_hang(self.snapshots)
+        hang = analyze_hang(with_exited(self.snapshots, self.exits))
         return hang if hang is not None and hang.headline else None
 
     def left_behind(self) -> str:

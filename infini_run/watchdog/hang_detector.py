@@ -96,6 +96,10 @@ class HangDetector:
             self._reported_s = 0.0
         return self._report(now_s, "it sent WATCHDOG=trigger")
 
+    def note_report(self, now_s: float) -> None:
+        """Count the silence until now as reported: another node's rank was, and this one was inspected with it."""
+        self._reported_s = self._reported_s or now_s
+
     def _report(self, now_s: float, why: str) -> str:
         if self._reported_s:
             return ""

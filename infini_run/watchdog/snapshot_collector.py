@@ -59,6 +59,7 @@ class SnapshotCollector:
         environ: The environment of py-spy.
         folder: The folder for the files of the snapshots. Empty: no files.
         finding: The number of the hang.
+        is_asked: A rank elsewhere hangs, whether one does here or not.
     """
 
     def __init__(
@@ -71,20 +72,22 @@ class SnapshotCollector:
         environ: Mapping[str, str],
         folder: str,
         finding: int = 1,
+        is_asked: bool = False,
     ) -> None:
         self.snapshots: list[HangSnapshot] = []
         self._subjects = subjects[:_MAX_RANKS]
         self._finding = finding
+        self._is_asked = is_asked
         self._group = group
         self._entry = entry
         self._environ = environ
         self._folder = folder
-        self._look = self._first = self._make_look(table, {})
+        self._round = self._first = self._make_round(table, {})
         self._again_s = 0.0  # when the second look is due; 0: the first one is not complete
         self._early_reason = ""
 
-    def _make_look(self, table: ProcessTable, known: Mapping[int, HangSnapshot]) -> _Look:
-        return _Look(self._subjects, table, known, self._group, self._entry, self._environ, self._folder)
+    def _make_round(self, table: ProcessTable, known: Mapping[int, HangSnapshot]) -> _SnapshotRound:
+        return _SnapshotRound(self._subjects, table, known, self._group, self._entry, self._environ, self._folder)
 
     @property
     def done(self) -> bool:
@@ -94,54 +97,54 @@ class SnapshotCollector:
     @property
     def deadline_s(self) -> float:
         """When `poll` is due although no descriptor can be read: time.monotonic(). 0: at once."""
-        return self._again_s or (0.0 if self._look.done else self._look.deadline_s)
+        return self._again_s or (0.0 if self._round.done else self._round.deadline_s)
 
     def fds(self) -> list[int]:
         """Return descriptors that are readable when `poll` has something to do."""
-        return self._look.fds()
+        return self._round.fds()
 
     def poll(self, now_s: float) -> None:
         """Make the next snapshot, or serve py-spy. Never blocks."""
         if now_s < self._again_s:
             return
         if self._again_s:
-            self._again_s, self._look = 0.0, self._make_look(ProcessTable(), self._first.by_rank)
-        self._look.poll(now_s)
-        if not self._look.done:
+            self._again_s, self._round = 0.0, self._make_round(ProcessTable(), self._first.by_rank)
+        self._round.poll(now_s)
+        if not self._round.done:
             return
-        hangs = any(subject.kind == "hung" for subject in self._subjects)
-        if self._look is self._first and hangs and not self._early_reason:
+        hangs = self._is_asked or any(subject.kind == "hung" for subject in self._subjects)
+        if self._round is self._first and hangs and not self._early_reason:
             self._again_s = self._first.taken_s + AGREE_S
         else:
             self.snapshots = [replace(shot, finding=self._finding) for shot in self._agreed()]
 
     def _agreed(self) -> list[HangSnapshot]:
-        if self._look is self._first:
+        if self._round is self._first:
             return [place_of(shot) for shot in self._first.snapshots]
         return [
-            agreed(self._first.by_rank[shot.rank], shot, _difference(self._first, self._look, shot.rank))
-            for shot in self._look.snapshots
+            agreed(self._first.by_rank[shot.rank], shot, _difference(self._first, self._round, shot.rank))
+            for shot in self._round.snapshots
         ]
 
     def finish_early(self, why: str) -> None:
         """Make no more snapshots than those of ranks that hang or are late, without Python stacks."""
         self._early_reason = why
-        if self._look is not self._first or self._again_s:
-            self._look, self._again_s = self._first, 0.0
-        self._look.finish_early(why)
+        if self._round is not self._first or self._again_s:
+            self._round, self._again_s = self._first, 0.0
+        self._round.finish_early(why)
 
     def close(self) -> None:
         """Kill and reap every py-spy."""
-        for look in (self._first, self._look):
+        for look in (self._first, self._round):
             look.close()
 
 
-def _difference(first: _Look, second: _Look, rank: int) -> float | None:
+def _difference(first: _SnapshotRound, second: _SnapshotRound, rank: int) -> float | None:
     before_s, after_s = first.cpu_s[rank], second.cpu_s[rank]
     return None if before_s is None or after_s is None else after_s - before_s
 
 
-class _Look:
+class _SnapshotRound:
     """One look at all ranks: at one in each call of `poll`, then at their Python stacks.
 
     Args:

@@ -92,6 +92,7 @@ class Watchdog:
         self._reasons: dict[int, tuple[str, str]] = {}  # by index: kind and why, without a snapshot so far
         self._collector: SnapshotCollector | None = None
         self._findings = 0
+        self._is_asked = False  # for snapshots
         self._due_s: float | None = None  # the next deadline, or one before it: signs of life only put them off
         self._stopping = False
 
@@ -121,6 +122,10 @@ class Watchdog:
             why = rank.detector.trigger(time.monotonic(), self._signs(rank)[0])
             if why and not self._stopping:
                 self._reasons[rank.index] = ("hung", why)
+
+    def take_snapshots(self) -> None:
+        """Make snapshots of all ranks: another node has a rank that hangs."""
+        self._is_asked, self._due_s = self._collector is None, None
 
     def stop(self) -> None:
         """Note that the ranks are being stopped: no deadline counts any more, and no snapshot delays the stop."""
@@ -175,7 +180,7 @@ class Watchdog:
         return self._due_s
 
     def _next_s(self) -> float:
-        if self._reasons:
+        if self._reasons or self._is_asked:
             return 0.0
         if self._stopping:
             return float("inf")
@@ -221,8 +226,11 @@ class Watchdog:
             kind, why = self._check(rank, now_s, table)
             if why:
                 reasons.setdefault(rank.index, (kind, why))
-        if reasons.keys().isdisjoint(self._ranks):
+        is_asked, self._is_asked = self._is_asked and not self._stopping, False
+        if reasons.keys().isdisjoint(self._ranks) and not is_asked:
             return None
+        for rank in self._ranks.values() if is_asked else ():
+            rank.detector.note_report(now_s)
         order = sorted(
             self._ranks.values(), key=lambda rank: _report_order(reasons.get(rank.index, ("", ""))[1], rank.index)
         )
@@ -235,6 +243,7 @@ class Watchdog:
             environ=self._environ,
             folder=self._folder,
             finding=self._findings,
+            is_asked=is_asked,
         )
 
     def _check(self, rank: _Rank, now_s: float, table: ProcessTable) -> tuple[str, str]:

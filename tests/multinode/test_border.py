@@ -87,6 +87,8 @@ SCHEMAS = {
     "SIGNALLED": {"signalled": 15},
     "PROGRESS": {"progress": [[0, 7, 1]]},
     "CHECKED": {"reason": ""},
+    "CAUSE": {"ranks": [3]},
+    "SNAPSHOTS": {"snapshots": [], "ranks": [1]},
     "DONE": {"report": {}, "port": 1, "progress": -1},
 }
 MANY = [float("inf"), float("nan"), 10**400, -(2**31), 1e999, "a\0b", {"": 1}, [[]], None, True, "x" * 1000]

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import signal
+import sys
 
 import pytest
 
+from tests.launch.test_waited_rank import BLAMED, EXPECTED, HANG, PYSPY, check
 from tests.multinode.test_by_hand import node, port, told  # noqa: F401
 from tests.multinode.test_many_ssh import bed, many, no_agent_left, own_lines  # noqa: F401
 
@@ -55,3 +59,33 @@ def test_after_a_hang_all_ranks_of_all_hosts_start_again(many, tmp_path):  # noq
     report = json.loads((tmp_path / "r").read_text())
     assert (report["restarts"], report["exit_code"]) == (1, 0)
     assert report["earlier_failures"][0]["watchdog_reason"].startswith("hung: ")
+
+
+# ---- whom the others wait for, over all hosts
+
+
+@PYSPY
+@pytest.mark.parametrize("kind", [kind for kind in EXPECTED if kind != "terminal"])
+def test_hang_over_four_hosts_is_folded_at_the_head(many, tmp_path, kind):  # noqa: F811
+    """Rank 2 is on host3; each rank is alone on its host."""
+    locked, report = tmp_path / "locked", tmp_path / "report"
+    flags = ("--hang_timeout=1", "--on_hang=stop", "--grace=1", f"--report={report}")
+    with locked.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        command = many(*flags, sys.executable, HANG, kind, "2", locked, nproc=1)
+        assert command.wait() == 1, command.err
+    lines = check("\n".join(own_lines(command)), kind)
+    if EXPECTED[kind][0] == BLAMED:
+        assert lines[1].startswith("  rank 2 on host3 ")
+        assert lines[2].startswith("  ranks 0-1,3 on 3 hosts ")
+        first = json.loads(report.read_text())["first_failure"]
+        assert first == 2 or kind == "left_early", "that one has not failed"
+
+
+@PYSPY
+def test_hang_over_hosts_is_reported_once_and_the_job_continues(many):  # noqa: F811
+    command = many("--hang_timeout=1", "--console=none", sys.executable, HANG, "loader", "2", nproc=1)
+    command.read_error_until(b"ranks 0-1,3 on 3 hosts")
+    command.signal(signal.SIGTERM)
+    assert command.wait() == 143
+    assert command.err.count(b": 3 of 4 ranks wait for rank 2\n") == 1
