@@ -51,7 +51,7 @@ COMMAND_ONLY = {
 # A worker that runs Python has this Python as its program, and no input (crews/spawn/placement.py).
 PROGRAMS_ONLY = {
     *("module", "no_python", "distributed_args", "stdin", "live", "trace"),
-    *("token_file", "node_rank", "ready_timeout"),
+    *("token_file", "node_rank", "ready_timeout", "progress_timeout"),
 }
 RESTARTS = {
     *("max_restarts", "restart_delay", "restart_window", "keep_going"),

@@ -13,7 +13,7 @@ from infini_run.multinode.protocol import pack, pack_json
 from infini_run.multinode.record_codec import decode_record, to_jsonable
 from infini_run.record import replace
 from infini_run.report.hang_groups import analyze_hang, hang_text, with_exited
-from infini_run.report.hang_snapshot import HangSnapshot
+from infini_run.report.hang_snapshot import NO_PROGRESS, HangSnapshot
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -49,8 +49,8 @@ class HangPhase:
         if self._state.is_stopping or any(snapshot.rank not in agent.ranks for snapshot in found):
             return
         if self.next_deadline_s == float("inf"):
-            if not any(snapshot.kind for snapshot in found):
-                return  # it has answered too late
+            if not any(snapshot.kind for snapshot in found) or self._has_progress(found):
+                return  # it has answered too late, or ranks elsewhere make progress
             self.next_deadline_s = time.monotonic() + LIMIT_S
             self._waiting = [other for other in self._state.world if other.state == "running"]
             for other in self._waiting:
@@ -59,6 +59,13 @@ class HangPhase:
         self._snapshots += found
         self._ranks_to_stop += content["ranks"]
         self._waiting = [other for other in self._waiting if other is not agent]
+
+    def _has_progress(self, found: Sequence[HangSnapshot]) -> bool:
+        """Whether a node reports that its ranks make no progress, and those of another node do."""
+        if not all(snapshot.why.startswith(NO_PROGRESS) for snapshot in found if snapshot.kind):
+            return False
+        sent = [sent_s for agent in self._state.world for _, sent_s in agent.progress.latest.values()]
+        return time.monotonic() - max(sent, default=0.0) < self._state.options.progress_timeout_s
 
     def run_due(self, now_s: float) -> None:
         """Report the hang once all nodes that run have answered, or the time for that is over."""

@@ -134,7 +134,8 @@ class NodeLaunch:
             self._open()
             specs = self._specs()
             base = self.plan.base(self._environ) | dict(self.plan.env)
-            if self.options.ready_timeout_s or self.options.hang_timeout_s:
+            options = self.options
+            if options.ready_timeout_s or options.hang_timeout_s or options.progress_timeout_s:
                 self._watchdog = self._make_watchdog()
             if self._observers is not None:
                 self._observers.begin(self.plan, self.group, lambda: self.outcome)
@@ -393,6 +394,8 @@ class NodeLaunch:
             self.stop()
         if event.kind == "progress":  # often, and no news for the report
             self._progress[event.rank] = event
+            if self._watchdog is not None:
+                self._watchdog.note_progress(event)
             return
         if event.kind == "ready":
             self._count_ready()

@@ -35,6 +35,7 @@ _TASK_VALUES = ("tasks_per_node", "local_rank", "rank", "world_size")
 # What needs a launcher above the rank; where each task is a rank there is none.
 _SUPERVISED = (
     *("log_dir", "report", "isolate", "keep_going", "ready_timeout", "hang_timeout", "max_restarts", "trace"),
+    "progress_timeout",
     *("grace", "stop_signal", "stop_scope", "redirects", "tee", "timestamps"),
 )
 

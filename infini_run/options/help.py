@@ -41,8 +41,8 @@ EXIT_CODES = """\
 Exit code: 0 if every rank exited 0; else that of the first rank to fail, or
 128+N if signal N ended it; 126 or 127 if the program cannot be executed or
 does not exist; 2 for an invalid request; 1 for an infini-run error, or if
---ready_timeout or --hang_timeout stopped the job. After a request to stop by
-signal N: 0 if every rank then exited 0, else 128+N.
+--ready_timeout, --hang_timeout, or --progress_timeout stopped the job. After a
+request to stop by signal N: 0 if every rank then exited 0, else 128+N.
 """
 
 EXAMPLES = """\

@@ -78,6 +78,7 @@ class ProgramOptions(FunctionOptions, total=False):
     token_file: str | PathLike[str] | None
     stdin: int | Literal["rank0", "all", "none"] | None
     ready_timeout: float | str | None
+    progress_timeout: float | str | None
     live: bool | Literal["on", "off", "auto"] | None
     trace: str | PathLike[str] | None
 

@@ -48,6 +48,7 @@ _SECONDS = (
     "restart_window",
     "ready_timeout",
     "hang_timeout",
+    "progress_timeout",
     "join_timeout",
     "node_timeout",
     "join_window",
@@ -118,6 +119,7 @@ class Options:
     max_no_progress: int  # 0: no bound
     ready_timeout_s: float  # 0: off
     hang_timeout_s: float  # 0: off
+    progress_timeout_s: float  # 0: off
     on_hang: str
     report: str
     keep_going: bool

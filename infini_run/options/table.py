@@ -320,6 +320,9 @@ FLAGS = (
          "treat a rank without a sign of life for TIME as hung: no WATCHDOG=1, once it sent one; else no output "
          "through infini-run and no CPU use, noticed after one to two times TIME",
          shown="off"),
+    _flag("ending", "progress_timeout", value_types.timeout, 0.0, "TIME|off",
+         "treat the job as hung if no rank has sent a higher PROGRESS= for TIME, counted from the first one",
+         shown="off"),
     _choice("ending", "on_hang", ("report", "stop"),
             "choose what follows a hang; report: print what every rank waits in, stop: print it, and stop the job"),
     _flag("ending", "report", plain, "", "FILE", "write how every rank ended to FILE, as JSON", shown="none"),

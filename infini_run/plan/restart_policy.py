@@ -322,7 +322,11 @@ def healthy_s(report: Report, options: Options) -> float:
         if len(ready) < len(report.exits):
             return 0.0
         begin_s = max(ready)
-    ill_s = 2 * options.hang_timeout_s + options.grace_s if first.watchdog_reason else 0.0
+    ill_s = (
+        max(2 * options.hang_timeout_s, options.progress_timeout_s) + options.grace_s
+        if first.watchdog_reason
+        else 0.0
+    )
     return max(0.0, (first.end_s or report.end_s) - ill_s - begin_s)
 
 

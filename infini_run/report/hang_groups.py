@@ -7,7 +7,7 @@ little, and the group that differs says it all. Nobody is named without two look
 from __future__ import annotations
 
 from infini_run.record import record
-from infini_run.report.hang_snapshot import HangSnapshot
+from infini_run.report.hang_snapshot import HangSnapshot, without_line
 from infini_run.report.text import duration_text
 
 TYPE_CHECKING = False
@@ -190,9 +190,11 @@ def files_lines(hang: HangAnalysis, snapshots: Sequence[HangSnapshot], logs: Map
 
 
 def _key(snapshot: HangSnapshot) -> tuple[str, ...]:
-    """What ranks of one group share."""
+    """What ranks of one group share. Where they are inside of a collective does not matter: it may spin."""
     state = snapshot.state if snapshot.state in ("T", "D", EXITED) else ""
-    return (state, *(snapshot.frames or (snapshot.wait,)))
+    at = collective(snapshot.frames)
+    frames = snapshot.frames if at < 0 else (without_line(snapshot.frames[at]), *snapshot.frames[at + 1 :])
+    return (state, *(frames or (snapshot.wait,)))
 
 
 def _odd_ones(groups: Sequence[list[HangSnapshot]]) -> tuple[list[list[HangSnapshot]], int]:

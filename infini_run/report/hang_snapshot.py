@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from infini_run.system.procfs import ProcessSnapshot
 
+NO_PROGRESS = "no progress"  # the reason of a rank that may be busy
 _NAMED, _FRAMES = 3, 4  # processes and Python frames in the few lines
 
 
@@ -134,3 +135,9 @@ def main_frames(text: str) -> list[str]:
             threads[-1].append(line)
     main = next((thread for thread in threads if '"MainThread"' in thread[0]), threads[0] if threads else [""])
     return [line.strip() for line in main[1:]]
+
+
+def without_line(frame: str) -> str:
+    """Return a frame without its line: `step (train.py)`."""
+    head, colon, line = frame.rpartition(":")
+    return f"{head})" if colon and line.rstrip(")").isdigit() else frame

@@ -7,7 +7,7 @@ rank really is, and only that may name it.
 from __future__ import annotations
 
 from infini_run.record import replace
-from infini_run.report.hang_snapshot import main_frames, waits_in
+from infini_run.report.hang_snapshot import main_frames, waits_in, without_line
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -67,16 +67,11 @@ def common_frames(first: Sequence[str], second: Sequence[str]) -> tuple[str, ...
     shared: list[str] = []
     for a, b in zip(reversed(first), reversed(second), strict=False):
         if a != b:
-            if _without_line(a) == _without_line(b):
-                shared.append(_without_line(a))
+            if without_line(a) == without_line(b):
+                shared.append(without_line(a))
             break
         shared.append(a)
     return tuple(reversed(shared))
-
-
-def _without_line(frame: str) -> str:
-    head, colon, line = frame.rpartition(":")
-    return f"{head})" if colon and line.rstrip(")").isdigit() else frame
 
 
 def is_at_rest(first: ProcessSnapshot, second: ProcessSnapshot) -> bool:

@@ -10,6 +10,7 @@ import time
 
 from infini_run.core.group import Event
 from infini_run.record import record
+from infini_run.report.hang_snapshot import NO_PROGRESS
 from infini_run.report.text import duration_text
 from infini_run.system.procfs import ProcessTable
 from infini_run.system.signal_numbers import SIGCONT, SIGSTOP, SIGTSTP
@@ -93,6 +94,7 @@ class Watchdog:
         self._collector: SnapshotCollector | None = None
         self._findings = 0
         self._is_asked = False  # for snapshots
+        self._progress_s = 0.0  # when PROGRESS= of a rank rose last; 0: never, or its standstill was reported
         self._due_s: float | None = None  # the next deadline, or one before it: signs of life only put them off
         self._stopping = False
 
@@ -114,6 +116,12 @@ class Watchdog:
             self._resume()
         elif event.worker in self._ranks:
             self._note(self._ranks[event.worker], event)
+
+    def note_progress(self, event: Event) -> None:
+        """Record that a rank has sent a higher PROGRESS= than before."""
+        if not self._progress_s:
+            self._due_s = None
+        self._progress_s = event.time_ns / 1e9
 
     def _note(self, rank: _Rank, event: Event) -> None:
         if event.kind == "ready":
@@ -152,6 +160,7 @@ class Watchdog:
         now_s = time.monotonic()
         self._due_s = None
         self._suspended -= self._suspended if index is None else {index}
+        self._progress_s = now_s if self._progress_s else 0.0
         for rank in self._ranks.values():
             if index in (None, rank.index):
                 rank.start_s = now_s
@@ -186,7 +195,13 @@ class Watchdog:
             return float("inf")
         late_s = min((self._late_s(rank) for rank in self._ranks.values()), default=float("inf"))
         hang_s = min((self._hang_s(rank) for rank in self._ranks.values()), default=float("inf"))
-        return min(late_s, hang_s + self._options.hang_timeout_s * _GATHER)
+        return min(late_s, hang_s + self._options.hang_timeout_s * _GATHER, self._standstill_s)
+
+    @property
+    def _standstill_s(self) -> float:
+        """When the job counts as hung, unless a rank makes progress before."""
+        timeout_s = self._options.progress_timeout_s
+        return self._progress_s + timeout_s if timeout_s and self._progress_s else float("inf")
 
     def _late_s(self, rank: _Rank) -> float:
         return float("inf") if rank.ready else rank.start_s + self._options.ready_timeout_s
@@ -226,6 +241,8 @@ class Watchdog:
             kind, why = self._check(rank, now_s, table)
             if why:
                 reasons.setdefault(rank.index, (kind, why))
+        if now_s >= self._standstill_s and not self._stopping:
+            self._note_standstill(now_s, reasons)
         is_asked, self._is_asked = self._is_asked and not self._stopping, False
         if reasons.keys().isdisjoint(self._ranks) and not is_asked:
             return None
@@ -245,6 +262,16 @@ class Watchdog:
             finding=self._findings,
             is_asked=is_asked,
         )
+
+    def _note_standstill(self, now_s: float, reasons: dict[int, tuple[str, str]]) -> None:
+        """Add the standstill to the reasons of every rank. While some are suspended, nobody expects progress."""
+        if self._suspended:
+            self._progress_s = now_s
+            return
+        why = f"{NO_PROGRESS} for {duration_text(now_s - self._progress_s)}"
+        self._progress_s = 0.0
+        for index in self._ranks:
+            reasons.setdefault(index, ("hung", why))
 
     def _check(self, rank: _Rank, now_s: float, table: ProcessTable) -> tuple[str, str]:
         """Return a kind and a reason, as in HangSnapshot. Empty: nothing is wrong, or it is too early to know."""
@@ -283,6 +310,8 @@ class Watchdog:
         rank = next((rank for rank in self._ranks.values() if rank.worker.rank == snapshot.rank), None)
         if rank is None or snapshot.kind == "late":
             return rank is not None
+        if snapshot.why.startswith(NO_PROGRESS):
+            return self._options.on_hang == "stop" and not self._progress_s
         return self._options.on_hang == "stop" and not rank.detector.has_come_back(max(self._signs(rank)))
 
     def close(self) -> None:

@@ -89,3 +89,27 @@ def test_hang_over_hosts_is_reported_once_and_the_job_continues(many):  # noqa: 
     command.signal(signal.SIGTERM)
     assert command.wait() == 143
     assert command.err.count(b": 3 of 4 ranks wait for rank 2\n") == 1
+
+
+STANDS = """
+import infini_run, os
+def all_reduce():
+    while True: pass
+def load_batch():
+    while True: pass
+if os.environ["RANK"] == "0":
+    infini_run.progress(1)
+load_batch() if os.environ["RANK"] == "1" else all_reduce()
+"""
+
+
+@PYSPY
+def test_progress_of_one_rank_stands_for_all_hosts(many, tmp_path):  # noqa: F811
+    """Rank 0 alone reports progress, and rank 1 on another host is waited for: all of them spin."""
+    (tmp_path / "train.py").write_text(STANDS)
+    flags = ("--progress_timeout=1", "--on_hang=stop", "--grace=1")
+    command = many(*flags, sys.executable, tmp_path / "train.py", nproc=1, hosts="host[1-3]")
+    assert command.wait() == 1, command.err
+    lines = own_lines(command)
+    assert ": 2 of 3 ranks wait for rank 1; 2 others were stopped" in lines[-3]
+    assert lines[-2].startswith("  rank 1 on host2 ")

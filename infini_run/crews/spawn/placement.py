@@ -41,6 +41,7 @@ _NO_EFFECT = {
     "token_file": "no launcher joins manually",
     "node_rank": "hosts get ranks in their order",
     "ready_timeout": "agent_timeout_s= limits the start",
+    "progress_timeout": "use hang_timeout=",
 }
 _NO_EFFECT_ON_CREWS = {
     "ready_timeout": "ready_timeout_s= limits the start",

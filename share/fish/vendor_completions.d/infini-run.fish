@@ -83,6 +83,8 @@ function __infini_run_offer --argument-names name value prefix # what the value 
             __infini_run_say $prefix 'off'
         case hang_timeout
             __infini_run_say $prefix 'off'
+        case progress_timeout
+            __infini_run_say $prefix 'off'
         case on_hang
             __infini_run_say $prefix 'report' 'stop'
         case report
@@ -174,6 +176,7 @@ function __infini_run_flags --argument-names verb current
                 max_no_progress= 'end the job after N attempts in a row without progress, if ranks report PROGRESS=' \
                 ready_timeout= 'stop the job if a rank has not sent READY=1 within TIME' \
                 hang_timeout= 'treat a rank without a sign of life for TIME as hung: no WATCHDOG=1, once it sent one' \
+                progress_timeout= 'treat the job as hung if no rank has sent a higher PROGRESS= for TIME, counted from the first one' \
                 on_hang= 'choose what follows a hang' \
                 report= 'write how every rank ended to FILE, as JSON' \
                 keep_going 'let the other ranks finish after a failure' \
@@ -252,7 +255,7 @@ function __infini_run_complete
             return
         end
         set -l name (string replace -r -- '^-*' '' $word | string replace -a -- - _)
-        if string match -q -- '-*' $word; and contains -- $name nnodes nproc_per_node node_rank rdzv_endpoint master_addr master_port run_id rdzv_id preload preload_timeout engine hosts hostfile ssh_config remote_python link_port link_address token_file join_timeout node_timeout export spares join_window on_join node_check node_check_timeout max_node_failures gpus_per_proc bind omp_num_threads log_dir log_layout console color ranks_on_console stdin redirects r tee t local_ranks_filter grace shutdown_timeout stop_signal stop_scope max_restarts restart_delay restart_window max_no_progress ready_timeout hang_timeout on_hang report trace send ranks plot completion print_completion rdzv_backend rdzv_conf role numa_binding monitor_interval start_method event_log_handler log_line_prefix_template local_addr signals_to_handle logs_specs duplicate_stdout_filters duplicate_stderr_filters flagfile fromenv tryfromenv undefok
+        if string match -q -- '-*' $word; and contains -- $name nnodes nproc_per_node node_rank rdzv_endpoint master_addr master_port run_id rdzv_id preload preload_timeout engine hosts hostfile ssh_config remote_python link_port link_address token_file join_timeout node_timeout export spares join_window on_join node_check node_check_timeout max_node_failures gpus_per_proc bind omp_num_threads log_dir log_layout console color ranks_on_console stdin redirects r tee t local_ranks_filter grace shutdown_timeout stop_signal stop_scope max_restarts restart_delay restart_window max_no_progress ready_timeout hang_timeout progress_timeout on_hang report trace send ranks plot completion print_completion rdzv_backend rdzv_conf role numa_binding monitor_interval start_method event_log_handler log_line_prefix_template local_addr signals_to_handle logs_specs duplicate_stdout_filters duplicate_stderr_filters flagfile fromenv tryfromenv undefok
             if test $i -eq $last
                 __infini_run_offer $name "$current" ''
                 return

@@ -88,6 +88,19 @@ def test_programs_without_python_are_folded_by_what_the_kernel_says():
     assert "none is the odd one out" in sentence(shot(3, (), wait="a.out skb_wait"), *files)
 
 
+def test_line_inside_of_a_collective_does_not_matter():
+    spins = [
+        shot(rank, (f"all_reduce (train.py{line})", "step (train.py:9)")) for rank, line in enumerate(["", ":3"])
+    ]
+    assert len(analyze_hang(spins).groups) == 1
+
+
+def test_hang_that_a_stop_cut_short_does_not_count_after_another():
+    whole = [shot(rank, LOAD if rank == 1 else REDUCE, finding=1) for rank in range(4)]
+    cut = [shot(rank, (), finding=2, is_sure=False) for rank in range(4)]
+    assert analyze_hang([*whole, *cut]).waited_for == (1,)
+
+
 def test_last_hang_of_each_host_counts():
     old = [shot(rank, LOAD if rank == 1 else REDUCE, finding=1) for rank in range(4)]
     assert analyze_hang([*old, *(shot(rank, finding=2) for rank in range(4))]).waited_for == ()
