@@ -40,6 +40,7 @@ COMMAND_ONLY = {
     "verbose",
     "plot",
     "list",
+    "stacks",
     "stop",
     "send",
     "ranks",

@@ -22,10 +22,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, Protocol
 
+    class Asker(Protocol):
+        """Who gets an answer: a Client, or a head that asks for one."""
+
+        who: str
+        is_closed: bool
+
+        def finish(self, content: dict[str, object]) -> None:
+            """Send the answer, which is the last."""
+
     class Answers(Protocol):
         """What a launch does about the questions of its clients."""
 
-        def answer(self, client: Client, request: dict[str, Any]) -> None:
+        def answer(self, client: Asker, request: dict[str, Any]) -> None:
             """Answer a request whose fields fit REQUESTS, now or later. Raises InfiniRunError: that is the answer."""
 
 
@@ -52,6 +61,7 @@ def _is_signal(value: Any) -> bool:
 REQUESTS: dict[str, dict[str, Callable[[Any], bool]]] = {  # the fields of each question
     "stop": {},
     "send": {"signal": _is_signal, "ranks": _is_ranks},
+    "stacks": {"ranks": _is_ranks},
 }
 
 
@@ -184,11 +194,11 @@ class ControlServer:
 
     def _on_request(self, client: Client, payload: bytes) -> None:
         try:
-            self._answers.answer(client, _read_request(payload))
-        except LinkError:
-            raise
-        except (InfiniRunError, OSError) as error:
+            request = _read_request(payload)
+        except UsageError as error:
             client.finish({"error": str(error)})
+            return
+        answer_request(self._answers, client, request)
 
     def close(self) -> None:
         """End every connection."""
@@ -215,10 +225,23 @@ def _read_request(payload: bytes) -> dict[str, Any]:
         raise LinkError("what came over the link is not what infini-run sends")
     if request.pop("protocol", None) != CONTROL_PROTOCOL:
         raise UsageError("the launch runs another version of infini-run; use the command of that version")
+    check_request(request)
+    return request
+
+
+def check_request(request: dict[str, Any]) -> None:
+    """Check the fields of a request. Raises LinkError: it is none."""
     name = request.get("question")
     fields = REQUESTS.get(name) if type(name) is str else None
     if fields is None or request.keys() != {"question", *fields}:
         raise LinkError("what came over the link is not what infini-run sends")
     if not all(fits(request[name]) for name, fits in fields.items()):
         raise LinkError("what came over the link is not what infini-run sends")
-    return request
+
+
+def answer_request(answers: Answers, client: Asker, request: dict[str, Any]) -> None:
+    """Answer a request whose fields were checked; an error is an answer, too."""
+    try:
+        answers.answer(client, request)
+    except (InfiniRunError, OSError) as error:
+        client.finish({"error": str(error)})

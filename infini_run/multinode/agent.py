@@ -552,6 +552,8 @@ class Agent:
                 _forward_signal(run, number)
             elif len(self._signals) < _EARLY_SIGNALS:
                 self._signals.append(number)
+        elif kind == protocol.QUESTION:
+            self._answer(**message_schema.read(payload, message_schema.QUESTION))
         elif kind == protocol.CHECK and self._check is None and run is None and self._setup is not None:
             self._start_check(self._setup)
         elif kind == protocol.LAUNCH:
@@ -560,6 +562,14 @@ class Agent:
                 from infini_run.multinode.byte_stream import AgentStream
 
                 self._stream = AgentStream(self._poller, self._link.connection)
+
+    def _answer(self, number: int, request: dict[str, Any]) -> None:
+        """Answer what another process asks the head about the ranks of this node."""
+        asker = _HeadAsks(self._link.connection, number)
+        if self._launch is None:
+            asker.finish({"error": "no ranks run on this node"})
+        else:
+            self._launch.control.ask(asker, request)
 
     def _on_link_lost(self) -> None:
         """Kill all ranks: nobody can direct this node any more."""
@@ -577,6 +587,21 @@ def _forward_signal(run: NodeLaunch, number: int) -> None:
         run.signal_groups(number)
     else:
         run.signal(number)
+
+
+class _HeadAsks:
+    """The head, which asks for another process, as an Asker of control/server.py."""
+
+    who = "the head"
+    is_closed = False
+
+    def __init__(self, connection: Connection, number: int) -> None:
+        self._connection = connection
+        self._number = number
+
+    def finish(self, content: dict[str, object]) -> None:
+        """Send the answer."""
+        self._connection.send(pack_json(protocol.ANSWERED, {"number": self._number, "answer": content}))
 
 
 def _signal_ranks(run: NodeLaunch | None, number: int, ranks: Sequence[int]) -> None:

@@ -256,6 +256,7 @@ class Head:
             state.restarts.due_s,
             state.stop_end_s,
             self._join.next_deadline_s,
+            self._control.next_deadline_s,
             self._losses.next_deadline_s,
             self._liveness.next_deadline_s,
             self._hang.next_deadline_s,
@@ -283,6 +284,7 @@ class Head:
             self._start_ranks(self._attempts.in_order())
         elif not self._losses.fail_if_due(now_s) and state.is_joining:
             self._join.wait(now_s)
+        self._control.run_due(now_s)
         self._liveness.run_due(now_s)
         self._hang.run_due(now_s)
         self._end.run_due(now_s)
@@ -343,6 +345,8 @@ class Head:
             self._agents.send(agent, agent.time.note(payload))
         elif kind == protocol.SNAPSHOTS:
             self._hang.on_snapshots(agent, payload)
+        elif kind == protocol.ANSWERED:
+            self._control.on_answered(agent, **message_schema.read(payload, message_schema.ANSWERED))
         elif kind == protocol.CHECKED and self._state.changes is not None:
             self._state.changes.on_checked(agent, message_schema.read(payload, message_schema.CHECKED)["reason"])
         elif kind == protocol.NOTHING_OLD_LIVES and self._state.changes is not None:

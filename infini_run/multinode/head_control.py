@@ -6,6 +6,7 @@ One node has it from the core (csrc/io/control.c); a head has no group that live
 from __future__ import annotations
 
 import os
+import time
 from _socket import AF_UNIX, MSG_DONTWAIT, MSG_NOSIGNAL, SO_PEERCRED, SOCK_STREAM, SOL_SOCKET, socket
 from contextlib import suppress
 from fcntl import LOCK_NB, LOCK_SH, flock
@@ -21,17 +22,19 @@ from infini_run.plan.program import PREFIX, folder_bases
 from infini_run.report.text import signal_name
 from infini_run.system.poller import READ
 from infini_run.system.signal_numbers import SIGTERM
+from infini_run.value_types import MAX_INT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
-    from infini_run.control.server import Client
+    from infini_run.control.server import Asker
     from infini_run.multinode.agent_state import RemoteAgent
     from infini_run.multinode.head_state import HeadState
 
 _BACKLOG = 64
+_GATHER_S = 15.0  # for stacks of all nodes: py-spy has 10 s on each
 _TURN = 16  # connections that are taken at a time
 
 
@@ -123,6 +126,19 @@ class HeadControl:
             job=job_in(self._environ),
         )
 
+    @property
+    def next_deadline_s(self) -> float:
+        """When `run_due` has something to do: time.monotonic()."""
+        return self._answers.next_deadline_s
+
+    def on_answered(self, agent: RemoteAgent, number: int, answer: dict[str, Any]) -> None:
+        """Use the answer of a node's agent."""
+        self._answers.on_answered(agent, number, answer)
+
+    def run_due(self, now_s: float) -> None:
+        """Answer clients for whom every node answered, or whose time is up."""
+        self._answers.run_due(now_s)
+
     def close(self) -> None:
         """End every connection, and remove the folder. Safe twice."""
         if self._server is not None:
@@ -154,19 +170,49 @@ class HeadControl:
         self.close()
 
 
+class _Gathering:
+    """A question to several nodes, until all of them answered."""
+
+    def __init__(self, client: Asker, nodes: dict[int, RemoteAgent], end_s: float) -> None:
+        self.client = client
+        self.missing = nodes
+        self.end_s = end_s
+        self.stacks: list[Any] = []
+        self.problems: list[str] = []
+
+    def add(self, agent: RemoteAgent, answer: dict[str, Any]) -> None:
+        """Add the answer of a node, once."""
+        if self.missing.pop(agent.index, None) is None:
+            return
+        stacks = answer.get("stacks")
+        if type(stacks) is list:
+            self.stacks += [stack for stack in stacks if type(stack) is dict and type(stack.get("rank")) is int]
+        else:
+            self.problems.append(f"{agent.title}: {answer.get('error')}")
+
+    def finish(self) -> None:
+        """Answer the client, with what came."""
+        self.problems += [f"{agent.title}: it did not answer in time" for agent in self.missing.values()]
+        self.stacks.sort(key=lambda stack: int(stack["rank"]))
+        self.client.finish({"stacks": self.stacks, "problems": self.problems})
+
+
 class _HeadAnswers:
     """What a head does about the questions."""
 
     def __init__(self, state: HeadState, on_stop: Callable[[int], None]) -> None:
         self._state = state
         self._on_stop = on_stop
+        self._gatherings: dict[int, _Gathering] = {}
+        self._count = 0
         self._notes = Notes(lambda text, is_kept: state.notice(text) if is_kept else state.print(text))
 
-    def answer(self, client: Client, request: dict[str, Any]) -> None:
+    def answer(self, client: Asker, request: dict[str, Any]) -> None:
         """Answer a request, as Answers.answer."""
-        getattr(self, f"_{request['question']}")(client, request)
+        answers = {"stop": self._stop, "send": self._send, "stacks": self._stacks}
+        answers[request["question"]](client, request)
 
-    def _stop(self, client: Client, request: dict[str, Any]) -> None:
+    def _stop(self, client: Asker, request: dict[str, Any]) -> None:
         is_again, grace_s = bool(self._state.stop_signal), self._state.options.signal_grace_s
         self._notes.add(f"{client.who} asked to stop this launch")
         self._on_stop(SIGTERM)
@@ -178,7 +224,7 @@ class _HeadAnswers:
             }
         )
 
-    def _send(self, client: Client, request: dict[str, Any]) -> None:
+    def _send(self, client: Asker, request: dict[str, Any]) -> None:
         number, ranks = request["signal"], self._ranks(request["ranks"])
         sent = 0
         for agent in self._state.world:
@@ -189,6 +235,36 @@ class _HeadAnswers:
         if sent:
             self._notes.add(f"{client.who} sent {signal_name(number)} to {ranks_text(sorted(ranks))}")
         client.finish({"text": f"sent {signal_name(number)} to {sent} of {len(ranks)} ranks"})
+
+    def _stacks(self, client: Asker, request: dict[str, Any]) -> None:
+        ranks = self._ranks(request["ranks"])
+        here = {agent: sorted(set(agent.ranks) & ranks) for agent in self._state.world if agent.state == "running"}
+        nodes = {agent.index: agent for agent in here if here[agent]}
+        self._count = (self._count + 1) % MAX_INT
+        self._gatherings[self._count] = _Gathering(client, nodes, time.monotonic() + _GATHER_S)
+        for agent in nodes.values():
+            question = {"question": "stacks", "ranks": here[agent]}
+            content = {"number": self._count, "request": question}
+            self._state.agents.send(agent, pack_json(protocol.QUESTION, content))
+        self.run_due(time.monotonic())
+
+    def on_answered(self, agent: RemoteAgent, number: int, answer: dict[str, Any]) -> None:
+        """Use the answer of a node's agent; one that comes too late has no use."""
+        if number in self._gatherings:
+            self._gatherings[number].add(agent, answer)
+            self.run_due(time.monotonic())
+
+    @property
+    def next_deadline_s(self) -> float:
+        """When the first of the questions to nodes is given up."""
+        return min((gathering.end_s for gathering in self._gatherings.values()), default=float("inf"))
+
+    def run_due(self, now_s: float) -> None:
+        """Answer clients for whom every node answered, or whose time is up."""
+        for number, gathering in list(self._gatherings.items()):
+            if not gathering.missing or now_s >= gathering.end_s:
+                del self._gatherings[number]
+                gathering.finish()
 
     def _ranks(self, asked: Sequence[int] | None) -> set[int]:
         """Raises UsageError: one of them is not there."""

@@ -122,6 +122,7 @@ SIGNAL: Schema = {"signal": is_signal, "ranks": _ranks}
 STOP: Schema = {"signal": is_signal, "by_signal": is_flag}
 USAGE_REQUEST: Schema = {"ranks": _ranks}
 CAUSE: Schema = {"ranks": _ranks}
+QUESTION: Schema = {"number": is_count, "request": is_record}
 GOODBYE: Schema = {"exit_code": _code}
 TURNED_AWAY: Schema = {  # a GOODBYE before there was a SPEC
     "error": is_text, "may_return": is_flag, "launch_id": is_text, "timeout_s": is_seconds,
@@ -140,6 +141,7 @@ PROGRESS: Schema = {"progress": _progresses}
 EVENTS = (STARTED, READY, FAILED, SIGNALLED, PROGRESS)
 CHECKED: Schema = {"reason": is_text}
 SNAPSHOTS: Schema = {"snapshots": _records, "ranks": _ranks}
+ANSWERED: Schema = {"number": is_count, "answer": is_record}
 DONE: Schema = {"report": is_record, "port": is_port, "progress": whole_number(-1, _MAX_NS)}
 
 

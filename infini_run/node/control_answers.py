@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import time
 from os import getpid, kill
 
-from infini_run.control.server import ControlServer
-from infini_run.errors import UsageError
+from infini_run.control.server import ControlServer, answer_request, check_request
+from infini_run.errors import InfiniRunError, UsageError
 from infini_run.report.text import signal_name
+from infini_run.system.poller import Poller
+from infini_run.system.procfs import ProcessTable
 from infini_run.system.signal_numbers import SIGTERM
+from infini_run.watchdog.snapshot_collector import RankToInspect, SnapshotCollector
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from typing import Any, Protocol
 
-    from infini_run.control.server import Client
+    from infini_run.control.server import Asker
+    from infini_run.core.group import Group, ProcessState
     from infini_run.node.outcome import Outcome
     from infini_run.options.options import Options
     from infini_run.plan.model import Plan
@@ -31,7 +36,11 @@ if TYPE_CHECKING:
         @property
         def outcome(self) -> Outcome: ...
         @property
-        def owns_process(self) -> bool: ...
+        def group(self) -> Group: ...
+        @property
+        def entry(self) -> ProcessState | None: ...
+        @property
+        def environ(self) -> Mapping[str, str]: ...
         def notice(self, text: str, *, is_kept: bool = True) -> None: ...
         def signal(self, number: int, rank: int | None = None) -> int: ...
         def stop(self, number: int = 0, *, by_signal: bool = False) -> None: ...
@@ -59,8 +68,8 @@ class Notes:
         self._print_note(text, self._count <= _MOST_NOTED)
 
 
-class NodeAnswers:
-    """The answers of a launch on one node.
+class NodeControl:
+    """The control socket of a launch on one node: its clients and their answers.
 
     Args:
         run: The launch.
@@ -68,14 +77,61 @@ class NodeAnswers:
 
     def __init__(self, run: Launch) -> None:
         self._run = run
+        self._poller = Poller()
+        self._server = ControlServer(self, self._poller)
         self._notes = Notes(lambda text, is_kept: run.notice(text, is_kept=is_kept))
         self._is_stopping = False
+        self._stacks: SnapshotCollector | None = None
+        self._stacks_client: Asker | None = None
 
-    def answer(self, client: Client, request: dict[str, Any]) -> None:
+    # ---- as a part of the launch's loop
+
+    def fds(self) -> list[int]:
+        """Return descriptors that are readable when `run_due` has something to do."""
+        return [self._poller.fileno(), *(() if self._stacks is None else self._stacks.fds())]
+
+    def add(self, fd: int) -> None:
+        """Take over the connection of a client."""
+        self._server.add(fd)
+
+    def timeout_s(self, asked_s: float | None) -> float | None:
+        """Return the seconds until `run_due` has something to do, at most `asked_s`. None: there is no limit."""
+        if self._stacks is None or self._stacks.deadline_s == float("inf"):
+            return asked_s
+        wait_s = max(0.0, self._stacks.deadline_s - time.monotonic())
+        return wait_s if asked_s is None else min(wait_s, asked_s)
+
+    def run_due(self) -> None:
+        """Serve the clients that are ready, and go on with stacks. Never blocks."""
+        self._poller.poll(0)
+        if self._stacks is not None:
+            self._collect(self._stacks)
+
+    def close(self) -> None:
+        """End every connection."""
+        if self._stacks is not None:
+            self._stacks.close()
+        self._server.close()
+        self._poller.close()
+
+    def after_fork_in_child(self) -> None:
+        """In a forked child: close the copies."""
+        self._server.after_fork_in_child()
+        self._poller.close()
+
+    # ---- the questions
+
+    def ask(self, client: Asker, request: dict[str, Any]) -> None:
+        """Answer a request that came another way than the socket. Raises LinkError: it is none."""
+        check_request(request)
+        answer_request(self, client, request)
+
+    def answer(self, client: Asker, request: dict[str, Any]) -> None:
         """Answer a request, as Answers.answer."""
-        getattr(self, f"_{request['question']}")(client, request)
+        answers = {"stop": self._stop, "send": self._send, "stacks": self._stacks_of}
+        answers[request["question"]](client, request)
 
-    def _stop(self, client: Client, request: dict[str, Any]) -> None:
+    def _stop(self, client: Asker, request: dict[str, Any]) -> None:
         """Stop the launch as SIGTERM does: the second time it kills."""
         self._notes.add(f"{client.who} asked to stop this launch")
         is_again = self._is_stopping or bool(self._run.outcome.received_signal)
@@ -87,7 +143,7 @@ class NodeAnswers:
 
     def _stop_run(self, is_again: bool) -> None:
         run = self._run
-        if run.owns_process:
+        if run.entry is not None:
             kill(getpid(), SIGTERM)
         elif is_again:
             run.kill()
@@ -96,12 +152,37 @@ class NodeAnswers:
         else:
             run.stop(by_signal=True)
 
-    def _send(self, client: Client, request: dict[str, Any]) -> None:
+    def _send(self, client: Asker, request: dict[str, Any]) -> None:
         number, ranks = request["signal"], self._ranks(request["ranks"])
         count = sum(self._run.signal(number, rank) for rank in ranks)
         if count:
             self._notes.add(f"{client.who} sent {signal_name(number)} to {ranks_text(ranks)}")
         client.finish({"text": f"sent {signal_name(number)} to {count} of {len(ranks)} ranks"})
+
+    def _stacks_of(self, client: Asker, request: dict[str, Any]) -> None:
+        """Begin to collect stacks of the ranks that run; one client at a time has them."""
+        if self._stacks is not None:
+            raise InfiniRunError("another process asks for stacks; try again")
+        asked = set(self._ranks(request["ranks"]))
+        subjects = [
+            RankToInspect(index=index, rank=exit_.rank, pid=exit_.pid or 0, kind="", why="")
+            for index, exit_ in enumerate(self._run.outcome.exits())
+            if exit_.rank in asked and exit_.start_s is not None and exit_.end_s is None
+        ]
+        run = self._run
+        self._stacks_client = client
+        self._stacks = SnapshotCollector(
+            subjects, ProcessTable(), group=run.group, entry=run.entry, environ=run.environ, folder=""
+        )
+        self._collect(self._stacks)
+
+    def _collect(self, collector: SnapshotCollector) -> None:
+        collector.poll(time.monotonic())
+        if collector.done:
+            client, self._stacks, self._stacks_client = self._stacks_client, None, None
+            assert client is not None
+            stacks = sorted(({"host": each.host, **each.to_json()} for each in collector.snapshots), key=_rank)
+            client.finish({"stacks": stacks})
 
     def _ranks(self, asked: Sequence[int] | None) -> list[int]:
         """Raises UsageError: one of them is not here."""
@@ -119,6 +200,5 @@ def ranks_text(ranks: Sequence[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
-def open_control(run: Launch) -> ControlServer:
-    """Return the server of a launch's control socket."""
-    return ControlServer(NodeAnswers(run))
+def _rank(stack: Mapping[str, Any]) -> int:
+    return int(stack["rank"])

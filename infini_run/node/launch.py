@@ -34,10 +34,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from infini_run.control.server import ControlServer
     from infini_run.core.group import Event, FoldLabel, ProcessState
     from infini_run.display.observers import Observers
     from infini_run.display.relay import ObserverRelay
+    from infini_run.node.control_answers import NodeControl
     from infini_run.node.outcome import Outcome
     from infini_run.options.options import Options
     from infini_run.plan.model import Output, Plan, RankRange, SingleRank, Worker
@@ -111,7 +111,7 @@ class NodeLaunch:
         self._history: list[Event] = []  # until there is an outcome that knows them
         self._outcome: Outcome | None = None
         self._watchdog: Watchdog | None = None  # where a deadline was asked for
-        self._control: ControlServer | None = None  # once another process has asked something
+        self._control: NodeControl | None = None  # once another process has asked something
         self.on_asked_stop: Callable[[], None] | None = None  # in a host program: who may start the ranks again
         self.on_hang: Callable[[Sequence[HangSnapshot], Sequence[int]], None] | None = None  # a head decides
         self._started = 0  # ranks
@@ -294,7 +294,8 @@ class NodeLaunch:
                 with self._lock:
                     timeout_s, also = self._watchdog.timeout_s(timeout_s), [*self._watchdog.fds(), *also]
             if self._control is not None:
-                also = [self._control.fileno(), *also]
+                with self._lock:
+                    timeout_s, also = self._control.timeout_s(timeout_s), [*self._control.fds(), *also]
             if self._observers is not None:
                 with self._lock:
                     timeout_s = self._observers.timeout_s(timeout_s)
@@ -302,7 +303,8 @@ class NodeLaunch:
                 events = self._read_events()
         if self._control is not None:
             with self._lock:
-                self._serve_clients(self._control)
+                if not self.ended:
+                    self._control.run_due()
         if self._watchdog is not None:
             with self._lock:
                 events += self._check_watchdog(self._watchdog)
@@ -354,13 +356,15 @@ class NodeLaunch:
                 return []
             if self._oom_kills < 0 and self._outcome is None:
                 self._count_oom_kills()
-            control = () if self._control is None else (self._control.fileno(),)
+            control = () if self._control is None else self._control.fds()
             return [self._group.fileno(), *control, *(self._watchdog.fds() if self._watchdog is not None else ())]
 
     def next_deadline_s(self) -> float | None:
         """Return when `poll` has something to do even if no descriptor is readable: time.monotonic(). None: never."""
         with self._lock:
-            wait_s = None if self._watchdog is None or self.ended else self._watchdog.timeout_s(None)
+            wait_s = None
+            for each in () if self.ended else (self._watchdog, self._control):
+                wait_s = wait_s if each is None else each.timeout_s(wait_s)
         return None if wait_s is None else time.monotonic() + wait_s
 
     def last_watchdog_ping_s(self, rank: int) -> float:
@@ -492,22 +496,28 @@ class NodeLaunch:
 
     # ---- what other processes ask
 
-    def _add_clients(self) -> None:
+    @property
+    def control(self) -> NodeControl:
+        """What serves the control socket. Made when another process asks something."""
         if self._control is None:
-            from infini_run.node.control_answers import open_control
+            from infini_run.node.control_answers import NodeControl
 
-            self._control = open_control(self)
+            self._control = NodeControl(self)
+        return self._control
+
+    def _add_clients(self) -> None:
         while (fd := self.group.next_client()) >= 0:
-            self._control.add(fd)
-
-    def _serve_clients(self, control: ControlServer) -> None:
-        if not self.ended:
-            control.run_due()
+            self.control.add(fd)
 
     @property
-    def owns_process(self) -> bool:
-        """Whether the process belongs to the launch, as that of the command."""
-        return self._entry is not None
+    def entry(self) -> ProcessState | None:
+        """The state of this process at its start. None: it belongs to a host program."""
+        return self._entry
+
+    @property
+    def environ(self) -> Mapping[str, str]:
+        """The environment that the ranks inherit."""
+        return self._environ
 
     def notice(self, text: str, *, is_kept: bool = True) -> None:
         """Print a line.

@@ -39,7 +39,7 @@ _LAUNCHERS = frozenset(
      "mpiexec", "accelerate", "deepspeed")
 )  # fmt: skip
 _QUESTIONS = ("plot", "completion")  # answered in place of a launch; by a word of the command line only
-_OF_RUNNING = ("list", "stop", "send", "ranks")  # options/questions.py
+_OF_RUNNING = ("list", "stacks", "stop", "send", "ranks")  # options/questions.py
 _ABOUT_NODES = ("ssh_config", "remote_python", "link_port", "link_address", "join_timeout", "node_timeout", "export",
                 "console", "node_check", "node_check_timeout")  # ineffective_flags.py  # fmt: skip
 _OF_MEMBERSHIP = ("join_window", "on_join", "max_node_failures", "node_check_timeout")

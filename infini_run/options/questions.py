@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     from infini_run.options.grammar import Setting
 
-QUESTIONS = ("list", "stop", "send")
-DETAILS = {"ranks": ("send",)}  # flags that belong to questions
+QUESTIONS = ("list", "stacks", "stop", "send")
+DETAILS = {"ranks": ("stacks", "send")}  # flags that belong to questions
 _NEEDS_LAUNCH = ("stop", "send")  # they change a launch, so it has to be named
 
 

@@ -340,13 +340,17 @@ FLAGS = (
          "write the life of all ranks on all nodes to FILE, as a Chrome trace for ui.perfetto.dev",
          shown="none"),
     Flag(group="seeing", name="list", kind=_text_or_json, default="", metavar="text|json", bare="text", negated="",
-         shown="off", help="list the launches of this user that run here (root: of all users), and start nothing"),
+         shown="off", help="list the launches of this user that run here, or of all users for root"),
+    Flag(group="seeing", name="stacks", kind=_text_or_json, default="", metavar="text|json", bare="text", negated="",
+         shown="off", help=
+         "print the Python stack of every rank of a running launch, by py-spy, or the system call that it waits in"),
     switch("stop", "seeing",
            "ask a running launch to stop, as SIGTERM does; name it after the flags, by its id, a unique beginning of "
            "the id, or the pid of one of its processes"),
     _flag("seeing", "send", value_types.any_signal, "", "SIGNAL",
           "send SIGNAL to the ranks of a running launch, named as for --stop", shown="none"),
-    _flag("seeing", "ranks", value_types.ranks, None, "all|0,4-7", "ask about these ranks only, with --send",
+    _flag("seeing", "ranks", value_types.ranks, None, "all|0,4-7",
+         "ask about these ranks only, with --stacks or --send",
           shown="all"),
     _flag("seeing", "plot", _file, "", "FILE.png",
          "draw a finished launch, and start nothing: infini-run --plot=FILE.png REPORT.json|LOG_DIR...; needs "

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from infini_run.options.questions import Question
 
 
+STACKS_S = 20.0  # longer than a head waits for its nodes
+
+
 def ask_running(question: Question, environ: Mapping[str, str]) -> int:
     """Answer a question of the command line, and return the exit code.
 
@@ -30,11 +33,21 @@ def ask_running(question: Question, environ: Mapping[str, str]) -> int:
     if question.name == "list":
         return _list(question, found)
     launch = choose_launch(found, question.origin, question.launch)
-    return {"stop": _stop, "send": _send}[question.name](question, launch)
+    return {"stacks": _stacks, "stop": _stop, "send": _send}[question.name](question, launch)
 
 
 def _list(question: Question, found: list[FoundLaunch]) -> int:
     print(render_json(found) if question.form == "json" else render_text(found), flush=True)
+    return 0
+
+
+def _stacks(question: Question, launch: FoundLaunch) -> int:
+    from infini_run.questions.stacks import render_json as stacks_json
+    from infini_run.questions.stacks import render_text as stacks_text
+
+    ranks = None if question.ranks is None else list(question.ranks)
+    answer = ask(launch, "stacks", limit_s=STACKS_S, ranks=ranks)
+    print(stacks_json(answer) if question.form == "json" else stacks_text(answer), flush=True)
     return 0
 
 

@@ -9,6 +9,7 @@ import signal
 import socket
 import struct
 import subprocess
+import sys
 import threading
 import time
 
@@ -22,9 +23,10 @@ from infini_run.control.launch_facts import ABOUT, COUNTS, REQUEST, read_greetin
 from infini_run.errors import LinkError
 from infini_run.plan.program import MEMORY
 from infini_run.system.frames import WireDecoder, pack
+from tests.launch.test_hang import PYSPY
 from tests.launch.test_security import as_stranger, needs_root
 from tests.support.command import COMMAND, play
-from tests.support.processes import is_alive
+from tests.support.processes import is_alive, marked
 from tests.support.waiting import until
 
 UP = ("sh", "-c", "echo up $RANK $$; exec sleep 1000")
@@ -231,6 +233,52 @@ def _found_while(launcher):
     return found
 
 
+# ---- --stacks
+
+PYTHON_UP = """
+import os, time
+def wait_for_data():
+    print("up", os.environ["RANK"], os.getpid(), flush=True)
+    time.sleep(1000)
+wait_for_data()
+"""
+
+
+@PYSPY
+def test_stacks_name_the_function_of_every_rank(running):
+    command, ranks = running(nproc=3, program=(sys.executable, "-c", PYTHON_UP))
+    text = ask("--stacks", command.pid)
+    heads = [line for line in text.splitlines() if line.startswith("rank ")]
+    assert heads == [f"rank {rank} on {os.uname().nodename}, pid {ranks[rank]}" for rank in range(3)]
+    assert text.count("wait_for_data (") == 3
+    stacks = json.loads(ask("--stacks=json", "--ranks=1", command.pid))["stacks"]
+    assert [(stack["rank"], stack["pid"]) for stack in stacks] == [(1, ranks[1])]
+    assert "wait_for_data" in stacks[0]["python"][0]
+    stop(command)
+    assert len(command.err.splitlines()) == 1
+
+
+def test_stacks_of_other_programs_are_system_calls(running):
+    command, ranks = running(nproc=1)
+    assert f"  sleep ({ranks[0]}) in " in ask("--stacks", command.pid)
+    assert ask("--stacks", "--ranks=1", command.pid, code=2).endswith(": unknown rank 1; use ranks 0 to 0")
+    stop(command)
+
+
+def test_launch_that_ends_while_stacks_are_taken_is_one_line(running, tmp_path, monkeypatch):
+    """py-spy hangs, so the launch ends first; the py-spy ends with it."""
+    (tmp_path / "py-spy").write_text("#!/bin/sh\necho spying >&2\nexec sleep 1000\n")
+    (tmp_path / "py-spy").chmod(0o755)
+    environ = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    command, _ = running(nproc=1, program=(sys.executable, "-c", PYTHON_UP), env=environ)
+    asking = subprocess.Popen([*COMMAND, "--stacks", str(command.pid)], stderr=subprocess.PIPE, text=True)
+    until(lambda: any(found_name == "sleep" for found_name in marked(b"PATH=" + os.fsencode(tmp_path)).values()))
+    assert ask("--stacks", command.pid, code=2).endswith(": another process asks for stacks; try again")
+    stop(command)
+    assert asking.communicate()[1].endswith(": it ended before it answered\n")
+    assert asking.returncode == 1
+
+
 # ---- words
 
 
@@ -247,9 +295,12 @@ def _found_while(launcher):
         (["--stop", "ir-1", "ir-2"], "--stop: unexpected ir-2; drop it"),
         (["--stop", "train.py"], "--stop train.py: not a launch that runs here; run infini-run --list"),
         (["--stop", "1"], "--stop 1: not a launch that runs here; run infini-run --list"),
-        (["--ranks=1", "true"], "--ranks=1: needs a question about ranks; add --send, or drop it"),
-        (["--list", "--ranks=1"], "--ranks=1: needs a question about ranks; add --send, or drop it"),
-        (["--stop", "--ranks=1", "ir-1"], "--ranks=1: needs a question about ranks; add --send, or drop it"),
+        (["--ranks=1", "true"], "--ranks=1: needs a question about ranks; add --stacks or --send, or drop it"),
+        (["--list", "--ranks=1"], "--ranks=1: needs a question about ranks; add --stacks or --send, or drop it"),
+        (
+            ["--stop", "--ranks=1", "ir-1"],
+            "--ranks=1: needs a question about ranks; add --stacks or --send, or drop it",
+        ),
     ],
 )
 def test_words_that_ask_nothing_are_refused(words, line):

@@ -77,6 +77,7 @@ SCHEMAS = {
     "SIGNAL": {"signal": 15, "ranks": [0, 3]},
     "STOP": {"signal": 15, "by_signal": True},
     "USAGE_REQUEST": {"ranks": [0, 1]},
+    "QUESTION": {"number": 1, "request": {"question": "stacks", "ranks": [0]}},
     "GOODBYE": {"exit_code": 0},
     "TURNED_AWAY": {"error": "why", "may_return": True, "launch_id": "id", "timeout_s": 10},
     "HELLO": HELLO,
@@ -89,6 +90,7 @@ SCHEMAS = {
     "CHECKED": {"reason": ""},
     "CAUSE": {"ranks": [3]},
     "SNAPSHOTS": {"snapshots": [], "ranks": [1]},
+    "ANSWERED": {"number": 1, "answer": {"stacks": []}},
     "DONE": {"report": {}, "port": 1, "progress": -1},
 }
 MANY = [float("inf"), float("nan"), 10**400, -(2**31), 1e999, "a\0b", {"": 1}, [[]], None, True, "x" * 1000]

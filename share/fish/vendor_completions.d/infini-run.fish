@@ -97,6 +97,8 @@ function __infini_run_offer --argument-names name value prefix # what the value 
             __infini_run_say $prefix (__infini_run_files $value)
         case list
             __infini_run_say $prefix 'text' 'json'
+        case stacks
+            __infini_run_say $prefix 'text' 'json'
         case send
             __infini_run_say $prefix (command kill -l | string split -n ' ')
         case ranks
@@ -184,10 +186,11 @@ function __infini_run_flags --argument-names verb current
                 verbose 'print each step' \
                 live 'show one table of all ranks on all nodes in place of --console, if stderr is a terminal' \
                 trace= 'write the life of all ranks on all nodes to FILE, as a Chrome trace for ui.perfetto.dev' \
-                list 'list the launches of this user that run here (root: of all users), and start nothing' \
+                list 'list the launches of this user that run here, or of all users for root' \
+                stacks 'print the Python stack of every rank of a running launch, by py-spy, or the system call that it waits in' \
                 stop 'ask a running launch to stop, as SIGTERM does' \
                 send= 'send SIGNAL to the ranks of a running launch, named as for --stop' \
-                ranks= 'ask about these ranks only, with --send' \
+                ranks= 'ask about these ranks only, with --stacks or --send' \
                 plot= 'draw a finished launch, and start nothing: infini-run --plot=FILE.png REPORT.json|LOG_DIR...' \
                 doctor 'check this machine, and every node of --hosts or --engine, for what a launch needs, and start nothing' \
                 completion= 'print a script that completes flags in this shell, and start nothing' \
@@ -220,7 +223,8 @@ function __infini_run_flags --argument-names verb current
                 nodry_run 'not: print the plan, with every rank\'s environment and arguments, and start nothing' \
                 noverbose 'not: print each step' \
                 nolive 'not: show one table of all ranks on all nodes in place of --console, if stderr is a terminal' \
-                nolist 'not: list the launches of this user that run here (root: of all users), and start nothing' \
+                nolist 'not: list the launches of this user that run here, or of all users for root' \
+                nostacks 'not: print the Python stack of every rank of a running launch, by py-spy, or the system call that it waits in' \
                 nostop 'not: ask a running launch to stop, as SIGTERM does' \
                 nodoctor 'not: check this machine, and every node of --hosts or --engine, for what a launch needs, and start nothing' \
                 novirtual_local_rank 'not: supported: set LOCAL_RANK to 0 for every rank, which sees only its GPUs (--gpus_per_proc=1)' \

@@ -52,7 +52,20 @@ DESIGN = [
         "report",
         "keep_going",
     ),
-    *("dry_run", "verbose", "live", "trace", "list", "stop", "send", "ranks", "plot", "doctor", "completion"),
+    *(
+        "dry_run",
+        "verbose",
+        "live",
+        "trace",
+        "list",
+        "stacks",
+        "stop",
+        "send",
+        "ranks",
+        "plot",
+        "doctor",
+        "completion",
+    ),
 ]
 TORCHRUN = [
     *(
