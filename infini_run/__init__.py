@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from infini_run.jobs.request.job_request import JobRequest
     from infini_run.jobs.status.job_status import Status
     from infini_run.process_launcher import ProcessLauncher
+    from infini_run.questions.running import RunningLaunch, running
     from infini_run.rank_messages import progress, ready, status_text
     from infini_run.report.exit import Exit, LeftoverProcess
     from infini_run.report.failures import WorkerDied, WorkerError
@@ -119,6 +120,7 @@ __all__ = [
     "RemoteError",
     "Report",
     "Restart",
+    "RunningLaunch",
     "Sender",
     "StartError",
     "Status",
@@ -138,6 +140,7 @@ __all__ = [
     "progress",
     "ready",
     "run",
+    "running",
     "status_text",
     "submit",
     "this_worker",
@@ -180,6 +183,7 @@ _HOMES |= {"Status": "jobs.status.job_status", "Submission": "jobs.folder.record
 _HOMES |= {"JobRequest": "jobs.request.job_request", "Image": "jobs.request.container"}
 _HOMES |= dict.fromkeys(("progress", "ready", "status_text"), "rank_messages")
 _HOMES |= {"launch_local": "api", "launch_multi_node": "api", "run": "api"}
+_HOMES |= dict.fromkeys(("RunningLaunch", "running"), "questions.running")
 _HOMES |= dict.fromkeys(("CrewClosed", "CrewFailed", "DrainTimeout"), "crews.errors")
 _HOMES |= dict.fromkeys(("WorkerDied", "WorkerError"), "report.failures")
 

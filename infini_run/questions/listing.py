@@ -6,11 +6,11 @@ import os
 import time
 
 from infini_run.control.launch_facts import STATES
+from infini_run.questions.running import describe_launch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Any
 
     from infini_run.control.launch_facts import LaunchFacts
     from infini_run.control.launches import FoundLaunch
@@ -79,27 +79,8 @@ def user_name(uid: int) -> str:
         return str(uid)
 
 
-def to_json(launch: FoundLaunch) -> dict[str, Any]:
-    """Return a launch as plain types; what is not known is null."""
-    facts = launch.facts
-    return {
-        "id": launch.launch_id,
-        "state": launch.problem or "running",
-        "uid": launch.uid,
-        "pid": launch.pid or None,
-        "start": None if facts is None else facts.start_s,
-        "program": None if facts is None else facts.program,
-        "nodes": None if facts is None else facts.nodes,
-        "node": None if facts is None or facts.node < 0 or facts.nodes == 1 else facts.node,
-        "world_size": None if facts is None else facts.world,
-        "ranks": None if facts is None else facts.counts,
-        "gpus": None if facts is None else list(facts.devices),
-        "job": None if facts is None else facts.job.partition("=")[2] or None,
-    }
-
-
 def render_json(found: Sequence[FoundLaunch]) -> str:
     """Return the launches as one JSON text."""
     import json
 
-    return json.dumps({"launches": [to_json(each) for each in found]}, indent=1)
+    return json.dumps({"launches": [describe_launch(each).to_json() for each in found]}, indent=1)

@@ -149,6 +149,14 @@ def test_socket_without_a_launch_is_lost(running):
     stop(command)
 
 
+def test_program_in_python_finds_the_same(running):
+    command, _ = running()
+    row = next(each for each in ir.running() if each.pid == command.pid)
+    assert row.to_json() == listed(command.pid)
+    assert (row.state, row.ranks["running"], row.gpus, row.job) == ("running", 2, (), None)
+    stop(command)
+
+
 # ---- --stop and --send
 
 
