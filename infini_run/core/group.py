@@ -59,6 +59,8 @@ KINDS = {
     lib.IR_ENDED: "ended",
 }
 
+LAUNCHERS_OWN = frozenset(("suspend", "client"))  # events about the launcher: no news of a rank
+
 GUARD = os.fsencode(os.dirname(os.dirname(__file__)) + "/irun-guard")
 _DEBUG = {
     "fork": lib.IR_USE_FORK,

@@ -5,7 +5,7 @@ The one rule: behind these methods every value is what it should be; anything el
 
 from __future__ import annotations
 
-from infini_run.core.group import KINDS, Event
+from infini_run.core.group import KINDS, LAUNCHERS_OWN, Event
 from infini_run.display.resource_usage import Usage
 from infini_run.errors import LinkError
 from infini_run.plan.model import Output, Plan, Worker
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from infini_run.multinode.agent_state import RemoteAgent
     from infini_run.node.outcome import Outcome
 
-_EVENT_KINDS = frozenset((*KINDS.values(), "hung", "late")) - {"suspend"}  # suspend is about the launcher
+_EVENT_KINDS = frozenset((*KINDS.values(), "hung", "late")) - LAUNCHERS_OWN
 
 
 class RemoteGroup:

@@ -15,12 +15,16 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from infini_run.core.group import LAUNCHERS_OWN
+from infini_run.environments.hostlist import Host
 from infini_run.errors import LinkError
 from infini_run.multinode import message_schema, protocol
 from infini_run.multinode.agent import Agent
 from infini_run.multinode.agent_options import options_of_agents
+from infini_run.multinode.agent_state import RemoteAgent
 from infini_run.multinode.connection import Connection, from_socket
 from infini_run.multinode.handshake import Handshake
+from infini_run.multinode.observed_node import ObservedNode
 from infini_run.multinode.protocol import pack, pack_json
 from infini_run.multinode.record_codec import to_jsonable
 from infini_run.multinode.tcp import connect
@@ -171,6 +175,13 @@ def test_a_field_that_is_missing_or_unknown_is_refused(name):
 def test_bytes_that_are_no_words_are_refused(payload):
     with pytest.raises(LinkError):
         message_schema.read(payload, message_schema.SIGNAL)
+
+
+@pytest.mark.parametrize("kind", sorted(LAUNCHERS_OWN))
+def test_events_of_a_launcher_do_not_cross_the_link(kind):
+    observed = ObservedNode(RemoteAgent(0, Host(name="h")))
+    with pytest.raises(LinkError):
+        observed.event(kind, -1, *[0] * 8, "")
 
 
 # ---- a head, and a node that knows the token and says nonsense

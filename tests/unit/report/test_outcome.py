@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infini_run.core.group import KINDS, STEPS, Event
+from infini_run.core.group import KINDS, LAUNCHERS_OWN, STEPS, Event
 from infini_run.node.outcome import Outcome
 from infini_run.options.options import resolve
 from infini_run.plan.model import Command, Node, make_plan
@@ -29,7 +29,7 @@ def event(kind, rank=-1, **fields):
 
 def test_every_kind_of_event_is_understood():
     outcome = outcome_of()
-    for kind in set(KINDS.values()) - {"suspend"}:  # for who steps: no news of a rank
+    for kind in set(KINDS.values()) - LAUNCHERS_OWN:
         rank = 0 if kind in ("unplaced", "started", "ready", "start_failed", "exited", "output_held") else -1
         is_step = kind in ("start_failed", "unguarded")
         code = next(iter(STEPS)) if is_step else 1 if kind == "output_held" else ord("D")
