@@ -169,6 +169,9 @@ class NodeControl:
             for index, exit_ in enumerate(self._run.outcome.exits())
             if exit_.rank in asked and exit_.start_s is not None and exit_.end_s is None
         ]
+        if not subjects:
+            client.finish({"stacks": []})
+            return
         run = self._run
         self._stacks_client = client
         self._stacks = SnapshotCollector(

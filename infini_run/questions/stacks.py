@@ -1,18 +1,20 @@
-"""The stacks of ranks, as text and as JSON. Pure.
+"""The stacks of ranks, folded into groups that are in the same place, as text and as JSON. Pure.
 
-They come from a launch, which is of this user or asked by root: every text is made printable.
+They come from a launch, so anything that infini-run does not send is dropped, and every text is made printable.
 """
 
 from __future__ import annotations
 
 from infini_run.errors import printable
+from infini_run.report.hang_groups import describe_group, fold
+from infini_run.report.hang_snapshot import HangSnapshot
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from typing import Any
 
-_FRAMES = 20  # lines of the Python stack of one rank
+_LINES = 20  # of the stacks of one rank
 
 
 def render_json(answer: Mapping[str, Any]) -> str:
@@ -23,30 +25,50 @@ def render_json(answer: Mapping[str, Any]) -> str:
 
 
 def render_text(answer: Mapping[str, Any]) -> str:
-    """Return a paragraph for each rank: its Python stack, or the system call that it waits in."""
-    lines = [line for stack in _dicts(answer.get("stacks")) for line in _rank_lines(stack)]
+    """Return a paragraph for each group of ranks: who they are, where, and the stacks of the first of them."""
+    stacks = {stack["rank"]: stack for stack in _dicts(answer.get("stacks")) if type(stack.get("rank")) is int}
+    lines = []
+    for members in fold(_snapshot(stack) for stack in stacks.values()):
+        group, first = describe_group(members), stacks[members[0].rank]
+        pid = f", pid {members[0].pid}" if len(members) == 1 else ""
+        lines += [f"{group.who}{pid}: {group.place}", *_stack_lines(first)]
     problems = answer.get("problems")
     lines += [f"no stacks of {problem}" for problem in (problems if type(problems) is list else ())]
     return "\n".join(printable(line) for line in lines) or "no rank runs"
 
 
-def _rank_lines(stack: Mapping[str, Any]) -> Iterator[str]:
-    status = f", {stack['status']}" if stack.get("status") else ""
-    yield f"rank {stack.get('rank')} on {stack.get('host')}, pid {stack.get('pid')}{status}"
-    python = [text for text in stack.get("python") or () if type(text) is str]
-    if python:
-        frames = [line for text in python for line in _threads(text)]
-        yield from (f"  {line}" for line in frames[:_FRAMES])
-        if frames[_FRAMES:]:
-            yield f"  ... {len(frames) - _FRAMES} lines more: --stacks=json has them"
-        return
-    for process in _dicts(stack.get("processes")):
-        threads = _dicts(process.get("threads"))
-        first = threads[0] if threads else {}
-        where = first.get("wchan") or first.get("syscall") or f"state {process.get('state')}"
-        yield f"  {process.get('name')} ({process.get('pid')}) in {where}"
+def _snapshot(stack: Mapping[str, Any]) -> HangSnapshot:
+    """As much of it as the groups need."""
+    pid = stack.get("pid")
+    return HangSnapshot(
+        rank=stack["rank"],
+        pid=pid if type(pid) is int else 0,
+        host=_text(stack.get("host")),
+        time_s=0.0,
+        frames=tuple(_texts(stack.get("frames"))),
+        wait=_text(stack.get("wait")),
+        state=_text(stack.get("state")),
+    )
+
+
+def _stack_lines(stack: Mapping[str, Any]) -> Iterator[str]:
+    if stack.get("status"):
+        yield f"  status: {stack['status']}"
+    found = [line for text in _texts(stack.get("python")) for line in _threads(text)]
+    if not found:
+        found = [_process_line(process) for process in _dicts(stack.get("processes"))]
+    yield from (f"  {line}" for line in found[:_LINES])
+    if found[_LINES:]:
+        yield f"  ... {len(found) - _LINES} lines more: --stacks=json has them"
     if stack.get("python_note"):
         yield f"  no Python stack: {stack['python_note']}"
+
+
+def _process_line(process: Mapping[str, Any]) -> str:
+    threads = _dicts(process.get("threads"))
+    first = threads[0] if threads else {}
+    where = first.get("wchan") or first.get("syscall") or f"state {process.get('state')}"
+    return f"{process.get('name')} ({process.get('pid')}) in {where}"
 
 
 def _threads(text: str) -> list[str]:
@@ -58,3 +80,11 @@ def _threads(text: str) -> list[str]:
 
 def _dicts(value: Any) -> list[Mapping[str, Any]]:
     return [each for each in value if type(each) is dict] if type(value) is list else []
+
+
+def _texts(value: Any) -> list[str]:
+    return [each for each in value if type(each) is str] if type(value) is list else []
+
+
+def _text(value: Any) -> str:
+    return value if type(value) is str else ""

@@ -51,6 +51,12 @@ class HangGroup:
     cpu: float | None
     is_waited_for: bool
 
+    @property
+    def who(self) -> str:
+        """`ranks 0-1,3 on host1`."""
+        hosts = self.hosts[0] if len(self.hosts) == 1 else f"{len(self.hosts)} hosts"
+        return f"{ranks_text(self.ranks)} on {hosts}"
+
 
 @record
 class HangAnalysis:
@@ -88,7 +94,7 @@ class HangAnalysis:
     def lines(self) -> list[str]:
         """Return a line for each group, or for the first five: its ranks, where they are, and what CPU they use."""
         shown = self.groups[: _LINES if len(self.groups) > _LINES + 1 else len(self.groups)]
-        rows = [(_who(group), group.place, _cpu_text(group.cpu)) for group in shown]
+        rows = [(group.who, group.place, _cpu_text(group.cpu)) for group in shown]
         widths = [max(len(row[column]) for row in rows) for column in range(2)]
         lines = [f"  {who:<{widths[0]}}  {place:<{widths[1]}}  {cpu}".rstrip() for who, place, cpu in rows]
         rest = self.groups[len(shown) :]
@@ -117,21 +123,26 @@ def analyze_hang(snapshots: Sequence[HangSnapshot]) -> HangAnalysis | None:
     hung = [snapshot for snapshot in last.values() if snapshot.kind == "hung"]
     if not hung:
         return None
-    members: dict[tuple[str, ...], list[HangSnapshot]] = {}
-    for rank in sorted(last):
-        members.setdefault(_key(last[rank]), []).append(last[rank])
-    groups = sorted(members.values(), key=len)
+    groups = fold(last.values())
     odd, waiting = _odd_ones(groups)
     waited_for = tuple(sorted(snapshot.rank for group in odd for snapshot in group))
     is_alone = not odd and (len(last) == 1 or (len(hung) == 1 and not _is_waiting(hung[0])))
     return HangAnalysis(
         why=hung[0].why,
-        groups=tuple(_group(group, is_waited_for=group in odd) for group in groups),
+        groups=tuple(describe_group(group, is_waited_for=group in odd) for group in groups),
         waited_for=waited_for,
         stopped_for=tuple(rank for rank in waited_for if last[rank].state != EXITED),
         waiting=waiting,
         only=hung[0].rank if is_alone else None,
     )
+
+
+def fold(snapshots: Iterable[HangSnapshot]) -> list[list[HangSnapshot]]:
+    """Return the snapshots in groups that are in the same place, the smallest group first, each by rank."""
+    members: dict[tuple[str, ...], list[HangSnapshot]] = {}
+    for snapshot in sorted(snapshots, key=lambda each: each.rank):
+        members.setdefault(_key(snapshot), []).append(snapshot)
+    return sorted(members.values(), key=len)
 
 
 def with_exited(snapshots: Sequence[HangSnapshot], exits: Iterable[Exit]) -> tuple[HangSnapshot, ...]:
@@ -264,7 +275,13 @@ def _place(snapshot: HangSnapshot) -> str:
     return f"{place}, in the kernel: {snapshot.wait}" if snapshot.state == "D" and frames else place
 
 
-def _group(members: Sequence[HangSnapshot], *, is_waited_for: bool) -> HangGroup:
+def describe_group(members: Sequence[HangSnapshot], *, is_waited_for: bool = False) -> HangGroup:
+    """Return the group of these snapshots.
+
+    Args:
+        members: They are in the same place.
+        is_waited_for: As in HangGroup.
+    """
     cpus = [snapshot.cpu for snapshot in members if snapshot.cpu is not None]
     return HangGroup(
         ranks=tuple(snapshot.rank for snapshot in members),
@@ -273,11 +290,6 @@ def _group(members: Sequence[HangSnapshot], *, is_waited_for: bool) -> HangGroup
         cpu=sum(cpus) / len(cpus) if cpus else None,
         is_waited_for=is_waited_for,
     )
-
-
-def _who(group: HangGroup) -> str:
-    hosts = group.hosts[0] if len(group.hosts) == 1 else f"{len(group.hosts)} hosts"
-    return f"{ranks_text(group.ranks)} on {hosts}"
 
 
 def _cpu_text(cpu: float | None) -> str:

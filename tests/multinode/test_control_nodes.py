@@ -15,6 +15,7 @@ from tests.launch.test_hang import PYSPY
 from tests.multinode.test_many_ssh import bed, many, no_agent_left  # noqa: F401
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.xdist_group(__name__)  # one bed for all of them
 TRAP = "trap 'echo got $RANK; exit 0' USR1; echo up $RANK $$; while :; do sleep 1000 & wait; done"
 
 
