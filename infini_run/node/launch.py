@@ -140,6 +140,7 @@ class NodeLaunch:
             if self._observers is not None:
                 self._observers.begin(self.plan, self.group, lambda: self.outcome)
             self._started = self.group.spawn(specs, [os.fsencode(f"{name}={value}") for name, value in base.items()])
+            self._resources.remove_abandoned(self.plan)
         except StartError as error:
             self.close()
             raise self._explained(error) from None

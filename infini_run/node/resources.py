@@ -78,8 +78,8 @@ class LaunchResources:
             StartError: A limit was hit.
         """
         self._open_null()
-        if plan.folder and os.dirname(plan.folder) == MEMORY:
-            _remove_abandoned()
+        if _is_in_memory(plan) and not has_room(MEMORY, 2 * len(plan.workers)):
+            _remove_abandoned()  # they may be what fills it
         return bool(plan.folder) and self._make_folder(plan.folder, bases, len(plan.workers))
 
     def open_logs(self, plan: Plan, options: Options, heading: str) -> None:
@@ -105,6 +105,11 @@ class LaunchResources:
             self.error_folder = self.folder if has_files else ""
         elif not options.log_dir and self.folder and not has_files:
             self.error_folder = ""
+
+    def remove_abandoned(self, plan: Plan) -> None:
+        """Remove folders that killed launches have left in memory. Once the ranks run: they need not wait for it."""
+        if _is_in_memory(plan):
+            _remove_abandoned()
 
     def _open_null(self) -> None:
         try:
@@ -174,6 +179,10 @@ def _takes_sockets(folder: str, count: int) -> bool:
     except OSError:
         return False
     return True
+
+
+def _is_in_memory(plan: Plan) -> bool:
+    return bool(plan.folder) and os.dirname(plan.folder) == MEMORY
 
 
 def _remove_abandoned() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -197,6 +198,23 @@ def test_what_attempts_nodes_and_workers_have_left_goes_too(infini_run, within):
     os.utime(folder, (0, 0))
     assert infini_run("true", env=env).wait() == 0
     until(lambda: not folder.exists())
+
+
+@writes_memory
+@with_strace
+def test_ranks_do_not_wait_until_abandoned_folders_are_removed(infini_run, tmp_path):
+    env = {name: value for name, value in os.environ.items() if name != "TMPDIR"}
+    folder, trace = Path(f"/dev/shm/infini-run-ir-{os.getpid():012x}"), tmp_path / "trace"
+    folder.mkdir(0o700)
+    os.utime(folder, (0, 0))
+    under = strace(trace, "-e", "trace=clone,clone3,open,openat")
+    assert infini_run("--nproc_per_node=2", "true", env=env, under=under).wait() == 0
+    until(lambda: not folder.exists())
+    text = trace.read_text()
+    clones = [found.start() for found in re.finditer(r"clone3?\(", text)]
+    assert len(clones) == 3  # the guard's, too
+    assert text.find('"/dev/shm", ', clones[-1]) > 0
+    assert '"/dev/shm", ' not in text[: clones[-1]]
 
 
 def test_folders_of_launches_that_have_just_begun_cost_another_one_no_import(tmp_path):
