@@ -10,7 +10,6 @@ import _signal
 import errno
 import os
 import time
-from contextlib import suppress
 
 from infini_run.errors import InfiniRunError, LinkError, StartError, printable
 from infini_run.multinode import message_schema, protocol
@@ -457,13 +456,8 @@ class Agent:
     def _reap_orphans(self) -> None:
         """Reap the processes that a check has left, and as process 1 any: nobody needs their status. A check and the
         process of --preload are reaped by their own group."""
-        with suppress(ChildProcessError):
-            while (
-                self._check is None
-                and self._preload is None
-                and os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG) is not None
-            ):
-                pass
+        while self._check is None and self._preload is None and _reap_any():
+            pass
 
     def _keep_lease(self, run: NodeLaunch) -> None:
         """Renew the lease that the guard holds. After its end the ranks are dead, and the head may have given up this
@@ -625,3 +619,11 @@ def print_line(text: str, fd: int = 2) -> None:
     from infini_run.core.nonblocking_writer import CONSOLE_WAIT_S, write_all
 
     write_all(fd, os.fsencode(text + "\n"), CONSOLE_WAIT_S)
+
+
+def _reap_any() -> bool:
+    """Return whether there was a child to reap."""
+    try:
+        return os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG) is not None
+    except ChildProcessError:
+        return False

@@ -9,7 +9,7 @@ from infini_run.errors import UsageError
 from infini_run.multinode.agent_options import WorkerNeeds, options_of_agents, working_directory
 from infini_run.multinode.connection import TOKEN
 from infini_run.multinode.record_codec import decode_record
-from infini_run.options.nodes import HEADS_OWN
+from infini_run.options.table import HEADS_OWN
 from infini_run.record import record, replace
 
 TYPE_CHECKING = False

@@ -16,8 +16,8 @@ from infini_run.multinode.engines import Contact
 from infini_run.multinode.protocol import pack_json
 from infini_run.multinode.record_codec import to_jsonable
 from infini_run.multinode.rendezvous import join_names, missing_names
-from infini_run.options.nodes import HEADS_OWN, MANUAL
-from infini_run.options.table import HANDED_OUT
+from infini_run.options.nodes import MANUAL
+from infini_run.options.table import HANDED_OUT, HEADS_OWN
 from infini_run.record import fields, replace
 from infini_run.version import VERSION
 

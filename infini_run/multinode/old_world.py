@@ -7,7 +7,6 @@ import os
 import select
 import time
 from _functools import partial
-from contextlib import suppress
 
 from infini_run.system.poller import READ
 from infini_run.value_types import MARKER_VARIABLE
@@ -25,8 +24,8 @@ def machine_id() -> str:
     """Return what two processes have in common that see the same processes: the boot of the machine, and the PID
     namespace (proc(5), boot_id; pid_namespaces(7)). It is "" if unknown."""
     try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            boot = file.read().strip()
+        with open("/proc/sys/kernel/random/boot_id", "rb") as file:
+            boot = file.read().strip().decode()
         return f"{boot} {os.stat('/proc/self/ns/pid').st_ino}"
     except OSError:
         return ""
@@ -102,8 +101,7 @@ class StuckProcesses:
                 self._on_end()
 
     def _on_one_end(self, fd: int) -> None:
-        with suppress(OSError):  # not a child of this process; or there is no P_PIDFD (Linux before 5.4)
-            os.waitid(os.P_PIDFD, fd, os.WEXITED | os.WNOHANG)
+        _reap(fd)
         self._close_one(fd)
         if not self._fds:
             self._watch_living()
@@ -165,3 +163,10 @@ def _wait_for_end(pid: int, end_s: float) -> bool:
         return bool(poll.poll(max(0.0, end_s - time.monotonic()) * 1000))
     finally:
         os.close(fd)
+
+
+def _reap(pidfd: int) -> None:
+    try:
+        os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG)
+    except OSError:
+        return  # not a child of this process; or there is no P_PIDFD (Linux before 5.4)

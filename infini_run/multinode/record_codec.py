@@ -3,13 +3,7 @@
 from __future__ import annotations
 
 from infini_run.errors import LinkError
-from infini_run.options.options import Options
 from infini_run.record import fields
-from infini_run.report.exit import Exit, LeftoverProcess
-from infini_run.report.hang_snapshot import HangSnapshot
-from infini_run.report.report import Clock, PreloadUse, Report
-from infini_run.system.procfs import ProcessSnapshot, ThreadSnapshot
-from infini_run.value_types import RankStreams
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,12 +16,17 @@ _BOUNDS = {  # fields that become an exit code, or an index of a table
     "Report": (("received_signal", 64), ("port_in_use", 65535), ("error_code", 255)),
 }
 _MOST = 2**63  # no count and no time is larger
-_RECORDS = {
-    cls.__name__: cls
-    for cls in (
-        *(Clock, Exit, HangSnapshot, LeftoverProcess, Options, PreloadUse, ProcessSnapshot, RankStreams, Report),
-        ThreadSnapshot,
-    )
+_RECORDS = {  # and their modules: imported when one is read, for an agent needs few of them
+    "Clock": "infini_run.report.report",
+    "Exit": "infini_run.report.exit",
+    "HangSnapshot": "infini_run.report.hang_snapshot",
+    "LeftoverProcess": "infini_run.report.exit",
+    "Options": "infini_run.options.options",
+    "PreloadUse": "infini_run.report.report",
+    "ProcessSnapshot": "infini_run.system.procfs",
+    "RankStreams": "infini_run.value_types",
+    "Report": "infini_run.report.report",
+    "ThreadSnapshot": "infini_run.system.procfs",
 }
 
 
@@ -78,7 +77,7 @@ def _read_tuple(inner: str, value: Any) -> tuple[Any, ...]:
 def _read_record(name: str, value: Any) -> Any:
     if type(value) is not dict or value.get("record") != name:
         raise LinkError(f"no {name} came over the link where one was due")
-    cls: Any = _RECORDS[name]
+    cls: Any = getattr(__import__(_RECORDS[name], fromlist=[name]), name)
     content = value.get("fields")
     if type(content) is not dict or content.keys() != cls._names:
         raise LinkError("a record came over the link that this version does not know")

@@ -96,8 +96,8 @@ def _span(item: str) -> range:
 
 def _read(name: str) -> str:
     try:
-        with open(_LIMITS + name, encoding="ascii") as file:
-            return file.read().strip()
+        with open(_LIMITS + name, "rb") as file:
+            return file.read().strip().decode()
     except OSError:
         return ""
 

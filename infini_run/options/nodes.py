@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from infini_run.options.grammar import Given
 
 MANUAL = "manual"  # no engine reaches other nodes: the same command on every node, with a token
-HEADS_OWN = ("report", "trace", "live")  # of the same command on every node: node 0 writes and shows the output
 _ONE_NODE = {
     "node_rank": "node ranks follow the order of the hosts",
     "standalone": "it is for one node",

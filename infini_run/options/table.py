@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 GROUPS = ("job", "program", "where", "membership", "devices", "output", "ending", "seeing", "torchrun")
 ENGINES = ("ssh", "slurm", "pbs", "mpi")  # they reach other nodes
+HEADS_OWN = ("report", "trace", "live")  # of the same command on every node: node 0 writes and shows the output
 ALLOCATION_ENGINES = ("slurm", "pbs")  # they reach the nodes of the allocation in which the launcher runs
 TOKEN = "INFINI_RUN_TOKEN"  # the variable with the secret: with it, or --token_file, launchers of several nodes join
 HANDED_OUT = -1  # the node rank of a launcher that the head gives one

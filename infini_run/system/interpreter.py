@@ -28,10 +28,11 @@ _OWN_PATH = (
     "sys.path[:] = sorted({folders} + sys.path, key=lambda p: not p.startswith(lib) or '-packages' in p); "
 )
 # Without site and its .pth files, a fourth of an agent's start: found beside this module, or else as any Python finds
-# it
+# it; and nobody looks for cycles in what modules are made of, then or later
 _BARE = (
+    "import gc; gc.disable(); "
     "exec('try:\\n import _cffi_backend, {module}\\nexcept ImportError:\\n import site\\n site.main()'); "
-    "from {module} import {function}; {function}()"
+    "from {module} import {function}; gc.freeze(); gc.enable(); {function}()"
 )
 _MARK = "infini_run"
 # -I ignores both: they may be where infini-run is

@@ -6,9 +6,12 @@ import os
 import re
 import signal
 import stat
+import subprocess
+import sys
 
 import pytest
 
+from infini_run.system.interpreter import own_folders, own_path
 from tests.support.hosts import agents
 from tests.support.processes import marked
 from tests.support.waiting import until
@@ -141,3 +144,14 @@ def test_a_reader_that_never_reads_does_not_hold_a_stop(fake, bell):
     command.wait()
     assert command.process.returncode == 143
     assert b"output reader is gone" in command.err
+
+
+def test_agent_imports_nothing_that_makes_its_start_slow():
+    """Of these, contextlib was an eighth of an agent's instructions (decision 25)."""
+    heavy = {"contextlib", "collections", "functools", "re", "json", "enum", "dataclasses", "typing", "socket"}
+    used = ("multinode.agent_main", "multinode.old_world", "node.launch", "node.ports", "node.outcome")
+    code = own_path(own_folders()) + "import " + ", ".join(f"infini_run.{name}" for name in used)
+    argv = [sys.executable, "-S", "-c", code + "; print(*sys.modules)"]
+    imported = subprocess.run(argv, cwd="/", capture_output=True, text=True, check=True).stdout.split()
+    assert "infini_run.multinode.agent" in imported
+    assert not heavy & set(imported)

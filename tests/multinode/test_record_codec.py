@@ -46,7 +46,7 @@ def values(kind):
 
 
 def records(name):
-    cls = _RECORDS[name]
+    cls = getattr(importlib.import_module(_RECORDS[name]), name)
     bounded = {field: st.integers(0, most) for field, most in _BOUNDS.get(name, ())}
     kinds = {field: values(cls.__annotations__[field]) for field in fields(cls)}
     return st.builds(cls, **{field: bounded.get(field, kinds[field]) for field in kinds})
