@@ -452,10 +452,11 @@ class Group:
         workers = ffi.new("struct ir_worker[]", max(1, len(specs)))
         base = _strings(base_env, kept)
         argv_of: dict[int, Any] = {}
+        alike: dict[bytes, Any] = {}
         for worker, spec in zip(workers, specs, strict=False):
             if id(spec.argv) not in argv_of:
                 argv_of[id(spec.argv)] = _strings(spec.argv, kept)
-            _fill(worker, spec, argv_of[id(spec.argv)], base, kept)
+            _fill(worker, spec, argv_of[id(spec.argv)], base, kept, alike)
         failure = ffi.new("struct ir_failure *")
         self._ranks = [spec.rank for spec in specs]
         with self._lock, forking:
@@ -679,6 +680,13 @@ def _string(string: bytes, kept: list[Any]) -> Any:
     return kept[-1]
 
 
+def _shared_string(string: bytes, alike: dict[bytes, Any]) -> Any:
+    found = alike.get(string)
+    if found is None:
+        found = alike[string] = ffi.from_buffer("char[]", string + b"\0")
+    return found
+
+
 def _mask(numbers: Sequence[int], kept: list[Any]) -> tuple[Any, int]:
     words = [0] * (max(numbers) // 64 + 1)
     for number in numbers:
@@ -687,14 +695,15 @@ def _mask(numbers: Sequence[int], kept: list[Any]) -> tuple[Any, int]:
     return kept[-1], len(words)
 
 
-def _fill(worker: Any, spec: SpawnSpec, argv: Any, base: Any, kept: list[Any]) -> None:
-    worker.program = _string(spec.program, kept)
+def _fill(worker: Any, spec: SpawnSpec, argv: Any, base: Any, kept: list[Any], alike: dict[bytes, Any]) -> None:
+    """Strings that most workers have alike (`alike`) go down once."""
+    worker.program = _shared_string(spec.program, alike)
     worker.argv = argv
     worker.base_env = base
     worker.env = _string(b"\0".join(spec.env), kept)
     worker.env_count = len(spec.env)
     if spec.cwd is not None:
-        worker.cwd = _string(spec.cwd, kept)
+        worker.cwd = _shared_string(spec.cwd, alike)
     if spec.notify is not None:
         worker.notify = _string(spec.notify, kept)
     if spec.cpus:
@@ -702,8 +711,8 @@ def _fill(worker: Any, spec: SpawnSpec, argv: Any, base: Any, kept: list[Any]) -
         if spec.nodes:
             worker.nodes, worker.node_words = _mask(spec.nodes, kept)
     for i in range(2):
-        worker.label[i] = _string(spec.label[i][0], kept)
-        worker.label_more[i] = _string(spec.label[i][1], kept)
+        worker.label[i] = _shared_string(spec.label[i][0], alike)
+        worker.label_more[i] = _shared_string(spec.label[i][1], alike)
     worker.pid = spec.pid
     worker.stdio = spec.stdio
     worker.output = spec.output
@@ -717,6 +726,9 @@ def _fill(worker: Any, spec: SpawnSpec, argv: Any, base: Any, kept: list[Any]) -
 
 
 def _event(event: Any, ranks: list[int]) -> Event:
+    if event.kind == lib.IR_STARTED:  # as many as workers, and it has no more to it
+        worker = event.worker
+        return Event(kind="started", worker=worker, rank=ranks[worker], pid=event.pid, time_ns=event.time_ns)
     return Event(
         kind=KINDS[event.kind],
         worker=event.worker,

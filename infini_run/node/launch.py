@@ -243,7 +243,7 @@ class NodeLaunch:
         return [self._spec(worker) for worker in self.plan.workers]
 
     def _spec(self, worker: Worker) -> SpawnSpec:
-        env = [os.fsencode(f"{name}={value}") for name, value in worker.env]
+        env = os.fsencode("\0".join([f"{name}={value}" for name, value in worker.env])).split(b"\0")
         spec = SpawnSpec(worker.rank, os.fsencode(self.plan.file), self._argv(worker.argv), env)
         spec.cwd = os.fsencode(self._cwd) if self._cwd else None
         spec.notify = os.fsencode(worker.notify)

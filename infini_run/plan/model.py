@@ -7,7 +7,7 @@ sees `base environment - names we set + plan.env (the same for all) + worker.env
 from __future__ import annotations
 
 from infini_run.errors import NO_MEMORY, StartError, UsageError
-from infini_run.record import record, replace
+from infini_run.record import made, record, replace
 from infini_run.value_types import MARKER_VARIABLE, STDERR, STDOUT, streams_of
 
 TYPE_CHECKING = False
@@ -170,6 +170,7 @@ class _Shared:
     consoles: tuple[str, ...]
     is_even: bool
     has_launcher: bool
+    outputs: dict[tuple[bool, ...], Output]  # one for all that are alike
 
 
 def make_plan(
@@ -227,6 +228,7 @@ def make_plan(
         consoles=tuple(_console(options, ranks, is_unshared) for is_unshared in unshared),
         is_even=all(node.nproc == first.nproc for node in nodes),
         has_launcher=task is None,
+        outputs={},
     )
     return Plan(
         launch_id=launch_id,
@@ -368,24 +370,25 @@ def _worker(shared: _Shared, node: Node, rank: int, local_rank: int) -> Worker:
     extra: tuple[str, ...] = ()
     if options.distributed_args:
         extra = (f"--distributed-rank={rank}", f"--distributed-world-size={shared.world_size}")
-    return Worker(
-        rank=rank,
-        local_rank=local_rank,
-        node=node.index,
-        argv=command.argv + extra if extra else command.argv,
-        env=tuple(env),
-        devices=devices,
-        cpu_binding=node.cpu_bindings[local_rank] if node.cpu_bindings else None,
-        stdin=_stdin(options, rank, node.nproc, shared.copies_terminal),
-        stdout=_output(options, rank, local_rank, STDOUT, shared.consoles[0]),
-        stderr=_output(options, rank, local_rank, STDERR, shared.consoles[1]),
-        label=f"{node.host}:{rank}" if options.nnodes > 1 else f"rank {rank}",
-        log=log,
-        error_log=error_log,
-        error_file=error_file,
-        notify=notify,
-        uuids=node.uuids[local_rank] if node.uuids else (),
-    )
+    values = {
+        "rank": rank,
+        "local_rank": local_rank,
+        "node": node.index,
+        "argv": command.argv + extra if extra else command.argv,
+        "env": tuple(env),
+        "devices": devices,
+        "cpu_binding": node.cpu_bindings[local_rank] if node.cpu_bindings else None,
+        "stdin": _stdin(options, rank, node.nproc, shared.copies_terminal),
+        "stdout": _output(shared, rank, local_rank, STDOUT, shared.consoles[0]),
+        "stderr": _output(shared, rank, local_rank, STDERR, shared.consoles[1]),
+        "label": f"{node.host}:{rank}" if options.nnodes > 1 else f"rank {rank}",
+        "log": log,
+        "error_log": error_log,
+        "error_file": error_file,
+        "notify": notify,
+        "uuids": node.uuids[local_rank] if node.uuids else (),
+    }
+    return made(Worker, values)
 
 
 def _files(shared: _Shared, node: int, rank: int, local_rank: int) -> tuple[str, str, str]:
@@ -546,9 +549,10 @@ def inheriting(plan: Plan) -> Plan:
     )
 
 
-def _output(options: Options, rank: int, local_rank: int, stream: int, console: str) -> Output:
+def _output(shared: _Shared, rank: int, local_rank: int, stream: int, console: str) -> Output:
     """Return the targets of a stream. console says how, the rank filters say whose; --redirects takes a stream off,
     --tee puts it back."""
+    options = shared.options
     has_table = options.live == "on"  # which shows the last line of each rank
     shown = (
         console != "none"
@@ -563,4 +567,9 @@ def _output(options: Options, rank: int, local_rank: int, stream: int, console: 
     whole = shown and not labelled and (console == "lines" or logged)
     last_words = stream == STDERR and not shown
     piped = labelled or whole or logged or last_words or has_table
-    return Output(console=shown, log=logged, piped=piped, unlabelled=whole and not options.timestamps)
+    key = shown, logged, piped, whole and not options.timestamps
+    found = shared.outputs.get(key)
+    if found is None:
+        found = Output(console=shown, log=logged, piped=piped, unlabelled=key[3])
+        shared.outputs[key] = found
+    return found

@@ -7,7 +7,7 @@ import pickle
 
 import pytest
 
-from infini_run.record import record, replace
+from infini_run.record import made, record, replace
 
 
 @record
@@ -51,6 +51,17 @@ def test_fields_are_given_by_name_and_defaults_fill_the_rest():
 def test_a_missing_or_unknown_field_is_named(fields, message):
     with pytest.raises(TypeError, match=message):
         Point(**fields)
+
+
+def test_a_record_made_of_a_dictionary_is_as_one_that_was_called():
+    point = made(Point, {"x": 1})
+    assert point == Point(x=1) == made(Point, {"y": 2, "x": 1})
+    assert (repr(point), hash(point)) == (repr(Point(x=1)), hash(Point(x=1)))
+    with pytest.raises(AttributeError, match="Point is frozen: x cannot be set"):
+        point.x = 2
+    for values, message in (({}, "needs x="), ({"x": 1, "z": 2}, "has no field z"), ({"y": 1, "z": 2}, "needs x=")):
+        with pytest.raises(TypeError, match=message):
+            made(Point, values)
 
 
 def test_fields_have_no_order():
