@@ -57,7 +57,7 @@ def check_ranks(infini_run, tmp_path, inherited, *flags, under=()):
         pytest.skip("no filter is permitted here")
     assert command.process.returncode == 0, command.err
     for rank in range(N):
-        words = (tmp_path / f"rank_{rank}.log").read_text().replace("ERROR: ", "").split()
+        words = (tmp_path / f"rank_{rank}.log").read_text().replace("err: ", "").split()
         fds = ["0", "1", "2", *map(str, inherited)]
         assert sorted(words) == sorted(["out", str(rank), "err", str(rank), *fds, "xx"])
     return command
