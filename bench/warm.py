@@ -1,10 +1,14 @@
-"""Start and restart of ranks that import torch: cold and with --preload, in turns.
+"""Start and restart of ranks that import torch: torchrun, cold, and with --preload, in turns.
 
-    python bench/warm.py [--python=PYTHON] [--nproc=8] [--rounds=3] [--module=torch]
+    python bench/warm.py [--python=PYTHON] [--nproc=8] [--rounds=3] [--module=torch] [--no-torchrun]
+    python bench/warm.py --files [--python=PYTHON] [--nproc=8] [--module=torch]
 
 Wall: from the launcher's start to the last rank's first line. CPU: of the whole launch. Restart: from a failure
 12 s after the fork (sooner, the next attempt would start cold) to the last first line of the next attempt, with
 --restart_delay=0. PSS: of the launcher and all its processes, at the first lines.
+
+--files counts the calls that open or look at files (strace -f -c): of one Python that imports the module, and of a
+launch of nproc ranks, cold and warm.
 """
 
 from __future__ import annotations
@@ -22,10 +26,10 @@ from pathlib import Path
 SCRIPT = """
 import os, sys, time
 import {module}
-print("up", os.environ["TORCHELASTIC_RESTART_COUNT"], time.time(), flush=True)
+os.write(1, f"up {{os.environ['TORCHELASTIC_RESTART_COUNT']}} {{time.time()}}\\n".encode())  # whole lines
 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
     time.sleep({lives_s} if os.environ["RANK"] == "0" else 1000)
-    print("failed", 0, time.time(), flush=True)
+    os.write(1, f"failed 0 {{time.time()}}\\n".encode())
     sys.exit(1)
 sys.stdin.read() if os.environ["RANK"] == "0" else None
 """
@@ -52,9 +56,19 @@ def pss_mib(pid: int) -> float:
     return total / 1024
 
 
-def measure(script: Path, nproc: int, python: str, flags: list[str]) -> dict[str, float]:
-    words = [f"--nproc_per_node={nproc}", "--standalone", "--max_restarts=1", "--restart_delay=0", "--console=lines"]
-    command = [str(Path(sys.executable).parent / "infini-run"), *words, *flags, python, "-u", str(script)]
+LAUNCH = str(Path(sys.executable).parent / "infini-run")
+FILE_CALLS = ("open", "openat", "stat", "lstat", "newfstatat", "statx", "access", "faccessat2", "readlink")
+
+
+def command_of(way: str, script: Path, nproc: int, python: str, module: str) -> list[str]:
+    words = [f"--nproc_per_node={nproc}", "--standalone", "--max_restarts=1"]
+    if way == "torchrun":
+        return [python, "-m", "torch.distributed.run", *words, str(script)]
+    flags = [f"--preload={module}"] if way == "warm" else []
+    return [LAUNCH, *words, "--restart_delay=0", "--console=lines", *flags, python, "-u", str(script)]
+
+
+def measure(command: list[str], nproc: int) -> dict[str, float]:
     begun_s, before = time.time(), os.times()
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     first, again, failed_s, cpu_s, pss = [], [], 0.0, 0.0, 0.0
@@ -74,6 +88,24 @@ def measure(script: Path, nproc: int, python: str, flags: list[str]) -> dict[str
     return {"wall_s": max(first) - begun_s, "cpu_s": cpu_s, "restart_s": max(again) - failed_s, "pss_mib": pss}
 
 
+def count_file_calls(command: list[str]) -> int:
+    """Of a command and all its processes, by strace -f -c."""
+    with tempfile.NamedTemporaryFile("r") as table:
+        trace = f"trace={','.join(FILE_CALLS)}"
+        subprocess.run(["strace", "-f", "-c", "-o", table.name, "-e", trace, *command], check=True, stdout=2)
+        rows = [line.split() for line in table.read().splitlines()]
+    return sum(int(row[3]) for row in rows if row and row[-1] in FILE_CALLS)
+
+
+def compare_files(nproc: int, python: str, module: str) -> None:
+    program = [python, "-c", f"import {module}"]
+    one = count_file_calls(program)
+    print(f"one process {one}")
+    for way, flags in {"cold": [], "warm": [f"--preload={module}"]}.items():
+        calls = count_file_calls([LAUNCH, f"--nproc_per_node={nproc}", "--standalone", *flags, *program])
+        print(f"{way:12}{calls:10}{calls / one:10.2f} of one process")
+
+
 def cpu_of(pid: int) -> float:
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -88,20 +120,24 @@ def main() -> None:
     parser.add_argument("--nproc", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--module", default="torch")
+    parser.add_argument("--torchrun", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--files", action="store_true")
     asked = parser.parse_args()
+    if asked.files:
+        compare_files(asked.nproc, asked.python, asked.module)
+        return
+    found: dict[str, list[dict[str, float]]] = {way: [] for way in ("torchrun", "cold", "warm")[not asked.torchrun :]}
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder) / "script.py"
         script.write_text(SCRIPT.format(module=asked.module, lives_s=LIVES_S))
-        ways = {"cold": [], "warm": [f"--preload={asked.module}"]}
-        found: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
         for _ in range(asked.rounds):
-            for way, flags in ways.items():
-                found[way].append(measure(script, asked.nproc, asked.python, flags))
-                print(way, {name: round(value, 2) for name, value in found[way][-1].items()}, flush=True)
-    print(f"{'median':12}{'cold':>10}{'warm':>10}{'ratio':>10}")
+            for way, results in found.items():
+                results.append(measure(command_of(way, script, asked.nproc, asked.python, asked.module), asked.nproc))
+                print(way, {name: round(value, 2) for name, value in results[-1].items()}, flush=True)
+    print(f"{'median':12}{''.join(f'{way:>10}' for way in found)}{'warm/cold':>12}")
     for name in found["cold"][0]:
-        cold, warm = (statistics.median(one[name] for one in found[way]) for way in ("cold", "warm"))
-        print(f"{name:12}{cold:10.2f}{warm:10.2f}{warm / cold:10.3f}")
+        row = {way: statistics.median(one[name] for one in results) for way, results in found.items()}
+        print(f"{name:12}{''.join(f'{value:10.2f}' for value in row.values())}{row['warm'] / row['cold']:12.3f}")
 
 
 if __name__ == "__main__":
