@@ -72,7 +72,7 @@ if TYPE_CHECKING:
     from infini_run.report.exit import Exit, LeftoverProcess
     from infini_run.report.failures import WorkerDied, WorkerError
     from infini_run.report.hang_snapshot import HangSnapshot
-    from infini_run.report.report import Clock, Report
+    from infini_run.report.report import Clock, PreloadUse, Report
     from infini_run.system.procfs import ProcessSnapshot, ThreadSnapshot
 
     __version__: str
@@ -111,6 +111,7 @@ __all__ = [
     "NodeLost",
     "NotExecutable",
     "Pool",
+    "PreloadUse",
     "ProcessLauncher",
     "ProcessSnapshot",
     "ProgramError",
@@ -149,6 +150,7 @@ __all__ = [
 _HOMES = {
     "Event": "core.group",
     "Clock": "report.report",
+    "PreloadUse": "report.report",
     "Exit": "report.exit",
     "LeftoverProcess": "report.exit",
     "ProcessLauncher": "process_launcher",

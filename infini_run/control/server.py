@@ -186,7 +186,11 @@ class ControlServer:
                 return
             idle.close()
             self._clients.remove(idle)
-        self._clients.append(Client(fd, self._poller, self._on_request))
+        try:
+            client = Client(fd, self._poller, self._on_request)
+        except OSError:  # a limit of this process: the connection ends with its object
+            return
+        self._clients.append(client)
 
     def run_due(self) -> None:
         """Serve the clients that are ready. Never blocks."""
@@ -245,3 +249,5 @@ def answer_request(answers: Answers, client: Asker, request: dict[str, Any]) -> 
         answers.answer(client, request)
     except (InfiniRunError, OSError) as error:
         client.finish({"error": str(error)})
+    except Exception as error:  # a question must never end the job
+        client.finish({"error": f"{type(error).__name__}: {error}"})

@@ -111,6 +111,7 @@ class NodeLaunch:
         self._history: list[Event] = []  # until there is an outcome that knows them
         self._outcome: Outcome | None = None
         self._watchdog: Watchdog | None = None  # where a deadline was asked for
+        self._refuses_questions = False  # and has said so
         self._control: NodeControl | None = None  # once another process has asked something
         self.on_asked_stop: Callable[[], None] | None = None  # in a host program: who may start the ranks again
         self.on_hang: Callable[[Sequence[HangSnapshot], Sequence[int]], None] | None = None  # a head decides
@@ -508,7 +509,18 @@ class NodeLaunch:
 
     def _add_clients(self) -> None:
         while (fd := self.group.next_client()) >= 0:
-            self.control.add(fd)
+            try:
+                control = self.control
+            except Exception as error:  # its import, if the package on the disk is another one by now
+                os.close(fd)
+                self._refuse_questions(error)
+            else:
+                control.add(fd)
+
+    def _refuse_questions(self, error: Exception) -> None:
+        if not self._refuses_questions:
+            self.notice(f"this launch cannot answer questions of other processes: {type(error).__name__}: {error}")
+        self._refuses_questions = True
 
     @property
     def entry(self) -> ProcessState | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import struct
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -25,7 +27,7 @@ from infini_run.plan.program import MEMORY
 from infini_run.system.frames import WireDecoder, pack
 from tests.launch.test_hang import PYSPY
 from tests.launch.test_security import as_stranger, needs_root
-from tests.support.command import COMMAND, play
+from tests.support.command import COMMAND, Command, play
 from tests.support.processes import is_alive, marked
 from tests.support.waiting import until
 
@@ -482,3 +484,18 @@ def test_greeting_is_two_frames(running):
     assert [kind for kind, _ in frames] == [ABOUT, COUNTS]
     assert struct.unpack(">5I", frames[1][1]) == (0, 2, 0, 0, 0)
     stop(command)
+
+
+def test_question_to_a_launch_whose_package_was_replaced_does_not_end_it(tmp_path):
+    package = tmp_path / "infini_run"
+    shutil.copytree(Path(ir.__file__).parent, package)
+    command = Command([sys.executable, "-m", "infini_run", "--nproc_per_node=1", *UP], cwd=tmp_path)
+    try:
+        command.pids_of(b"up")
+        (package / "control" / "server.py").write_text("raise RuntimeError('another version')\n")
+        for _ in range(2):
+            ask("--stop", command.pid, code=1)
+        stop(command)
+        assert command.err.count(b"cannot answer questions of other processes: RuntimeError: another version") == 1
+    finally:
+        command.close()

@@ -250,7 +250,7 @@ def test_a_node_that_says_nonsense_is_lost_and_the_head_says_why(node, port, bef
     assert head.wait() == 1
     wire.close()
     (line,) = told(head)
-    assert line.startswith("infini-run: node 1")
+    assert line.startswith("infini-run: lost node 1 (h): " if before else "infini-run: node 1 could not be reached: ")
     assert "came over the link" in line
 
 
