@@ -65,6 +65,18 @@ class Observers:
         if self._display is not None:
             self._display.on_event(event)
 
+    def add_span(self, name: str, start_ns: int, end_ns: int, text: str = "") -> None:
+        """Add a span of the launcher's own work to the trace.
+
+        Args:
+            name: What was done.
+            start_ns: When it began, in CLOCK_MONOTONIC's nanoseconds.
+            end_ns: When it ended.
+            text: More about it.
+        """
+        if self._trace is not None:
+            self._trace.add_span(name, start_ns, end_ns, text)
+
     def stop(self) -> None:
         """Note the stop of the ranks."""
         if self._trace is not None:

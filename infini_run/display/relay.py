@@ -81,6 +81,10 @@ class ObserverRelay:
         numbers = [event.worker, event.pid, event.code, event.signal, flags, event.time_ns]
         self._queue("event", event.kind, *numbers, event.user_us, event.system_us, event.max_rss_kib, event.name)
 
+    def add_span(self, name: str, start_ns: int, end_ns: int, text: str = "") -> None:
+        """Send a span of this node's own work to the head, once the attempt has begun. As of Observers."""
+        self._queue("span", name, start_ns, end_ns, text)
+
     def stop(self) -> None:
         """Note the stop of the ranks."""
         self._queue("stop", time.monotonic_ns())

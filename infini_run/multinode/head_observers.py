@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from infini_run.multinode.agent_state import RemoteAgent
     from infini_run.options.options import Options
 
+_SPANS = ("preload", "fork")  # of a node's own work
+_SPAN_TEXT = 1000  # characters
 _INSTANTS = 10_000  # kept of the head's own
 _SURE_S = 1e-3  # of a clock: below, its bound is not worth a word
 _AWAY_S = 0.1  # of a clock that is said to be off
@@ -181,6 +183,9 @@ class HeadObservers:
             }
             if node.trace is not None:
                 node.trace.sample(node.ours_ns(fields[0]))
+        elif kind == "span":
+            if node.trace is not None:
+                self._add_span(node.trace, node, *fields)
         elif kind == "stop":
             if node.trace is not None:
                 node.trace.stop(node.ours_ns(fields[0]))
@@ -188,6 +193,13 @@ class HeadObservers:
                 self._display.stop(node.agent.index)
         elif kind == "end" and node.trace is not None:
             node.trace.end(node.ours_ns(fields[0]))
+
+    def _add_span(self, trace: ChromeTrace, node: ObservedNode, name: str, start: int, end: int, text: str) -> None:
+        """Raises LinkError: a node has no such span, or it ends before it begins."""
+        start_ns, end_ns = node.ours_ns(start), node.ours_ns(end)
+        if name not in _SPANS or type(text) is not str or end_ns < start_ns:
+            raise LinkError("what came over the link is not what infini-run sends")
+        trace.add_span(name, start_ns, end_ns, printable(text[:_SPAN_TEXT]))
 
     def _begin_node(self, node: ObservedNode, begin_ns: int, now_ns: int, file: str, ranks: list[Any]) -> None:
         agent, launch_id = node.agent, self._launch_id

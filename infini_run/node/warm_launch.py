@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from infini_run.core.group import SpawnSpec
+    from infini_run.display.observers import Observers
+    from infini_run.display.relay import ObserverRelay
     from infini_run.node.warm_zygote import Fork, WarmZygote
 
 
@@ -33,6 +35,7 @@ class WarmLaunch(NodeLaunch):
         self._fork: Fork | None = None
         self._ends: list[int] = []  # of the ranks' pipes, until the core has copies
         self._began_s = 0.0  # to fork
+        self._pids_s = 0.0  # when the forks were known
         self._forked_s: float | None = None
         self._failed_s: float | None = None  # the first of its ranks, by time.monotonic()
         self._early: list[Event] = []  # of a launch that was stopped before it had ranks
@@ -52,6 +55,8 @@ class WarmLaunch(NodeLaunch):
                 self._forked_s = time.monotonic()
             if self.options.report or self._has_head:
                 self._record_use()
+            if self._observers is not None:
+                self._add_spans(self._observers)
         finally:
             self._drop_fork()
 
@@ -68,6 +73,14 @@ class WarmLaunch(NodeLaunch):
             cold_because=zygote.cold_because,
         )
         self.outcome.record_preload(use)
+
+    def _add_spans(self, observers: Observers | ObserverRelay) -> None:
+        """Add the imports, if they were made for this attempt, and the fork to the trace."""
+        begin_ns, end_ns = self._zygote.take_import_times()
+        if end_ns:
+            observers.add_span("preload", begin_ns, end_ns, ", ".join(self._zygote.modules))
+        if self._pids_s:
+            observers.add_span("fork", int(self._began_s * 1e9), int(self._pids_s * 1e9))
 
     def _end_before_start(self, signalled: Event) -> None:
         from infini_run.report.text import signal_name
@@ -128,6 +141,7 @@ class WarmLaunch(NodeLaunch):
             spec.env = []
         for spec, pid in zip(specs, fork.end(), strict=True):
             spec.pid = pid
+        self._pids_s = time.monotonic()
 
     def _open_stdio(self, spec: SpawnSpec) -> list[int]:
         """Return what the rank gets. Raises StartError: no descriptor is left."""

@@ -103,6 +103,7 @@ class WarmZygote:
         self._skipped: list[str] = []  # by --preload=auto
         self.modules: tuple[str, ...] = ()
         self.wall_s = self.cpu_s = 0.0
+        self._imported_s = 0.0  # when the imports ended, until somebody takes that
         self.cold_because = ""
 
     # ---- the imports
@@ -300,7 +301,8 @@ class WarmZygote:
         elif word == "ready":
             cpu, _, names = text.partition(" ")
             self._is_ready, self.modules = True, tuple(names.split(","))
-            self.wall_s, self.cpu_s = time.monotonic() - self._start_s, int(cpu) / 1000 if cpu.isdigit() else 0.0
+            self._imported_s = time.monotonic()
+            self.wall_s, self.cpu_s = self._imported_s - self._start_s, int(cpu) / 1000 if cpu.isdigit() else 0.0
             self._pass_output()
         elif word == "skip":
             self._skip(*text.split(" ", 1))
@@ -425,6 +427,12 @@ class WarmZygote:
             word = "gone"
         if word != "forked":
             raise CannotFork("the fork failed")
+
+    def take_import_times(self) -> tuple[int, int]:
+        """Return the begin and the end of the last imports, in CLOCK_MONOTONIC's nanoseconds; (0, 0): they were
+        returned already, or there were none."""
+        end_s, self._imported_s = self._imported_s, 0.0
+        return (int(self._start_s * 1e9), int(end_s * 1e9)) if end_s else (0, 0)
 
     def fall_back(self, error: CannotFork) -> None:
         """Have this attempt start cold, for this reason, and the process made anew for the next if that may help."""

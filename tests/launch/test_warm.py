@@ -285,3 +285,24 @@ def test_warm_rank_has_terminal_as_cold_one(nproc):
         texts.append(sorted(line for line in lines if line.startswith((b"True", b"False", b"read"))))
     assert texts[0] == texts[1]
     assert b"read typed" in texts[1]
+
+
+def test_trace_has_imports_once_and_a_fork_for_each_attempt(infini_run, tmp_path):
+    program = "import os, sys; sys.exit(os.environ['TORCHELASTIC_RESTART_COUNT'] == '0')"
+    flags = ["--preload=decimal", "--max_restarts=1", "--restart_delay=0", f"--trace={tmp_path}/trace.json"]
+    # the first attempt fails within 10 s of its fork: the second one is cold
+    command = infini_run("--nproc_per_node=2", *flags, sys.executable, "-c", program)
+    assert command.wait() == 0, command.err
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    spans = {name: [each for each in events if each["name"] == name] for name in ("plan", "preload", "spawn", "fork")}
+    assert [each["args"]["text"] for each in spans["preload"]] == ["decimal"]
+    (fork,) = spans["fork"]
+    assert {each["pid"] for part in spans.values() for each in part} == {fork["pid"]}
+    assert is_within(spans["preload"][0], spans["plan"][0])
+    assert is_within(fork, spans["plan"][0])
+    assert fork["ts"] + fork["dur"] <= spans["spawn"][0]["ts"]
+
+
+def is_within(inner, outer):
+    """Viewers of traces draw spans that only overlap in the wrong place."""
+    return outer["ts"] <= inner["ts"] and inner["ts"] + inner["dur"] <= outer["ts"] + outer["dur"]

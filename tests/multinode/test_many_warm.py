@@ -62,6 +62,14 @@ def test_ranks_of_each_node_are_forks_of_its_own_process(warm):
         assert len({(row[3], row[4]) for row in rows if row[1] == f"host{host + 1}"}) == 1
 
 
+def test_trace_has_imports_and_fork_of_each_node(warm, tmp_path):
+    command = warm(SHOW, f"--trace={tmp_path}/trace.json", hosts="host1,host2")
+    assert command.wait() == 0, command.err
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    for name in ("preload", "fork"):
+        assert len({event["pid"] for event in events if event["name"] == name}) == 2
+
+
 def test_imports_run_while_other_nodes_connect(warm, bell, tmp_path):
     """host2's agent waits until host1 has imported."""
     python = tmp_path / "python"
