@@ -24,6 +24,8 @@ InfiniRunError                the root; exit_code says what the command exits wi
 from __future__ import annotations
 
 NO_MEMORY = "check ulimit -v, the cgroup's limit, and the machine's memory"  # the kernel does not say which
+# of a late import, where the package on the disk was replaced by another version under a running launch
+OTHER_CODE = (ImportError, AttributeError, NameError, SyntaxError, TypeError)
 
 
 def printable(text: str) -> str:

@@ -10,7 +10,7 @@ from _socket import MSG_DONTWAIT, MSG_NOSIGNAL, SO_PEERCRED, SOL_SOCKET, socket
 from struct import Struct
 
 from infini_run.control.launch_facts import ANSWER, REQUEST
-from infini_run.errors import InfiniRunError, LinkError, UsageError, printable
+from infini_run.errors import OTHER_CODE, InfiniRunError, LinkError, UsageError, printable
 from infini_run.plan.model import CONTROL_PROTOCOL
 from infini_run.system.frames import WireDecoder, pack
 from infini_run.system.json_codec import decode, encode
@@ -249,5 +249,5 @@ def answer_request(answers: Answers, client: Asker, request: dict[str, Any]) -> 
         answers.answer(client, request)
     except (InfiniRunError, OSError) as error:
         client.finish({"error": str(error)})
-    except Exception as error:  # a question must never end the job
+    except OTHER_CODE as error:
         client.finish({"error": f"{type(error).__name__}: {error}"})

@@ -24,7 +24,7 @@ from infini_run.core.group import (
     forking,
     is_main_thread,
 )
-from infini_run.errors import StartError, UsageError, printable
+from infini_run.errors import OTHER_CODE, StartError, UsageError, printable
 from infini_run.node.resources import LaunchResources, has_descriptors
 from infini_run.plan.model import LABELLED, about_launch, control_address, inheriting, with_error_folder, with_folder
 from infini_run.plan.program import folder_bases
@@ -511,7 +511,7 @@ class NodeLaunch:
         while (fd := self.group.next_client()) >= 0:
             try:
                 control = self.control
-            except Exception as error:  # its import, if the package on the disk is another one by now
+            except OTHER_CODE as error:
                 os.close(fd)
                 self._refuse_questions(error)
             else:

@@ -492,10 +492,10 @@ def test_question_to_a_launch_whose_package_was_replaced_does_not_end_it(tmp_pat
     command = Command([sys.executable, "-m", "infini_run", "--nproc_per_node=1", *UP], cwd=tmp_path)
     try:
         command.pids_of(b"up")
-        (package / "control" / "server.py").write_text("raise RuntimeError('another version')\n")
+        (package / "control" / "server.py").write_text("from infini_run import not_there\n")
         for _ in range(2):
             ask("--stop", command.pid, code=1)
         stop(command)
-        assert command.err.count(b"cannot answer questions of other processes: RuntimeError: another version") == 1
+        assert command.err.count(b"cannot answer questions of other processes: ImportError: cannot import name") == 1
     finally:
         command.close()
