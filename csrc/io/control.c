@@ -120,14 +120,20 @@ static void client_add(struct ir_group *g, int fd) {
     else (void)fd_close(fd);
 }
 
+/* Without a descriptor it would be ready without end: then only the next client wakes the core.
+ * Every change of a watch reports once more what is ready, so there is one change. */
+static void control_starve(struct ir_group *g, bool starved) {
+    if (g->control.starved == starved) return;
+    g->control.starved = starved;
+    fd_rewatch(g, g->control.fd, starved ? EPOLLIN | EPOLLET : EPOLLIN, WATCH_CONTROL, 0);
+}
+
 void control_ready(struct ir_group *g) {
     for (int i = 0; i < TURN && g->control.fd >= 0; i++) {
         int fd = fd_new(accept4(g->control.fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK));
         if (fd == -EAGAIN || fd == -EINTR || fd == -ECONNABORTED) return;
-        if (fd < 0) { /* no descriptor is left: it would be ready without end */
-            fd_rewatch(g, g->control.fd, EPOLLIN | EPOLLET, WATCH_CONTROL, 0);
-            return;
-        }
+        control_starve(g, fd < 0);
+        if (fd < 0) return;
         client_add(g, fd);
     }
 }

@@ -59,6 +59,7 @@ struct client {
 struct control {
     int fd; /* -1: there is none */
     int next; /* the place that the next client gets */
+    bool starved; /* there was no descriptor for the last one */
     char *path, *about;
     uint32_t about_size;
     struct client clients[CONTROL_CLIENTS];

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -473,6 +474,32 @@ def test_clients_that_never_read_cost_the_job_nothing(infini_run):
     assert command.out.count(line.encode()) == 6000
     for client in clients:
         client.close()
+
+
+def _cpu_ns_of_a_second(pid):
+    cpu = Path(f"/proc/{pid}/schedstat")  # the time on a CPU comes first
+    before = int(cpu.read_text().split()[0])
+    time.sleep(1)
+    return int(cpu.read_text().split()[0]) - before
+
+
+def test_launch_without_descriptors_leaves_clients_waiting_at_no_cost(running):
+    """Once it has some again, the next client wakes it, and all are greeted."""
+    command, _ = running()
+    folder = found(command.pid).folder
+    until(lambda: _cpu_ns_of_a_second(command.pid) == 0)  # all that it looks at once the ranks run has been looked at
+    limits = resource.prlimit(command.pid, resource.RLIMIT_NOFILE)
+    with socket.socket(socket.AF_UNIX) as first, socket.socket(socket.AF_UNIX) as second:
+        resource.prlimit(command.pid, resource.RLIMIT_NOFILE, (3, limits[1]))
+        first.connect(f"{folder}/control")
+        cpu_ns = _cpu_ns_of_a_second(command.pid)
+        resource.prlimit(command.pid, resource.RLIMIT_NOFILE, limits)
+        assert cpu_ns < 100e6
+        second.connect(f"{folder}/control")
+        for client in (first, second):
+            client.settimeout(10)
+            assert client.recv(1) == ABOUT
+    stop(command)
 
 
 def test_greeting_is_two_frames(running):
