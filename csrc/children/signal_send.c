@@ -4,27 +4,17 @@
 
 #include <errno.h>
 #include <poll.h>
-#include <stdio.h>
-#include <sys/utsname.h>
 #include <unistd.h>
 
-/* A dump of core ends those who share the memory, too, until Linux 5.16 (0258b5fd7c71 in its history). */
-static bool dump_ends_one_process(void) {
-    struct utsname us;
-    int major = 0, minor = 0;
-    if (uname(&us) < 0 || sscanf(us.release, "%d.%d", &major, &minor) != 2) return false;
-    return major > 5 || (major == 5 && minor >= 16);
-}
-
-/* Until its exec a child shares this memory: where a core dump would end this process, it gets
- * TERM instead of a signal that dumps. */
+/* Until its exec a child shares this memory. A dump of core ends those who share it, too, before
+ * Linux 5.16 (0258b5fd7c71 in its history): there the child gets TERM instead. */
 static int harmless_until_exec(const struct ir_group *g, int sig) {
     const uint64_t dumping = SIGNAL_BIT(SIGQUIT) | SIGNAL_BIT(SIGILL) | SIGNAL_BIT(SIGTRAP) |
                              SIGNAL_BIT(SIGABRT) | SIGNAL_BIT(SIGBUS) | SIGNAL_BIT(SIGFPE) |
                              SIGNAL_BIT(SIGSEGV) | SIGNAL_BIT(SIGXCPU) | SIGNAL_BIT(SIGXFSZ) |
                              SIGNAL_BIT(SIGSYS);
     if (sig < 1 || !(dumping & SIGNAL_BIT(sig)) || (g->config.flags & IR_USE_FORK) ||
-        dump_ends_one_process())
+        kernel_is(5, 16))
         return sig;
     struct pollfd execs = {.fd = g->execs_fd,
                            .events = POLLIN}; /* its end: the last one has left */

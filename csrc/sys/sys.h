@@ -49,6 +49,9 @@ void timer_set(struct ir_group *g, int64_t delay_ms);
 void timer_wake_early(struct ir_group *g);
 bool timer_is_due(struct ir_group *g);
 
+/* kernel.c */
+bool kernel_is(int major, int minor);
+
 /* thread.c */
 int thread_start(void *(*run)(void *), void *argument);
 
