@@ -203,7 +203,7 @@ class LaunchHandle(Generic[R]):
 
     @property
     def pids(self) -> list[int]:
-        """The process ids, by rank."""
+        """The process ids, by rank. 0: the start of that rank has not been reported yet."""
         return [worker.process.pid if worker.process is not None else 0 for worker in self._launch.workers]
 
     @property
