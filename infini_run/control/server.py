@@ -7,6 +7,7 @@ bound, a request has a bound, and anything malformed ends that connection alone.
 from __future__ import annotations
 
 from _socket import MSG_DONTWAIT, MSG_NOSIGNAL, SO_PEERCRED, SOL_SOCKET, socket
+from os import environ
 from struct import Struct
 
 from infini_run.control.launch_facts import ANSWER, REQUEST
@@ -85,13 +86,9 @@ class Client:
         poller.watch(fd, READ, self._on_ready)
 
     def _name_peer(self) -> str:
-        import pwd
-
         pid, uid, _ = UCRED.unpack(self._socket.getsockopt(SOL_SOCKET, SO_PEERCRED, UCRED.size))
-        try:
-            name = pwd.getpwuid(uid).pw_name
-        except KeyError:
-            name = f"user {uid}"
+        # A directory of users may be slow to answer, and only root and this process's own user get here.
+        name = "root" if uid == 0 else environ.get("LOGNAME") or environ.get("USER") or f"user {uid}"
         return printable(f"{name} (pid {pid})" if pid else name)
 
     def _on_ready(self) -> None:

@@ -76,15 +76,16 @@ class HangPhase:
             return
         snapshots, self._snapshots = self._snapshots, []
         ranks, self._ranks_to_stop = self._ranks_to_stop, []
+        unanswered = [agent.name for agent in self._waiting]
         self._waiting, self.next_deadline_s = [], float("inf")
         if not self._state.is_stopping:
-            self._report(snapshots, ranks)
+            self._report(snapshots, ranks, unanswered)
 
-    def _report(self, snapshots: Sequence[HangSnapshot], ranks: Sequence[int]) -> None:
+    def _report(self, snapshots: Sequence[HangSnapshot], ranks: Sequence[int], unanswered: Sequence[str]) -> None:
         over = [agent.report for agent in self._state.world if agent.report is not None]
         snapshots = with_exited(snapshots, [exit_ for report in over for exit_ in report.exits])
-        hang = analyze_hang(snapshots)
-        head, details = hang_text(snapshots, {})
+        hang = analyze_hang(snapshots, unanswered)
+        head, details = hang_text(snapshots, {}, unanswered)
         if not ranks:
             self._state.print(head, *details)
             return

@@ -69,6 +69,7 @@ class HangAnalysis:
         stopped_for: Those of them that still live.
         waiting: How many wait for them.
         only: The one rank that hangs, if nobody waits for it and it waits for nobody; else None.
+        unanswered: The hosts whose ranks are in no group, because they did not answer. The cause may be there.
     """
 
     why: str
@@ -77,6 +78,7 @@ class HangAnalysis:
     stopped_for: tuple[int, ...] = ()
     waiting: int = 0
     only: int | None = None
+    unanswered: tuple[str, ...] = ()
 
     @property
     def headline(self) -> str:
@@ -84,6 +86,10 @@ class HangAnalysis:
         total = sum(len(group.ranks) for group in self.groups)
         if self.only is not None:
             return ""
+        if self.unanswered:
+            places = self.groups[0].place if len(self.groups) == 1 else f"{len(self.groups)} places"
+            some = f"{total} ranks are" if total > 1 else "1 rank is"
+            return f"{self.why}: {some} in {places}, and {hosts_text(self.unanswered)} did not answer"
         if self.waited_for:
             verb = "waits" if self.waiting == 1 else "wait"
             return f"{self.why}: {self.waiting} of {total} ranks {verb} for {ranks_text(self.waited_for)}"
@@ -103,11 +109,17 @@ class HangAnalysis:
         return lines
 
 
-def analyze_hang(snapshots: Sequence[HangSnapshot]) -> HangAnalysis | None:
+def hosts_text(hosts: Sequence[str]) -> str:
+    """Return `host1 and host2`, or their number if there are more."""
+    return " and ".join(hosts) if len(hosts) < 3 else f"{len(hosts)} hosts"
+
+
+def analyze_hang(snapshots: Sequence[HangSnapshot], unanswered: Sequence[str] = ()) -> HangAnalysis | None:
     """Fold the snapshots of the last hang.
 
     Args:
         snapshots: Those of a launch, in the order in which they were made.
+        unanswered: The hosts that have ranks, and did not send their snapshots. Then no rank is named.
 
     Returns:
         None if no rank hangs.
@@ -124,9 +136,9 @@ def analyze_hang(snapshots: Sequence[HangSnapshot]) -> HangAnalysis | None:
     if not hung:
         return None
     groups = fold(last.values())
-    odd, waiting = _odd_ones(groups)
+    odd, waiting = ([], 0) if unanswered else _odd_ones(groups)
     waited_for = tuple(sorted(snapshot.rank for group in odd for snapshot in group))
-    is_alone = not odd and (len(last) == 1 or (len(hung) == 1 and not _is_waiting(hung[0])))
+    is_alone = not odd and not unanswered and (len(last) == 1 or (len(hung) == 1 and not _is_waiting(hung[0])))
     return HangAnalysis(
         why=hung[0].why,
         groups=tuple(describe_group(group, is_waited_for=group in odd) for group in groups),
@@ -134,6 +146,7 @@ def analyze_hang(snapshots: Sequence[HangSnapshot]) -> HangAnalysis | None:
         stopped_for=tuple(rank for rank in waited_for if last[rank].state != EXITED),
         waiting=waiting,
         only=hung[0].rank if is_alone else None,
+        unanswered=tuple(unanswered),
     )
 
 
@@ -167,14 +180,17 @@ def _exited(exit_: Exit, last: HangSnapshot) -> HangSnapshot:
     )
 
 
-def hang_text(snapshots: Sequence[HangSnapshot], logs: Mapping[int, str]) -> tuple[str, list[str]]:
+def hang_text(
+    snapshots: Sequence[HangSnapshot], logs: Mapping[int, str], unanswered: Sequence[str] = ()
+) -> tuple[str, list[str]]:
     """Return a sentence about ranks that hang or are late, and the lines below it.
 
     Args:
         snapshots: At least one of a rank that hangs or is late.
         logs: The path of each rank's log; empty: none.
+        unanswered: As for analyze_hang.
     """
-    hang = analyze_hang(snapshots)
+    hang = analyze_hang(snapshots, unanswered)
     if hang is not None and hang.headline:
         return hang.headline, [*hang.lines(), *files_lines(hang, snapshots, logs)]
     first, *rest = (snapshot for snapshot in snapshots if snapshot.kind)

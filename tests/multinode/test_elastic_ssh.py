@@ -55,7 +55,11 @@ def hear_world(bell, number, size):
 
 def launcher_of(rank, world=0):
     """The agent that runs that rank, as this machine numbers it."""
-    return processes()[process_of(rank, world)][0]
+    found = []
+    until(
+        lambda: found.extend(processes()[pid][0] for pid in _processes_of(rank, world) if pid in processes()) or found
+    )
+    return found[0]
 
 
 def process_of(rank, world=0):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import signal
 import sys
 
@@ -11,6 +12,7 @@ import pytest
 
 from tests.launch.test_waited_rank import BLAMED, EXPECTED, HANG, PYSPY, check
 from tests.multinode.test_by_hand import node, port, told  # noqa: F401
+from tests.multinode.test_elastic_ssh import launcher_of
 from tests.multinode.test_many_ssh import bed, many, no_agent_left, own_lines  # noqa: F401
 
 pytestmark = pytest.mark.xdist_group(__name__)  # one bed for all of them
@@ -89,6 +91,22 @@ def test_hang_over_hosts_is_reported_once_and_the_job_continues(many):  # noqa: 
     command.signal(signal.SIGTERM)
     assert command.wait() == 143
     assert command.err.count(b": 3 of 4 ranks wait for rank 2\n") == 1
+
+
+@PYSPY
+def test_host_that_does_not_answer_keeps_others_from_being_named(many):  # noqa: F811
+    """Rank 2 would be named, but nobody knows what rank 3 does. The head waits 15 s for its host."""
+    command = many("--hang_timeout=3", "--node_timeout=120", sys.executable, HANG, "loader", "2", nproc=1)
+    agent = launcher_of(3)
+    os.kill(agent, signal.SIGSTOP)
+    try:
+        command.read_error_until(b"did not answer")
+    finally:
+        os.kill(agent, signal.SIGCONT)
+    command.signal(signal.SIGTERM)
+    assert command.wait() == 143
+    assert b": 3 ranks are in 2 places, and host4 did not answer\n" in command.err
+    assert b"wait for rank" not in command.err
 
 
 STANDS = """
