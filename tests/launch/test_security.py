@@ -324,9 +324,10 @@ def test_stranger_cannot_send_to_ranks(infini_run):
     command = infini_run("--nproc_per_node=2", *play("ask=mark", "wait"))
     ((_, mark, _, _), _) = command.read_lines(b"mark", 2)
     names = [line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines() if mark in line]
-    assert sorted(names) == [f"/dev/shm/infini-run-{mark}/notify.{rank}" for rank in range(2)]
+    kinds = {"control": socket.SOCK_STREAM, "notify.0": socket.SOCK_DGRAM, "notify.1": socket.SOCK_DGRAM}
+    assert sorted(names) == [f"/dev/shm/infini-run-{mark}/{name}" for name in kinds]
     for name in names:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        with socket.socket(socket.AF_UNIX, kinds[name.rpartition("/")[2]]) as sender:
             assert not as_stranger(lambda sender=sender, name=name: sender.connect(name))
     command.signal(signal.SIGTERM)
     assert command.wait() == 143

@@ -280,12 +280,14 @@ def test_attempt_after_early_failure_starts_cold(restarting, bell):
 
 
 @pytest.mark.slow
-def test_slow_stop_after_early_failure_starts_cold(infini_run):
+def test_slow_stop_after_early_failure_starts_cold(infini_run, tmp_path):
+    os.mkfifo(tmp_path / "ignores")
     text = (
         "import os, signal, sys, time\n"
         "print(os.environ['TORCHELASTIC_RESTART_COUNT'], 'decimal' in sys.modules, flush=True)\n"
         "if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0':\n"
         "    signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        f"    open('{tmp_path}/ignores', 'r' if os.environ['RANK'] == '0' else 'w')\n"
         "    sys.exit(3) if os.environ['RANK'] == '0' else time.sleep(1000)\n"
     )
     words = ["--preload=decimal", "--max_restarts=1", "--restart_delay=0", "--grace=11s", "--nproc_per_node=2"]
