@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import time
 from _socket import AF_UNIX, MSG_DONTWAIT, MSG_NOSIGNAL, SO_PEERCRED, SOCK_STREAM, SOL_SOCKET, socket
-from contextlib import suppress
 from fcntl import LOCK_NB, LOCK_SH, flock
 
 from infini_run.control.launch_facts import ABOUT, COUNTS, pack_counts
@@ -153,10 +152,11 @@ class HeadControl:
             os.close(fd)
         folder, self._folder = self._folder, ""
         if folder:
-            with suppress(OSError):
-                os.unlink(control_address(folder))
-            with suppress(OSError):
-                os.rmdir(folder)
+            for remove, path in ((os.unlink, control_address(folder)), (os.rmdir, folder)):
+                try:  # noqa: SIM105  contextlib is slow to import
+                    remove(path)
+                except OSError:  # somebody has removed it, or holds something in it
+                    pass
 
     def after_fork_in_child(self) -> None:
         """Close the copies of descriptors in a forked child; the folder is the parent's."""
