@@ -230,7 +230,7 @@ int process_sees_itself(pid_t self) {
 
 /* What proc_pid_status(5) says of its signals; a line of that file can be as long as a user has groups. */
 struct status {
-    uint64_t pending, held;
+    uint64_t pending, blocked, held; /* held: blocked, ignored, or caught */
     bool has_memory;
 };
 
@@ -245,6 +245,7 @@ static void status_line(const char *line, void *with) {
     if (strncmp(line, "SigBlk:", 7) == 0 || strncmp(line, "SigIgn:", 7) == 0 ||
         strncmp(line, "SigCgt:", 7) == 0)
         status->held |= mask;
+    if (strncmp(line, "SigBlk:", 7) == 0) status->blocked = mask;
     if (strncmp(line, "VmSize:", 7) == 0) status->has_memory = true;
 }
 
@@ -278,6 +279,14 @@ bool process_is_tracker(pid_t pid) {
     (void)snprintf(path, sizeof path, "/proc/%d/cmdline", (int)pid);
     ssize_t size = process_file(path, arguments, sizeof arguments);
     return size > 0 && memmem(arguments, (size_t)size, words, sizeof words - 1) != NULL;
+}
+
+/* It may be a resource tracker whose start has not reached its exec: Python blocks both signals
+ * around the fork, and does not wait for the exec (ResourceTracker.ensure_running). */
+bool process_starts_tracker(pid_t pid) {
+    const uint64_t both = SIGNAL_BIT(SIGINT) | SIGNAL_BIT(SIGTERM);
+    struct status status;
+    return status_read(pid, &status) && (status.blocked & both) == both;
 }
 
 /* Whether a process started with the mark in its environment. It reads pieces that overlap by

@@ -101,6 +101,7 @@ int process_sees_itself(pid_t self);
 bool process_is_ending(pid_t pid, int sig);
 bool process_is_exiting(pid_t pid);
 bool process_is_tracker(pid_t pid);
+bool process_starts_tracker(pid_t pid);
 enum mark { MARK_NONE, MARK_FOUND, MARK_UNKNOWN /* in the middle of an execve */ };
 enum mark process_mark(pid_t pid, const char *mark);
 enum mark process_mark_after_exec(pid_t pid, const char *mark); /* MARK_UNKNOWN: not within 0.1 s */

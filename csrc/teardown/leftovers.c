@@ -219,7 +219,9 @@ static void stray_report(struct ir_group *g, const struct process *stray, int ki
 /* It is about to exit, unless the others had their time to end and it has not: then somebody
  * holds its pipe. */
 static bool is_ending_tracker(const struct ir_group *g, pid_t pid) {
-    return (g->state != SWEEPING || g->immediate) && process_is_tracker(pid);
+    if (g->state == SWEEPING && !g->immediate) return false;
+    if (process_is_tracker(pid)) return true;
+    return !g->immediate && g->grace_ms > 0 && process_starts_tracker(pid); /* named later if it stays */
 }
 
 /* The first few by name, all of them by number. Not the guard of a launch within this one, which
