@@ -221,7 +221,8 @@ static void stray_report(struct ir_group *g, const struct process *stray, int ki
 static bool is_ending_tracker(const struct ir_group *g, pid_t pid) {
     if (g->state == SWEEPING && !g->immediate) return false;
     if (process_is_tracker(pid)) return true;
-    return !g->immediate && g->grace_ms > 0 && process_starts_tracker(pid); /* named later if it stays */
+    /* one that stays is named after the grace */
+    return !g->immediate && g->grace_ms > 0 && process_starts_tracker(pid);
 }
 
 /* The first few by name, all of them by number. Not the guard of a launch within this one, which
