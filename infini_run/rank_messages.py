@@ -37,7 +37,7 @@ def progress(done: float, of: float | None = None) -> None:
         worker.progress(done, of)
         return
     if of is not None:
-        status_text(f"{done:g} of {of:g}")
+        status_text(f"{done:.15g} of {of:.15g}")
         return
     if type(done) is not int or not 0 <= done <= MOST_PROGRESS:
         from infini_run.errors import UsageError

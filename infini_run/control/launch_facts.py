@@ -20,6 +20,7 @@ STATES = ("waiting", "running", "ready", "done", "failed")  # csrc/include/irun.
 GREETING = 1 << 16  # bytes at most
 _COUNTS = Struct(f">{len(STATES)}I")
 _NUMBERS = ("protocol", "nodes", "node", "world")
+_LATEST_S = 1e11  # of a time: some 3,000 years
 _MOST_DIGITS = 18
 
 
@@ -76,7 +77,7 @@ def read_greeting(about: bytes, counts: bytes) -> LaunchFacts:
         return LaunchFacts(
             **numbers,
             launch_id=printable(texts["id"]),
-            start_s=float(texts["start"]),
+            start_s=_seconds(texts["start"]),
             program=printable(texts["program"]),
             ranks=printable(texts["ranks"]),
             devices=devices,
@@ -94,6 +95,13 @@ def pack_counts(counts: Mapping[str, int]) -> bytes:
         counts: How many ranks are in each of STATES; what is missing is 0.
     """
     return _COUNTS.pack(*(counts.get(state, 0) for state in STATES))
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 <= value <= _LATEST_S:  # nor nan
+        raise ValueError
+    return value
 
 
 def _number(text: str) -> int:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 LOST, SILENT = "lost", "does not answer"
+_AT_ONCE = 200  # connections: a process may have few descriptors
 ANSWER_S = 1.0  # for the greeting, which takes no turn of the launch's
 _UCRED = struct.Struct("3i")
 _SOCK_FLAGS = 0o2000000 | 0o4000  # SOCK_CLOEXEC, SOCK_NONBLOCK
@@ -143,16 +144,25 @@ def find_launches(environ: Mapping[str, str], limit_s: float = ANSWER_S) -> list
 
     Args:
         environ: Has TMPDIR.
-        limit_s: For how long an answer is waited for, in seconds; all are waited for at once.
+        limit_s: For how long an answer is waited for, in seconds; 200 launches are asked at once.
     """
-    calls = [_Call(folder, uid) for folder, uid in find_folders(environ) if _has_socket(folder)]
+    folders = [each for each in find_folders(environ) if _has_socket(each[0])]
+    found: list[FoundLaunch] = []
+    for first in range(0, len(folders), _AT_ONCE):
+        found += _ask(folders[first : first + _AT_ONCE], limit_s)
+    return sorted(found, key=lambda each: float("inf") if each.facts is None else each.facts.start_s)
+
+
+def _ask(folders: Sequence[tuple[str, int]], limit_s: float) -> list[FoundLaunch]:
+    calls: list[_Call] = []
     try:
+        for folder, uid in folders:
+            calls.append(_Call(folder, uid))
         _read_all([call for call in calls if call.connect()], time.monotonic() + limit_s)
-        found = [_found(call) for call in calls]
+        return [_found(call) for call in calls]
     finally:
         for call in calls:
             call.socket.close()
-    return sorted(found, key=lambda each: float("inf") if each.facts is None else each.facts.start_s)
 
 
 def _has_socket(folder: str) -> bool:

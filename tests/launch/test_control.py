@@ -455,6 +455,42 @@ def test_any_greeting_is_facts_or_a_link_error(about, counts):
         read_greeting(about, counts)
 
 
+def test_greeting_of_a_launch_without_a_time_is_refused(infini_run, monkeypatch):
+    kept = []
+    monkeypatch.setattr(launches, "read_greeting", lambda *parts: kept.append(parts) or read_greeting(*parts))
+    command = infini_run("--nproc_per_node=1", *UP)
+    command.pids_of(b"up")
+    found(command.pid)
+    about, counts = kept[0]
+    start = next(part for part in about.split(b"\0") if part.startswith(b"start="))
+    for text in (b"nan", b"inf", b"-1", b"1e300"):
+        with pytest.raises(LinkError):
+            read_greeting(about.replace(start, b"start=" + text), counts)
+    stop(command)
+
+
+def test_more_sockets_than_descriptors_do_not_hide_a_launch(running, tmp_path):
+    """300 folders that look like a launch's, none of which answers."""
+    command, _ = running()
+    made = []
+    try:
+        for number in range(300):
+            folder = Path(MEMORY) / f"infini-run-ir-test{os.getpid()}-{number}"
+            folder.mkdir(mode=0o700)
+            made.append(folder)
+            with socket.socket(socket.AF_UNIX) as listener:
+                listener.bind(f"{folder}/control")
+        done = subprocess.run(
+            ["sh", "-c", 'ulimit -n 256; exec "$@"', "sh", *COMMAND, "--list=json"], capture_output=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        assert command.pid in {row["pid"] for row in json.loads(done.stdout)["launches"]}
+    finally:
+        for folder in made:
+            shutil.rmtree(folder)
+    stop(command)
+
+
 def test_clients_that_never_read_cost_the_job_nothing(infini_run):
     """100 of them, and their questions, while ranks write; all that the ranks wrote comes, and the job ends."""
     line = "x" * 1000

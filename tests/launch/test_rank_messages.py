@@ -62,11 +62,11 @@ def test_progress_without_a_total_is_a_whole_number(value):
 
 
 def test_progress_with_a_total_is_a_status(infini_run, tmp_path):
-    code = "import infini_run; infini_run.progress(2.5, of=10)"
+    code = "import infini_run; infini_run.progress(2.5, of=12345678)"
     command = infini_run(f"--report={tmp_path}/report", sys.executable, "-c", code)
     assert command.wait() == 0, command.err
     (rank,) = json.loads((tmp_path / "report").read_text())["ranks"]
-    assert (rank["status"], rank["progress"]) == ("2.5 of 10", None)
+    assert (rank["status"], rank["progress"]) == ("2.5 of 12345678", None)
 
 
 def test_launcher_that_does_not_read_is_not_waited_for(tmp_path):

@@ -208,13 +208,17 @@ class Losses:
                     self.lose_once(job)
                     self.heal()
                     self.wait_back(job)
-                self.wait_right(job, time.monotonic())
-                self.took_s.pop()
-                job.finish(-1)
-                self.count_left(job)
+                self.end_well(job)
             finally:
                 self.late_writes += job.late_writes
                 self.heal()
+
+    def end_well(self, job: Job) -> None:
+        """Stop a job whose lost nodes are back, and count what it leaves."""
+        self.wait_right(job, time.monotonic())
+        self.took_s.pop()
+        job.finish(-1)
+        self.count_left(job)
 
     def lose_at_start(self) -> None:
         with self.job() as job:
@@ -223,10 +227,7 @@ class Losses:
                 self.wait_right(job, self.strike(job))
                 self.heal()
                 self.wait_back(job)
-                self.wait_right(job, time.monotonic())
-                self.took_s.pop()
-                job.finish(-1)
-                self.count_left(job)
+                self.end_well(job)
             finally:
                 self.late_writes += job.late_writes
                 self.heal()
