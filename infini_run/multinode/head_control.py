@@ -15,10 +15,9 @@ from infini_run.control.server import UCRED, ControlServer
 from infini_run.errors import UsageError
 from infini_run.multinode import protocol
 from infini_run.multinode.protocol import pack, pack_json
-from infini_run.node.control_answers import Notes, ranks_text
+from infini_run.node.control_answers import Notes, stop_text
 from infini_run.plan.model import about_text, control_address, job_in
 from infini_run.plan.program import PREFIX, folder_bases
-from infini_run.report.text import signal_name
 from infini_run.system.poller import READ
 from infini_run.system.signal_numbers import SIGTERM
 from infini_run.value_types import MAX_INT
@@ -214,15 +213,9 @@ class _HeadAnswers:
 
     def _stop(self, client: Asker, request: dict[str, Any]) -> None:
         is_again, grace_s = bool(self._state.stop_signal), self._state.options.signal_grace_s
-        self._notes.add(f"{client.who} asked to stop this launch")
+        self._notes.add_stop(client)
         self._on_stop(SIGTERM)
-        client.finish(
-            {
-                "text": "killing what is left"
-                if is_again
-                else f"stopping; SIGKILL in {grace_s:g} s, or now if repeated"
-            }
-        )
+        client.finish({"text": stop_text(is_again, grace_s)})
 
     def _send(self, client: Asker, request: dict[str, Any]) -> None:
         number, ranks = request["signal"], self._ranks(request["ranks"])
@@ -232,9 +225,7 @@ class _HeadAnswers:
             if here and agent.state == "running":
                 sent += len(here)
                 self._state.agents.send(agent, pack_json(protocol.SIGNAL, {"signal": number, "ranks": here}))
-        if sent:
-            self._notes.add(f"{client.who} sent {signal_name(number)} to {ranks_text(sorted(ranks))}")
-        client.finish({"text": f"sent {signal_name(number)} to {sent} of {len(ranks)} ranks"})
+        self._notes.answer_send(client, number, sorted(ranks), sent)
 
     def _stacks(self, client: Asker, request: dict[str, Any]) -> None:
         ranks = self._ranks(request["ranks"])

@@ -62,8 +62,17 @@ class Notes:
         self._print_note = print_note
         self._count = 0
 
-    def add(self, text: str) -> None:
-        """Add a sentence."""
+    def add_stop(self, client: Asker) -> None:
+        """Note who asked for the stop."""
+        self._add(f"{client.who} asked to stop this launch")
+
+    def answer_send(self, client: Asker, number: int, ranks: Sequence[int], count: int) -> None:
+        """Answer a request for a signal that has reached `count` of the ranks, and note who asked for it."""
+        if count:
+            self._add(f"{client.who} sent {signal_name(number)} to {ranks_text(ranks)}")
+        client.finish({"text": f"sent {signal_name(number)} to {count} of {len(ranks)} ranks"})
+
+    def _add(self, text: str) -> None:
         self._count += 1
         self._print_note(text, self._count <= _MOST_NOTED)
 
@@ -133,13 +142,11 @@ class NodeControl:
 
     def _stop(self, client: Asker, request: dict[str, Any]) -> None:
         """Stop the launch as SIGTERM does: the second time it kills."""
-        self._notes.add(f"{client.who} asked to stop this launch")
+        self._notes.add_stop(client)
         is_again = self._is_stopping or bool(self._run.outcome.received_signal)
         self._is_stopping = True
         self._stop_run(is_again)
-        grace_s = self._run.options.signal_grace_s
-        text = "killing what is left" if is_again else f"stopping; SIGKILL in {grace_s:g} s, or now if repeated"
-        client.finish({"text": text})
+        client.finish({"text": stop_text(is_again, self._run.options.signal_grace_s)})
 
     def _stop_run(self, is_again: bool) -> None:
         run = self._run
@@ -154,10 +161,7 @@ class NodeControl:
 
     def _send(self, client: Asker, request: dict[str, Any]) -> None:
         number, ranks = request["signal"], self._ranks(request["ranks"])
-        count = sum(self._run.signal(number, rank) for rank in ranks)
-        if count:
-            self._notes.add(f"{client.who} sent {signal_name(number)} to {ranks_text(ranks)}")
-        client.finish({"text": f"sent {signal_name(number)} to {count} of {len(ranks)} ranks"})
+        self._notes.answer_send(client, number, ranks, sum(self._run.signal(number, rank) for rank in ranks))
 
     def _stacks_of(self, client: Asker, request: dict[str, Any]) -> None:
         """Begin to collect stacks of the ranks that run; one client at a time has them."""
@@ -194,6 +198,11 @@ class NodeControl:
         if unknown:
             raise UsageError(f"unknown rank {unknown[0]}; use ranks {here[0]} to {here[-1]}")
         return here if asked is None else list(asked)
+
+
+def stop_text(is_again: bool, grace_s: float) -> str:
+    """Return the answer to a stop."""
+    return "killing what is left" if is_again else f"stopping; SIGKILL in {grace_s:g} s, or now if repeated"
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
