@@ -32,6 +32,7 @@ def choose_launch(found: Sequence[FoundLaunch], origin: str, word: str) -> Found
         raise UsageError(f"{asked}: {what}; run infini-run --list")
     if len(fitting) > 1:
         names = ", ".join(each.launch_id for each in fitting[:_NAMED])
+        names += f", and {len(fitting) - _NAMED} more" if len(fitting) > _NAMED else ""
         raise UsageError(f"{asked}: {len(fitting)} launches run here ({names}); add the id of one")
     if fitting[0].facts is None:
         raise UsageError(f"{asked}: {fitting[0].launch_id} {fitting[0].problem}; run infini-run --list")

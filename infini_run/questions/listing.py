@@ -56,10 +56,11 @@ def _ranks(facts: LaunchFacts) -> str:
 
 
 def _nodes(facts: LaunchFacts) -> str:
-    """`4`, seen from the head; on one of the nodes `2 of 4: ranks 8-15`."""
+    """`4`, seen from the head; on one of the nodes `node 2 of 4, ranks 8-15`."""
     if facts.nodes == 1 or facts.node < 0:
         return str(facts.nodes)
-    return f"node {facts.node} of {facts.nodes}, ranks {facts.ranks}"
+    first, _, last = facts.ranks.partition("-")
+    return f"node {facts.node} of {facts.nodes}, {f'rank {first}' if first == last else f'ranks {facts.ranks}'}"
 
 
 def _age(seconds: float) -> str:

@@ -25,6 +25,9 @@ from infini_run.control import launches, server
 from infini_run.control.launch_facts import ABOUT, COUNTS, REQUEST, read_greeting
 from infini_run.errors import LinkError
 from infini_run.plan.program import MEMORY
+from infini_run.questions.choice import choose_launch
+from infini_run.questions.listing import render_text
+from infini_run.record import replace
 from infini_run.system.frames import WireDecoder, pack
 from tests.launch.test_hang import PYSPY
 from tests.launch.test_security import as_stranger, needs_root
@@ -562,3 +565,15 @@ def test_question_to_a_launch_whose_package_was_replaced_does_not_end_it(tmp_pat
         assert command.err.count(b"cannot answer questions of other processes: ImportError: cannot import name") == 1
     finally:
         command.close()
+
+
+def test_words_for_one_rank_of_a_node_and_for_many_launches(running):
+    command, _ = running()
+    here = found(command.pid)
+    stop(command)
+    node = replace(here, facts=replace(here.facts, nodes=3, node=1, ranks="2-2"))
+    assert " node 1 of 3, rank 2 " in render_text([node])
+    many = [replace(here, facts=replace(here.facts, launch_id=f"ir-{number}")) for number in range(6)]
+    text = r"--stacks: 6 launches run here \(ir-0, ir-1, ir-2, ir-3, and 2 more\); add the id of one"
+    with pytest.raises(ir.UsageError, match=text):
+        choose_launch(many, "--stacks", "")
