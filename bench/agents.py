@@ -58,7 +58,8 @@ class Agents:
                 "pid": 1,
                 "start_ticks": "1",
                 "nproc": 1,
-                "port": 1,
+                "counts": [],
+                "ports": [1],
                 "address": "",
                 "facts": [],
                 "machine": "",
@@ -72,7 +73,8 @@ class Agents:
         elif kind == protocol.HEARTBEAT:
             wire.send(clock_answer(payload))
         elif kind in (protocol.STOP, protocol.KILL):
-            wire.send(pack_json(protocol.DONE, {"report": to_jsonable(report_of(node)), "port": 1, "progress": -1}))
+            done = {"report": to_jsonable(report_of(node)), "ports": [1], "progress": -1}
+            wire.send(pack_json(protocol.DONE, done))
         elif kind == protocol.GOODBYE:
             unpack_json(payload)
 

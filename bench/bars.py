@@ -22,7 +22,9 @@ BARS = {
     "torchrun": Bar("≥ 40x", lambda _, ratio: ratio >= 40),
     "growth": Bar("≤ 1.3x", lambda _, ratio: ratio <= 1.3),
     "teardown": Bar("≤ 40 ms", lambda value, _: value <= 40),
+    "snapshots": Bar("≤ 1000 ms", lambda value, _: value <= 1000),
     "output": Bar("≥ 300 MB/s or ≥ 0.5x", lambda value, ratio: value >= 300 or ratio >= 0.5),
+    "unread": Bar("≥ 0.9x", lambda _, ratio: ratio >= 0.9),
     "whole": Bar("0 lines", lambda value, _: value == 0),
     "memory": Bar("≤ 1.5x", lambda _, ratio: ratio <= 1.5),
     "engine": Bar("≤ 1.5x", lambda _, ratio: ratio <= 1.5),
@@ -52,6 +54,8 @@ BARS = {
     "trip": Bar("≤ 1.1x", lambda _, ratio: ratio <= 1.1),
     "stream": Bar("≥ 2x", lambda _, ratio: ratio >= 2),
     "told": Bar("≤ 20 ms", lambda value, _: value <= 20),
+    "tiny": Bar("≤ 1x", lambda _, ratio: ratio <= 1),
+    "large": Bar("≥ 2.4x", lambda _, ratio: ratio >= 2.4),
     "flood": Bar("≤ 0.25x", lambda _, ratio: ratio <= 0.25),
     "lost": Bar("0", lambda value, _: value == 0),
     "seal": Bar("≤ 1.1x", lambda _, ratio: ratio <= 1.1),
@@ -62,6 +66,9 @@ BARS = {
     "crowd_again": Bar("≤ 2 s", lambda value, _: value <= 2),
     "crowd_join": Bar("≤ 1.3 s", lambda value, _: value <= 1.3),
     "lost_none": Bar("0", lambda value, _: value == 0),
+    "listed": Bar("≤ 100 ms", lambda value, _: value <= 100),
+    "hang_named": Bar("≤ 3 s", lambda value, _: value <= 3),
+    "held": Bar("≤ 50 ms", lambda value, _: value <= 50),
     "beats": Bar("< 1 %", lambda value, _: value < 1),
 }
 

@@ -16,7 +16,7 @@ from many import SCRIPT, free_port
 from sample import CommandFailed
 
 COUNT = 4
-HEAD = "10.78.0.1"  # of host1, in a job that is started by hand
+HEAD = "10.78.0.1"  # of host1, in a manual launch
 NAMES = [f"host{number}" for number in range(1, COUNT + 1)]
 LOOK_S = 0.002
 

@@ -1,4 +1,4 @@
-"""The head of a crowd: 1,024 nodes of which 8 are lost together, all of which dial again, and 500 launchers that join
+"""The head of a crowd: 1,024 nodes of which 8 are lost together, all of which reconnect, and 500 launchers that join
 within a second. The agents are simulated by one process beside the head (crowd_agents.py), which is the real command
 with a rank of its own.
 """
@@ -131,7 +131,7 @@ def measure(bed: Bed) -> Figure:
 
     late = max(sample[f"{name}_late"] for sample in samples for name in ("lost", "again", "join"))
     gap_s = max(sample[f"{name}_gap_s"] for sample in samples for name in ("lost", "again", "join"))
-    lost, again = f"{SIMULATED} agents, {LOST} lost together", f"{SIMULATED} agents dial again"
+    lost, again = f"{SIMULATED} agents, {LOST} lost together", f"{SIMULATED} agents reconnect"
     joined, silence = f"{JOINING} launchers within 1 s: all have joined", "- the longest silence of the head"
     rows = [
         Row(figure=f"{lost}: all have the new plan", value=middle("lost_s"), unit="s", bar="crowd_plan"),

@@ -7,7 +7,7 @@ One process, as agents.py is. What happens to them is said on stdin, one line ea
 CLOCK_MONOTONIC in ns:
 
     join FIRST LAST MS      these dial, evenly within so many ms                 joined NS    when the last has a plan
-    lose FIRST LAST         these hang up, and dial again                        lost NS      when the first hangs up
+    lose FIRST LAST         these hang up, and reconnect                          lost NS      when the first hangs up
     expect COUNT            a new attempt                                        launched NS  when so many run ranks
     gaps                    how long the head was silent at most since last      gaps S COUNT
                             asked, for one of those that were there, and how many heard nothing for too long
@@ -158,7 +158,7 @@ class Crowd:
         elif kind == protocol.LEASE and agent.lease is not None:
             agent.lease.extend(payload)
         elif kind in (protocol.STOP, protocol.KILL):
-            done = {"report": to_jsonable(report_of(agent.number)), "port": 1, "progress": -1}
+            done = {"report": to_jsonable(report_of(agent.number)), "ports": [1], "progress": -1}
             wire.send(pack_json(protocol.DONE, done))
 
     def on_spec(self, agent: Agent, wire: Connection, spec: dict[str, object]) -> None:
@@ -169,7 +169,8 @@ class Crowd:
             "pid": 1,
             "start_ticks": "1",
             "nproc": 1,
-            "port": 1,
+            "counts": [],
+            "ports": [1],
             "address": "",
             "facts": [],
             "machine": f"boot{agent.number} 1",

@@ -103,7 +103,7 @@ def by_hand(bed: Bed, *flags: str) -> Kind:
         shape = ["--nproc_per_node=1", f"--rdzv_endpoint={HEAD}:29500"]
         return [(host, [bed.infini_run, *shape, *flags, *program]) for host in range(1, COUNT + 1)]
 
-    return Kind(name="by hand", commands=commands, is_ours=True)
+    return Kind(name="manual", commands=commands, is_ours=True)
 
 
 def torch_like(name: str, path: str, *flags: str) -> Kind:

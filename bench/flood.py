@@ -1,4 +1,4 @@
-"""(k) Flood: strangers that only connect to the link's port of a running job of two nodes, by hand with a token.
+"""(k) Flood: strangers that only connect to the link of a running job of two nodes, a manual launch.
 
 How late the head hears its nodes, beyond the beat that it asks for three times in --node_timeout, and how many jobs
 are lost. The head is the real command, with a record of when it heard whom (heard.py).

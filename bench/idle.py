@@ -1,13 +1,18 @@
 """(f) Idle: what the launcher does while 8 ranks sleep. It should be nothing at all.
 
-Once as it is by default, and once with --console=lines into a pipe. Two windows: one counts context switches (a
-wakeup is one) from /proc, one counts system calls with strace. They are apart because strace itself wakes what it
-watches. Every process between us and the ranks counts as the launcher.
+Once as it is by default, once with --console=lines into a pipe, and once with what finds hangs and slow ranks. Two
+windows: one counts context switches (a wakeup is one) from /proc, one counts system calls with strace. They are apart
+because strace itself wakes what it watches. Every process between us and the ranks counts as the launcher.
+
+--hang_timeout looks at each rank that writes nothing, once in that time. Of such a look, at ranks that compute,
+there are the system calls, and the instructions (valgrind, which knows no pidfd): those of a launcher that looks
+longer, less those of one that looks for a short time, so without the imports for the first look.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import time
@@ -19,13 +24,15 @@ from bars import Figure, Row, print_figure
 from bed import Bed, bed_from_args, scratch
 from gate import Gate
 from launchers import Launcher, find_peer, infini_run
-from sample import CommandFailed, finish, start
+from sample import CommandFailed, finish, last_stderr, start
 
 RANKS = 8
 SETTLE_S = 1.0
 WINDOW_S = 10.0
 QUICK_WINDOW_S = 2.0
 ATTACH_S = 0.2
+HANG_S = 0.5
+WATCHED = ("--progress_timeout=1h", "--report=/dev/shm/infini-bench-report.json")
 RANK_PROGRAMS = ("rank", "sleep", "coreutils", "busybox")
 
 
@@ -84,11 +91,15 @@ def traced_calls(bed: Bed, pids: list[int], window_s: float, log: Path) -> int:
 
 @contextmanager
 def idle_job(
-    bed: Bed, launcher: Launcher, directory: Path, fds: Mapping[int, int | Path] | None = None
+    bed: Bed,
+    launcher: Launcher,
+    directory: Path,
+    fds: Mapping[int, int | Path] | None = None,
+    how: str = "idle",
 ) -> Iterator[list[int]]:
-    """A launcher whose ranks all sleep; gives its pids."""
+    """A launcher whose ranks all sleep, or do as rank.c has it; gives its pids."""
     with Gate(directory) as gate:
-        argv = launcher.argv(RANKS, [bed.program("rank"), "idle", str(gate.up_path)])
+        argv = launcher.argv(RANKS, [bed.program("rank"), how, str(gate.up_path)])
         pid = start(argv, {**bed.env, **launcher.env}, fds)
         try:
             gate.wait_up(RANKS)
@@ -120,24 +131,67 @@ def count_idle_lines(bed: Bed, window_s: float) -> dict[str, int]:
         os.close(writing)
 
 
+def watching(bed: Bed) -> Launcher:
+    return infini_run(bed, f"--hang_timeout={HANG_S}", "--console=inherit")
+
+
+def count_looks(bed: Bed, window_s: float) -> dict[str, float]:
+    """What one look at one rank costs."""
+    looks = RANKS * window_s / HANG_S
+    costs = {}
+    with scratch() as directory:
+        if shutil.which("strace"):
+            with idle_job(bed, watching(bed), directory, how="work") as pids:
+                costs["system calls"] = count_calls(bed, pids, window_s, directory / "strace.log") / looks
+        if shutil.which("valgrind"):
+            counts = [count_instructions(bed, window_s * times, directory) for times in (1, 2)]
+            costs["instructions"] = (counts[1] - counts[0]) / looks
+    return costs
+
+
+def count_instructions(bed: Bed, window_s: float, directory: Path) -> int:
+    """Of a whole launcher whose ranks compute for that long."""
+    counts = directory / "counts"
+    tool = [str(shutil.which("valgrind")), "-q", "--tool=cachegrind", "--cache-sim=no"]
+    tool += [f"--cachegrind-out-file={counts}", bed.python, "-m", "infini_run"]
+    launcher = watching(bed)
+    under = Launcher(
+        name="valgrind",
+        argv=lambda n, command: [*tool, *launcher.argv(n, command)[1:]],
+        env={"INFINI_RUN_DEBUG": "fork,nopidfd,nocgroup"},
+    )
+    with idle_job(bed, under, directory, how="work"):
+        time.sleep(window_s)
+    found = re.search(r"^summary: (\d+)$", counts.read_text(errors="replace"), re.MULTILINE)
+    if found is None:
+        raise CommandFailed(f"valgrind has counted nothing; stderr:\n{last_stderr()}")
+    return int(found[1])
+
+
 def measure(bed: Bed) -> Figure:
     window_s = QUICK_WINDOW_S if bed.quick else WINDOW_S
     unit = f"in {window_s:.0f} s"
     samples = {
         "idle": count_idle(bed, infini_run(bed), window_s),
         "idle, lines into a pipe,": count_idle_lines(bed, window_s),
+        "idle, --progress_timeout --report,": count_idle(bed, infini_run(bed, *WATCHED), window_s),
     }
     rows = [
         Row(figure=f"{name} {what}", value=count, unit=unit, bar="idle")
         for name, counts in samples.items()
         for what, count in counts.items()
     ]
+    costs = count_looks(bed, window_s)
+    rows += [
+        Row(figure=f"- --hang_timeout: {what} of a look at one rank", value=round(cost, 1), unit="")
+        for what, cost in costs.items()
+    ]
     remarks = [] if "system calls" in samples["idle"] else ["strace is not installed: no system calls counted"]
     torchrun = find_peer(bed, "torchrun")
     if torchrun:
         samples["torchrun"] = counts = count_idle(bed, torchrun, window_s)
         rows += [Row(figure=f"- torchrun idle {what}", value=count, unit=unit) for what, count in counts.items()]
-    return Figure(name="idle", rows=rows, samples=samples, remarks=remarks)
+    return Figure(name="idle", rows=rows, samples={**samples, "a look": costs}, remarks=remarks)
 
 
 if __name__ == "__main__":

@@ -109,7 +109,7 @@ def measure(bed: Bed) -> Figure:
         rounds = bed.rounds(ROUNDS)
         cases = [
             Case(name="submit", measure=partial(time_first_line, ours, env, bell), rounds=rounds),
-            Case(name="by hand", measure=partial(time_first_line, theirs, env, bell), rounds=rounds),
+            Case(name="manual", measure=partial(time_first_line, theirs, env, bell), rounds=rounds),
             Case(
                 name="failure",
                 measure=partial(time_end, [*ours[:-1], fails], env, bell, pipe),
@@ -119,8 +119,8 @@ def measure(bed: Bed) -> Figure:
         done = interleave(cases)
         settle(env)
         os.close(bell.fd)
-    submit, hand, failure = (done[name].median / 1e6 for name in ("submit", "by hand", "failure"))
-    against = "sbatch + srun by hand"
+    submit, hand, failure = (done[name].median / 1e6 for name in ("submit", "manual", "failure"))
+    against = "manual sbatch + srun"
     rows = [
         Row(figure="submit to first line", value=submit, unit="ms", ratio=submit / hand, against=against, bar="job"),
         Row(figure=f"- {against}", value=hand, unit="ms"),

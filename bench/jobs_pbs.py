@@ -83,7 +83,7 @@ def time_cancel(submit: list[str], cancel: list[str], user: list[str], env: Mapp
         begin_ns = time.monotonic_ns()
         subprocess.run([*user, *cancel, done.stdout.split()[1]], env=env, check=True)
         if not select.select([fd], [], [], LIMIT_S)[0] or os.read(fd, 1):
-            raise CommandFailed("ranks live on after the job was cancelled")
+            raise CommandFailed("ranks live on after the job was canceled")
         return time.monotonic_ns() - begin_ns
     finally:
         os.close(fd)
@@ -129,12 +129,12 @@ def measure_with(bed: Bed, folder: Path, user: list[str], env: Mapping[str, str]
     cases = [
         Case(name="submit", measure=partial(time_first_line, ours, **first), rounds=rounds),
         Case(
-            name="by hand",
+            name="manual",
             measure=partial(time_first_line, ["qsub", str(home / "by-hand.sh")], **first),
             rounds=rounds,
         ),
         Case(
-            name="by hand, all",
+            name="manual, all",
             measure=partial(time_first_line, ["qsub", str(home / "by-hand.sh")], **first, is_last=True),
             rounds=rounds,
         ),
@@ -159,9 +159,9 @@ def measure_with(bed: Bed, folder: Path, user: list[str], env: Mapping[str, str]
     hundred = Case(name="status", measure=partial(time_status, asked, user, env), rounds=rounds)
     interleave([hundred])
     os.close(bell.fd)
-    names = ("submit", "by hand", "by hand, all", "cancel")
+    names = ("submit", "manual", "manual, all", "cancel")
     submit, hand, hand_all, cancel = (done[name].median / 1e6 for name in names)
-    against = "qsub + pbs_tmrsh by hand"
+    against = "manual qsub + pbs_tmrsh"
     rows = [
         Row(
             figure="submit to first line, PBS",

@@ -1,4 +1,4 @@
-"""(g) Many nodes: ssh to four hosts of this machine, and ssh by hand in the same rounds; a head with 1,024 agents.
+"""(g) Many nodes: ssh to four hosts of this machine, and manual ssh in the same rounds; a head with 1,024 agents.
 
 The hosts are tests/support/beds/ssh.sh's: real sshd, each in namespaces of its own. The agents of the last rows are
 simulated by one process beside the head (agents.py): what is measured is the head, which is the real command.
@@ -73,7 +73,7 @@ def launch_cases(bed: Bed, folder: Path) -> list[Case]:
         measure = partial(time_command, ours(bed, config, "/bin/true"), bed.env)
         cases.append(Case(name=f"4 hosts x 2, {name}", measure=measure, rounds=rounds))
         cases.append(
-            Case(name=f"by hand, {name}", measure=partial(time_command, by_hand(config), bed.env), rounds=rounds)
+            Case(name=f"manual, {name}", measure=partial(time_command, by_hand(config), bed.env), rounds=rounds)
         )
     open_config = folder / "ssh_config.mux"
     measure = partial(time_command, bare(bed, open_config), bed.env)
@@ -142,7 +142,7 @@ def time_failure(commands: list[list[str]], env: Mapping[str, str], mark: bytes,
 
 
 def failure_cases(bed: Bed, folder: Path) -> list[Case]:
-    """By ssh, and by hand: two launchers of this machine, each a node of four ranks, joined by a token."""
+    """By ssh, and a manual launch: two launchers of this machine, each a node of four ranks, joined by a token."""
     mark = f"BENCH_MARK={os.getpid()}"
     script = f"export {mark}; if [ $RANK = 1 ]; then exec sh -c 'read x; exit 7'; else exec sleep 1000; fi"
     words = ["--stdin=1", "/bin/sh", "-c", script]
@@ -157,7 +157,7 @@ def failure_cases(bed: Bed, folder: Path) -> list[Case]:
     rounds = bed.rounds(FAIL_ROUNDS)
     return [
         Case(name="a rank fails: all dead, ssh", measure=by_ssh, rounds=rounds),
-        Case(name="a rank fails: all dead, by hand", measure=by_hand, rounds=rounds),
+        Case(name="a rank fails: all dead, manual", measure=by_hand, rounds=rounds),
     ]
 
 
@@ -235,12 +235,12 @@ def measure(bed: Bed) -> Figure:
         launches, failures = launch_cases(bed, at), failure_cases(bed, at)
         done = interleave([*launches, *failures])
         for name, bar in (("ssh", "many_ssh"), ("ssh, open", "many_open")):
-            ms, hand = (done[f"{who}, {name}"].median / 1e6 for who in ("4 hosts x 2", "by hand"))
+            ms, hand = (done[f"{who}, {name}"].median / 1e6 for who in ("4 hosts x 2", "manual"))
             rows.append(
-                Row(figure=f"4 hosts x 2, {name}", value=ms, unit="ms", ratio=ms / hand, against="by hand", bar=bar)
+                Row(figure=f"4 hosts x 2, {name}", value=ms, unit="ms", ratio=ms / hand, against="manual", bar=bar)
             )
-        ms, hand = (done[name].median / 1e6 for name in ("bare, ssh, open", "by hand, ssh, open"))
-        rows.append(Row(figure="Pythons alone, ssh, open", value=ms, unit="ms", ratio=ms / hand, against="by hand"))
+        ms, hand = (done[name].median / 1e6 for name in ("bare, ssh, open", "manual, ssh, open"))
+        rows.append(Row(figure="Pythons alone, ssh, open", value=ms, unit="ms", ratio=ms / hand, against="manual"))
         rows += [Row(figure=case.name, value=case.median / 1e6, unit="ms", bar="dead") for case in failures]
         samples |= raw([*launches, *failures])
     scale = [measure_scale(bed, SIMULATED) for _ in range(bed.rounds(SCALE_ROUNDS))]

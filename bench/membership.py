@@ -30,7 +30,7 @@ WITHIN_S = 30.0
 PEER_S = 100.0  # for a peer's next world
 CUT_PEER_S = 60.0
 AFTER_S = 1.0  # in which writes of the old world are looked for, after the next one has begun
-LOST = 1  # the node rank that is lost; by hand 0 is the head's
+LOST = 1  # the node rank that is lost; in a manual launch 0 is the head's
 
 
 def ours(bed: Bed, *flags: str) -> list[Kind]:
@@ -185,7 +185,7 @@ def loss_cases(lab: Lab) -> dict[str, tuple[Case, str]]:
             ("cable cut", cut, "lost_cut", ()),
         ]
         if kind.is_by_hand:
-            rows.append(("agent killed, and nobody starts it again", killed, "lost_cut", ()))
+            rows.append(("agent killed, and nobody restarts it", killed, "lost_cut", ()))
         for what, how, bar, words in rows:
             name, measure = f"{what}, {kind.name}", partial(lab.time_loss, kind, how, WITHIN_S, *words)
             found[name] = Case(name=name, measure=measure, rounds=bed.rounds(ROUNDS)), bar

@@ -1,5 +1,5 @@
 """(d) Output: 4 ranks write 200 MB each in lines of 100 bytes, through `--console=prefix`, `lines`, and `fold`, and
-into `--log_dir`.
+into `--log_dir`. Once more with 100 connections to the launch's control socket that nobody reads.
 
 Against `cat`: the same four writers into one pipe, cat, and the same reader (or a file). Every timed run
 checks that no byte is missing; one more run of each kind checks every line: none lost, mixed, changed or
@@ -22,6 +22,7 @@ from bars import Figure, Row, print_figure
 from bed import Bed, bed_from_args, scratch
 from launchers import FINDERS, Launcher, find_peers, infini_run
 from sample import Case, CommandFailed, expect, finish, interleave, raw, start
+from unread import COUNT, connect_unread
 
 RANKS = 4
 LINE_BYTES = 100
@@ -76,6 +77,29 @@ class Output:
         writers = [start(self.writer("-k", str(rank)), self.bed.env, {1: writing}) for rank in range(RANKS)]
         os.close(writing)
         return [*writers, cat]
+
+    def time_watched(self, launcher: Launcher, *, unread: bool) -> int:
+        """From the moment at which the ranks may write. unread: by then others have connected, and never read."""
+        gate = self.directory / "gate"
+        os.mkfifo(gate)
+        held = os.open(gate, os.O_RDWR | os.O_CLOEXEC)
+        argv = launcher.argv(RANKS, ["sh", "-c", f'read _ < {gate}; exec "$@"', "sh", *self.writer()])
+        reader, pipe = self.start_reader(["sink"])
+        pid = start(argv, {**self.bed.env, **launcher.env}, {1: pipe})
+        os.close(pipe)
+        clients = connect_unread(pid, COUNT if unread else 0)
+        begin = time.monotonic_ns()
+        os.write(held, b"\n" * RANKS)
+        code = finish(pid)
+        finish(reader)
+        took = time.monotonic_ns() - begin
+        for client in clients:
+            client.close()
+        os.close(held)
+        gate.unlink()
+        expect(argv, code)
+        self.expect_bytes(self.payload)
+        return took
 
     def time_lines(self, launcher: Launcher, prefixes: Sequence[str]) -> int:
         took = self.through_launcher(launcher, ["sink"])
@@ -169,6 +193,8 @@ def measure_own(bed: Bed, directory: Path) -> tuple[list[Row], dict[str, Any]]:
     consoles = {name: infini_run(bed, f"--console={name}") for name in PREFIXES}
     measures: dict[str, Callable[[], int]] = {
         **{name: partial(job.time_lines, launcher, PREFIXES[name]) for name, launcher in consoles.items()},
+        "unread": partial(job.time_watched, consoles["lines"], unread=True),
+        "unwatched": partial(job.time_watched, consoles["lines"], unread=False),
         "cat": job.time_cat,
         "log_dir": job.time_log_dir,
         "cat > file": job.time_cat_file,
@@ -185,6 +211,14 @@ def measure_own(bed: Bed, directory: Path) -> tuple[list[Row], dict[str, Any]]:
         _, answer = job.check_lines(launcher)
         rows.append(wrong_row(name, wrong_lines(answer) + wrong_prefixes(answer, PREFIXES[name])))
     rows += [
+        Row(
+            figure=f"- lines, and {COUNT} clients never read",
+            value=rates["unread"],
+            unit="MB/s",
+            ratio=rates["unread"] / rates["unwatched"],
+            against="without them",
+            bar="unread",
+        ),
         Row(
             figure="output --log_dir",
             value=rates["log_dir"],

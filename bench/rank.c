@@ -2,6 +2,7 @@
  * rank: a worker that does nothing, on cue. Every one says "up" with one byte into the fifo UP.
  *
  *   rank idle UP        then sleeps for ever (odd ranks as /bin/sleep); TERM ends it
+ *   rank work UP        then computes for 10 ms, five times a second; TERM ends it
  *   rank meet UP GO     then waits until the fifo GO is at its end, and exits 0
  *   rank fail K UP GO STAMP
  *       rank K waits for GO, writes CLOCK_MONOTONIC in ns to the file STAMP and exits
@@ -59,6 +60,16 @@ static _Noreturn void idle_for_ever(const char *up) {
         (void)pause();
 }
 
+static _Noreturn void work_for_ever(const char *up) {
+    const struct timespec rest = {.tv_nsec = 190000000};
+    say_up(up);
+    for (;;) {
+        const clock_t end = clock() + CLOCKS_PER_SEC / 100;
+        while (clock() < end) continue;
+        (void)nanosleep(&rest, NULL);
+    }
+}
+
 static int main_meet(const char *up, const char *go) {
     int fd = open_path(go, O_RDONLY);
     say_up(up);
@@ -79,6 +90,8 @@ static int main_fail(const char *up, const char *go, const char *stamp) {
 int main(int argc, char **argv) {
     if (argc == 3 && strcmp(argv[1], "idle") == 0)
         idle_for_ever(argv[2]);
+    if (argc == 3 && strcmp(argv[1], "work") == 0)
+        work_for_ever(argv[2]);
     if (argc == 4 && strcmp(argv[1], "meet") == 0)
         return main_meet(argv[2], argv[3]);
     if (argc == 6 && strcmp(argv[1], "fail") == 0) {
@@ -86,6 +99,6 @@ int main(int argc, char **argv) {
             idle_for_ever(argv[3]);
         return main_fail(argv[3], argv[4], argv[5]);
     }
-    (void)fprintf(stderr, "rank: idle UP | meet UP GO | fail K UP GO STAMP\n");
+    (void)fprintf(stderr, "rank: idle UP | work UP | meet UP GO | fail K UP GO STAMP\n");
     return 2;
 }

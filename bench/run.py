@@ -23,11 +23,13 @@ import crew
 import ddp
 import engines
 import flood
+import hang
 import idle
 import jobs
 import jobs_pbs
 import launch
 import link
+import listing
 import many
 import membership
 import memory
@@ -45,6 +47,8 @@ FIGURES = {
     "output": output.measure,
     "memory": memory.measure,
     "idle": idle.measure,
+    "hang": hang.measure,
+    "listing": listing.measure,
     "ddp": ddp.measure,
     "many": many.measure,
     "membership": membership.measure,

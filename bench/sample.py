@@ -99,9 +99,9 @@ def time_command(argv: Sequence[str], env: Mapping[str, str], fds: Mapping[int, 
     return took
 
 
-def read_output(argv: Sequence[str], env: Mapping[str, str], at: Path) -> str:
+def read_output(argv: Sequence[str], env: Mapping[str, str], at: Path, timeout_s: float = TIMEOUT_S) -> str:
     """Runs a command that must succeed, and returns what it wrote; `at` is a file to hold it."""
-    expect(argv, finish(start(argv, env, {1: at})))
+    expect(argv, finish(start(argv, env, {1: at}), timeout_s))
     return at.read_text()
 
 

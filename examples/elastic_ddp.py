@@ -1,6 +1,6 @@
 """Data-parallel training that survives the loss of a node: it goes on from its last checkpoint.
 
-    infini-run --hosts=node[1-4] --nnodes=3 --spares=1 examples/elastic_ddp.py --checkpoint_dir=/shared/run1
+    infini-run --hosts='node[1-4]' --nnodes=3 --spares=1 examples/elastic_ddp.py --checkpoint_dir=/shared/run1
     infini-run --standalone --nproc_per_node=2 --max_restarts=3 examples/elastic_ddp.py
     torchrun --standalone --nproc_per_node=2 examples/elastic_ddp.py
 
