@@ -19,10 +19,10 @@ WHEELS := .venv/wheels-$(VERSION)
 DOCS := .venv/docs-$(VERSION)
 WHEEL_BEDS := qemu-user-static mmdebstrap
 TORCH := .venv/torch-$(VERSION)
-TORCH_TESTS := tests/launch/test_warm_torch.py tests/launch/test_waited_rank.py tests/crews/test_function_torch.py tests/crews/test_torch.py tests/multinode/test_many_ssh.py tests/multinode/test_many_slurm.py \
+TORCH_TESTS := tests/launch/test_warm_torch.py tests/launch/test_waited_rank.py tests/launch/test_slow_ranks.py tests/launch/test_progress_recipes.py tests/crews/test_function_torch.py tests/crews/test_torch.py tests/multinode/test_many_ssh.py tests/multinode/test_many_slurm.py \
     tests/multinode/test_ddp_ssh.py tests/multinode/test_ddp_slurm.py
 
-.PHONY: help generated near test test-all torch torch-env pbs check lint lint-python lint-types lint-c lint-workflows asan coverage walk fuzz valgrind stress soak bench pictures faults wheels wheels-test docs clean
+.PHONY: help generated near test test-all torch torch-env executor-suites pbs check lint lint-python lint-types lint-c lint-workflows asan coverage walk fuzz valgrind stress soak bench pictures faults wheels wheels-test docs clean
 help:
 	@echo "make test    set up a virtual environment and run the tests (PYTHON=python3.13 chooses another Python, JOBS=1 runs one at a time)"
 	@echo "make near    a minute of the tests of what differs from origin/main (NEAR_BASE=HEAD~1 chooses another base), without beds"
@@ -45,12 +45,16 @@ help:
 	@echo "make wheels  the sdist and every wheel (glibc and musl, x86-64 and aarch64) in dist/"
 	@echo "make wheels-test  each wheel installed and run: on glibc, on aarch64 under qemu, as process 1 of an image; for root"
 
-# The tests start thousands of interpreters, perhaps where none may write what it has compiled.
+# The tests start thousands of interpreters, perhaps where none may write what it has compiled. A .pth file of
+# setuptools imports a module at each start, for those who import distutils. What pytest makes of the asserts is kept, or
+# each worker of the first run would make it.
 $(VENV)/made: pyproject.toml setup.py csrc/build.py $(CORE)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --disable-pip-version-check --upgrade 'pip>=23' 'setuptools>=77.0.3'
 	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[$(EXTRAS)]'
 	$(BIN)/python -m compileall -q infini_run
+	rm -f $(VENV)/lib/python*/site-packages/distutils-precedence.pth
+	$(BIN)/python -m pytest --collect-only -qq >/dev/null 2>&1 || true
 	@touch $@
 
 test: $(VENV)/made
@@ -78,6 +82,13 @@ torch-env: $(TORCH)/made
 torch: torch-env
 	tests/support/beds/install.sh openssh-server openssh-client iproute2 slurm-wlm munge || true
 	TEST_TORCH=required $(TORCH)/bin/python -m pytest -n $(shell nproc) --dist loadgroup --no-loadscope-reorder -m torch $(TORCH_TESTS) $(PYTEST_ARGS)
+
+# CPython's tests of executors, where this Python has them (3.12), and loky's, which are not copied.
+executor-suites: $(VENV)/made
+	$(BIN)/python -m pip install -q --disable-pip-version-check 'loky==3.7.0'
+	$(BIN)/python -m pip download -q --disable-pip-version-check --no-deps --no-binary :all: -d build/loky 'loky==3.7.0'
+	tar -xzf build/loky/loky-3.7.0.tar.gz -C build/loky
+	LOKY_SDIST=$(CURDIR)/build/loky/loky-3.7.0 $(BIN)/python -m pytest tests/crews/test_executor_suites.py $(PYTEST_ARGS)
 
 # Debian has no package of OpenPBS, so these tests are not among the others. Its own INSTALL says how it is built, with
 # the prefix /opt/pbs that is expected here, or another one that PBS_EXEC names.

@@ -8,14 +8,24 @@ Names are looked up when they are asked for: the command imports this package to
 """
 
 from _imp import extension_suffixes
-from posix import F_OK, access  # built in: `os` may not be there yet
+from posix import stat  # built in: `os` may not be there yet
 
-if not any(access(f"{__path__[0]}/_irun{suffix}", F_OK) for suffix in extension_suffixes()):
+
+def _exists(path: str) -> bool:
+    """Return whether there is such a file, asked as an import asks; access() drops capabilities."""
+    try:
+        stat(path)
+    except OSError:
+        return False
+    return True
+
+
+if not any(_exists(f"{__path__[0]}/_irun{suffix}") for suffix in extension_suffixes()):
     from infini_run.source_checkout import use_installed_package
 
     use_installed_package(__path__[0])
 
-TYPE_CHECKING = False
+TYPE_CHECKING = bool()  # noqa: UP018  jedi, which completes names in editors, leaves out what `if False` has
 if TYPE_CHECKING:
     from typing import Any
 
@@ -34,8 +44,11 @@ if TYPE_CHECKING:
     from infini_run.channel.sender import Sender
     from infini_run.core.group import Event
     from infini_run.crews.api.crew import Crew
+    from infini_run.crews.api.crew_slice import Asks, CrewSlice
     from infini_run.crews.api.crew_status import CrewStatus, WorkerStatus
+    from infini_run.crews.api.executor import Executor, ExecutorFailed
     from infini_run.crews.api.handle import LaunchHandle
+    from infini_run.crews.api.joblib_registration import register_joblib
     from infini_run.crews.api.launcher import Launcher, Pool
     from infini_run.crews.api.result import LaunchResult
     from infini_run.crews.api.worker_handle import WorkerHandle
@@ -58,27 +71,34 @@ if TYPE_CHECKING:
         UsageError,
     )
     from infini_run.jobs.errors import (
+        JobFailed,
         QueryError,
         SubmitError,
     )
     from infini_run.jobs.folder.records import Submission
     from infini_run.jobs.job import Job, find_job, find_jobs, submit
+    from infini_run.jobs.job_executor import AwaitableJob, ExecutorJob, JobExecutor, JobPaths
     from infini_run.jobs.request.container import Image
     from infini_run.jobs.request.job_request import JobRequest
     from infini_run.jobs.status.job_status import Status
+    from infini_run.options.from_python import Program
     from infini_run.process_launcher import ProcessLauncher
     from infini_run.questions.running import RunningLaunch, running
     from infini_run.rank_messages import progress, ready, status_text
     from infini_run.report.exit import Exit, LeftoverProcess
     from infini_run.report.failures import WorkerDied, WorkerError
     from infini_run.report.hang_snapshot import HangSnapshot
+    from infini_run.report.pace import SlowRank
     from infini_run.report.report import Clock, PreloadUse, Report
+    from infini_run.report.torch_records import CollectiveRecord
     from infini_run.system.procfs import ProcessSnapshot, ThreadSnapshot
 
     __version__: str
 
 __all__ = [
     "Ask",
+    "Asks",
+    "AwaitableJob",
     "Cancelled",
     "CannotUnpickle",
     "ChannelBroken",
@@ -86,20 +106,28 @@ __all__ = [
     "ChannelEnd",
     "ChannelError",
     "Clock",
+    "CollectiveRecord",
     "Context",
     "Crew",
     "CrewClosed",
     "CrewEvent",
     "CrewFailed",
+    "CrewSlice",
     "CrewStatus",
     "DeviceError",
     "DrainTimeout",
     "Event",
+    "Executor",
+    "ExecutorFailed",
+    "ExecutorJob",
     "Exit",
     "HangSnapshot",
     "Image",
     "InfiniRunError",
     "Job",
+    "JobExecutor",
+    "JobFailed",
+    "JobPaths",
     "JobRequest",
     "LaunchHandle",
     "LaunchResult",
@@ -114,6 +142,7 @@ __all__ = [
     "PreloadUse",
     "ProcessLauncher",
     "ProcessSnapshot",
+    "Program",
     "ProgramError",
     "ProgramMissing",
     "QueryError",
@@ -123,6 +152,7 @@ __all__ = [
     "Restart",
     "RunningLaunch",
     "Sender",
+    "SlowRank",
     "StartError",
     "Status",
     "Submission",
@@ -140,6 +170,7 @@ __all__ = [
     "launch_multi_node",
     "progress",
     "ready",
+    "register_joblib",
     "run",
     "running",
     "status_text",
@@ -154,8 +185,11 @@ _HOMES = {
     "Exit": "report.exit",
     "LeftoverProcess": "report.exit",
     "ProcessLauncher": "process_launcher",
+    "Program": "options.from_python",
     "Report": "report.report",
     "HangSnapshot": "report.hang_snapshot",
+    "SlowRank": "report.pace",
+    "CollectiveRecord": "report.torch_records",
     "ProcessSnapshot": "system.procfs",
     "ThreadSnapshot": "system.procfs",
 }
@@ -171,16 +205,20 @@ _HOMES |= dict.fromkeys(
     ),
     "channel.errors",
 )
-_HOMES |= dict.fromkeys(("QueryError", "SubmitError"), "jobs.errors")
+_HOMES |= dict.fromkeys(("JobFailed", "QueryError", "SubmitError"), "jobs.errors")
 _HOMES |= {"Receiver": "channel.receiver", "Sender": "channel.sender"}
 _HOMES |= dict.fromkeys(("Cancelled", "Context", "this_worker"), "crews.worker.context")
 _HOMES |= {"Ask": "crews.supervision.future", "CrewEvent": "crews.supervision.event_queue"}
 _HOMES |= {"Restart": "crews.supervision.restart_policy"}
 _HOMES |= {"Crew": "crews.api.crew", "WorkerHandle": "crews.api.worker_handle"}
+_HOMES |= dict.fromkeys(("Asks", "CrewSlice"), "crews.api.crew_slice")
+_HOMES |= dict.fromkeys(("Executor", "ExecutorFailed"), "crews.api.executor")
+_HOMES |= {"register_joblib": "crews.api.joblib_registration"}
 _HOMES |= dict.fromkeys(("CrewStatus", "WorkerStatus"), "crews.api.crew_status")
 _HOMES |= dict.fromkeys(("Launcher", "Pool"), "crews.api.launcher")
 _HOMES |= {"LaunchHandle": "crews.api.handle", "LaunchResult": "crews.api.result"}
 _HOMES |= {"Job": "jobs.job", "find_job": "jobs.job", "find_jobs": "jobs.job", "submit": "jobs.job"}
+_HOMES |= dict.fromkeys(("AwaitableJob", "ExecutorJob", "JobExecutor", "JobPaths"), "jobs.job_executor")
 _HOMES |= {"Status": "jobs.status.job_status", "Submission": "jobs.folder.records"}
 _HOMES |= {"JobRequest": "jobs.request.job_request", "Image": "jobs.request.container"}
 _HOMES |= dict.fromkeys(("progress", "ready", "status_text"), "rank_messages")
@@ -196,6 +234,16 @@ def __getattr__(name: str) -> object:
     if name == "channel":
         return _module(name)
     return _module("version").VERSION if name == "__version__" else getattr(_module(_HOMES.get(name, "errors")), name)
+
+
+def load_ipython_extension(shell: "Any") -> None:
+    """Add `%%ranks` and `%rank` to an IPython shell, which calls this for `%load_ext infini_run`."""
+    _module("notebook_cells").load(shell)
+
+
+def unload_ipython_extension(shell: "Any") -> None:
+    """End the ranks of a shell, and remove its magics, for `%unload_ext infini_run`."""
+    _module("notebook_cells").unload(shell)
 
 
 def _module(name: str) -> "Any":

@@ -7,7 +7,7 @@ import sys
 if _signal.getsignal(2) is _signal.default_int_handler:  # as in start.py
     _signal.signal(2, _signal.SIG_DFL)
 try:
-    if sys.path[0] == os.getcwd():  # -m puts it there: no module of ours is to be found in it
+    if sys.path[0] == os.getcwd():  # -m puts it there, and no module of infini-run may come from it
         del sys.path[0]
 except FileNotFoundError:  # it was deleted, and -m has put nothing there
     pass

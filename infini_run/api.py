@@ -6,10 +6,16 @@ import os
 import time
 
 from infini_run.core.group import forking
-from infini_run.errors import LaunchTimeout
+from infini_run.errors import LaunchTimeout, UsageError
 from infini_run.node.host_stderr import has_own_stderr, print_line
 from infini_run.number_arguments import read_seconds
-from infini_run.options.from_python import check_command, check_names, check_path, make_environment, read_flags
+from infini_run.options.from_python import (
+    check_names,
+    check_path,
+    make_environment,
+    read_command,
+    read_flags,
+)
 from infini_run.options.table import TABLE
 from infini_run.process_launcher import ProcessLauncher
 from infini_run.record import replace
@@ -26,6 +32,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from infini_run.multinode.head_observers import HeadObservers
+    from infini_run.options.from_python import Program
     from infini_run.options.keywords import ProgramOptions, RunOptions
     from infini_run.options.nodes import NodeList
     from infini_run.options.options import Options
@@ -33,7 +40,7 @@ if TYPE_CHECKING:
 
 
 def run(
-    command: Sequence[str],
+    command: Sequence[str] | Sequence[Program],
     *,
     check: bool = True,
     timeout_s: float | None = None,
@@ -47,7 +54,7 @@ def run(
     Whatever is raised, Ctrl-C too, no rank is left.
 
     Args:
-        command: The program and its arguments.
+        command: The program and its arguments; or a list of `Program`, several programs of one job.
         check: Raise WorkerError if a rank failed.
         timeout_s: Seconds after which everything is stopped. None: no limit.
         env: Variables that are added to the environment of the ranks. None: none.
@@ -71,15 +78,18 @@ def run(
     """
     check_names("run", flags, TABLE, run)
     timeout_s = None if timeout_s is None else read_seconds("timeout_s", timeout_s)
-    words, environ = check_command(command), make_environment(env, inherit_env)
-    request = read_flags(flags, words, environ)
-    if request.node_list is not None:
-        assert request.options is not None
-        return _run_on_nodes(request.options, request.node_list, environ, check, timeout_s, cwd)
+    (words, programs), environ = read_command(command), make_environment(env, inherit_env)
+    request = read_flags(flags, words, environ, programs)
+    assert request.options is not None
+    node_list = request.node_list or _preloading_node(request.options)
+    if node_list is not None:
+        return _run_on_nodes(request.options, node_list, environ, check, timeout_s, cwd)
     with _WaitedForLauncher(command, env=environ, inherit_env=False, cwd=cwd, **flags) as launcher:
         launcher.launch()
         if not launcher.wait(timeout_s):
-            raise LaunchTimeout(f"{command[0]} did not end within {timeout_s:g} s; stopped all ranks")
+            raise LaunchTimeout(
+                f"{programs[0].name if programs else words[0]} did not end within {timeout_s:g} s; stopped all ranks"
+            )
         report = launcher.report()
     if check and report.exit_code != 0:
         raise WorkerError(report)
@@ -106,14 +116,22 @@ def launch_local(
         num_processes: How many processes.
         args: Its arguments.
         log_dir: The directory of the log files.
-        check, timeout_s, env, inherit_env, cwd: As for `run`.
-        flags: As for `run`. `gpus_per_proc=0` leaves CUDA_VISIBLE_DEVICES alone.
+        check: Raise WorkerError if a rank failed.
+        timeout_s: Seconds after which everything is stopped. None: no limit.
+        env: Variables that are added to the environment of the ranks. None: none.
+        inherit_env: The ranks have this process's environment, too.
+        cwd: Where the ranks start, and where a relative program is looked for. None: this process's.
+        flags: The command's flags by their names: `grace=30`. `gpus_per_proc=0` leaves CUDA_VISIBLE_DEVICES alone.
 
     Returns:
         How every rank ended.
 
     Raises:
-        WorkerError: A rank failed; `rank` and `exit_code` say which and how. And as `run`.
+        UsageError: The request is invalid. Nothing was started.
+        ProgramError: The program is not there, or cannot be executed. Nothing was started.
+        StartError: A rank could not be created.
+        WorkerError: A rank failed, and `check` is true; its `rank` and `exit_code` say which and how.
+        LaunchTimeout: `timeout_s` has passed.
     """
     check_names("launch_local", flags, TABLE, launch_local)
     given: dict[str, Any] = {**flags, "nproc_per_node": num_processes, "log_dir": log_dir}
@@ -152,19 +170,47 @@ def launch_multi_node(
         num_processes_per_node: How many processes on each.
         args: The program's arguments.
         log_dir: The directory of the log files on each host.
-        check, timeout_s, env, inherit_env, cwd, flags: As for `run`.
+        check: Raise WorkerError if a rank failed.
+        timeout_s: Seconds after which everything is stopped. None: no limit.
+        env: Variables that are added to the environment of the ranks. None: none.
+        inherit_env: The ranks have this process's environment, too.
+        cwd: Where the ranks start, and where a relative program is looked for. None: this process's.
+        flags: The command's flags by their names: `engine="slurm"`, `ssh_config="file"`, `grace=30`.
 
     Returns:
         How every rank ended.
 
     Raises:
-        WorkerError: A rank failed; `rank` and `exit_code` say which and how. And as `run`.
+        UsageError: The request is invalid. Nothing was started.
+        ProgramError: The program is not there, or cannot be executed. Nothing was started.
+        StartError: A rank could not be created.
+        WorkerError: A rank failed, and `check` is true; its `rank` and `exit_code` say which and how.
+        LaunchTimeout: `timeout_s` has passed.
         NodeLost: A host could not be reached, or was lost.
     """
     check_names("launch_multi_node", flags, TABLE, launch_multi_node)
     given: dict[str, Any] = {**flags, "nproc_per_node": num_processes_per_node, "log_dir": log_dir}
     given |= {"check": check, "timeout_s": timeout_s, "cwd": cwd}
     return run([program, *args], env=env, inherit_env=inherit_env, hosts=hosts, **given)
+
+
+def _preloading_node(options: Options) -> NodeList | None:
+    """Return this machine as the one node of a launch with `preload=`: its agent forks the ranks.
+
+    Forked ranks come to the process that adopts orphans (decision 66). A host program must not be that: it would get
+    the orphans of its other children, too. None: there is no `preload=`. Raises UsageError: the launch is one of
+    several, one on each node.
+    """
+    if not options.preload:
+        return None
+    if options.nnodes > 1:
+        raise UsageError(
+            f"preload=: this is one of {options.nnodes} launches, one on each node; use hosts=, or the command"
+        )
+    from infini_run.environments.hostlist import Host
+    from infini_run.options.nodes import NodeList
+
+    return NodeList(engine="this_node", hosts=(Host(name=os.uname().nodename),))
 
 
 def _run_on_nodes(
@@ -180,7 +226,7 @@ def _run_on_nodes(
     check_threads("a launch on several hosts")
     folder = check_path("cwd", cwd)
     observers: HeadObservers | None = None
-    if options.trace or options.live == "on":
+    if options.trace or options.events or options.metrics or options.live == "on":
         from infini_run.multinode.head_observers import open_observers
 
         observers, options = open_observers(options, os.environ, print_line=None)
@@ -207,6 +253,8 @@ def _run_on_nodes(
                 head.stop()
                 head.limit_reader()
         report = head.report()
+        if observers is not None:
+            observers.finish(report)
     finally:
         closed(exit_number)
         head.close()

@@ -7,7 +7,7 @@ import sys
 
 import infini_run.lean_os as os
 from infini_run.errors import NO_MEMORY, InfiniRunError, UsageError, printable
-from infini_run.value_types import MARKER_VARIABLE
+from infini_run.value_types import DESCRIPTOR, ISOLATED, MARKER_VARIABLE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,10 +21,6 @@ if TYPE_CHECKING:
     from infini_run.node.warm_zygote import WarmZygote
     from infini_run.options.options import Options, Request
     from infini_run.plan.model import Plan
-
-# Set by ourselves, for ourselves, one level down: the signal mask that we found, the inner launch's id, and the
-# descriptor on which it asks to be stopped.
-ISOLATED = "INFINI_RUN_ISOLATED"
 
 
 def main() -> None:
@@ -44,13 +40,21 @@ def main() -> None:
         _print(2, f"infini-run: out of memory; {NO_MEMORY}")
         code = 1
     except OSError as error:
-        from infini_run.system.resource_limits import LIMITS
-
-        if error.errno not in LIMITS:
+        limit = _limit_behind(error)
+        if not limit:
             raise
-        _print(2, f"infini-run: {error.strerror}; {LIMITS[error.errno]}")
+        _print(2, f"infini-run: {error.strerror}; {limit}")
         code = 1
     os._exit(code)
+
+
+def _limit_behind(error: OSError) -> str:
+    """Return the limit that caused an error, for its line; "": none did. Without a descriptor no import works."""
+    try:
+        from infini_run.system.resource_limits import LIMITS
+    except OSError:
+        return "raise ulimit -n or ulimit -Hn"
+    return LIMITS.get(error.errno or 0, "")
 
 
 def _block() -> set[int]:
@@ -66,7 +70,8 @@ def _run(argv: list[str], mask_at_entry: set[int] | None) -> int:
         from infini_run.questions.command import ask_running
 
         _unblock(mask_at_entry)
-        return ask_running(request.asked, environ)
+        text, code = ask_running(request.asked, environ)
+        return (_print(1, text) if text else 0) or code
     if request.options is None:
         return _print_information(request.question, request.arguments, mask_at_entry)
     options = request.options
@@ -75,11 +80,42 @@ def _run(argv: list[str], mask_at_entry: set[int] | None) -> int:
     if ISOLATED not in environ:  # else it was said one level up
         _warn_of_environment(request, environ)
         _warn_of_words(request, argv, options, environ)
+    try:
+        return _run_and_note(request, options, environ, mask_at_entry)
+    except UsageError as error:
+        text = str(error)
+        named = request.name_variable(text)
+        if named == text:
+            raise
+        raise UsageError(named) from None
+
+
+def _run_and_note(request: Request, options: Options, environ: dict[str, str], mask_at_entry: set[int] | None) -> int:
+    """Run, and write an error where --termination_log says, too."""
+    if not options.termination_log or options.dry_run:
+        return _run_options(request, options, environ, mask_at_entry)
+    from infini_run.plan.program import absolute_flag_path
+    from infini_run.record import replace
+    from infini_run.system.secure_files import clear_message, write_message
+
+    path = absolute_flag_path("termination_log", options.termination_log)
+    clear_message("termination_log", path)
+    try:
+        return _run_options(request, replace(options, termination_log=path), environ, mask_at_entry)
+    except InfiniRunError as error:
+        write_message(path, f"infini-run: {printable(request.name_variable(str(error)))}\n")
+        raise
+
+
+def _run_options(request: Request, options: Options, environ: dict[str, str], mask_at_entry: set[int] | None) -> int:
     if request.node_list is not None:
         from infini_run.multinode.command import render_plan, run_on_hosts
 
         if options.dry_run:
-            return _print(1, render_plan(options, request.node_list))
+            cluster = request.cluster or _allocation(options, environ)
+            return _print(1, render_plan(options, request.node_list, cluster, environ))
+        if request.cluster is not None:
+            _print_environment(request.cluster, options)
         return run_on_hosts(options, request.node_list, environ, print_line=_print_line)
     if _joins_by_hand(options, request.cluster, environ):
         from infini_run.multinode.command import run_as_peer
@@ -100,23 +136,40 @@ def _run(argv: list[str], mask_at_entry: set[int] | None) -> int:
         launch_id, suspend_write_fd = inside[1], int(inside[2])
         os.set_inheritable(suspend_write_fd, False)
     if options.isolate and not options.dry_run and not is_inside:
+        if options.events.startswith(DESCRIPTOR):
+            from infini_run.display.event_stream import check_descriptor
+
+            check_descriptor(options.events)
         return _run_isolated(options, environ, mask_at_entry)
     if options.engine == "auto":
         environ = _prepare_environment(request.cluster, options, environ)
+    if options.node_rank < 0:  # options/table.py HANDED_OUT
+        from infini_run.record import replace
+
+        _print_line("infini-run: the head assigns the node rank; the plan is that of node 0")
+        options = replace(options, node_rank=0)
     observers: Observers | None = None
-    is_seen = options.trace or options.live == "on" or (options.live == "auto" and os.isatty(2))
+    is_written = options.trace or options.events or options.metrics
+    is_seen = is_written or options.live == "on" or (options.live == "auto" and os.isatty(2))
     if is_seen and not options.dry_run:
         from infini_run.display.observers import open_observers
 
         observers, options = open_observers(options, environ, print_line=_print_line)
-    plan = _make_plan(options, environ, launch_id, request.cluster)
+    try:
+        plan = _make_plan(options, environ, launch_id, request.cluster)
+    except InfiniRunError as error:
+        if observers is not None:
+            observers.finish(error)
+            observers.close()
+        raise
     for notice in plan.nodes[0].notices:
         _print_line(f"infini-run: {notice}")
-    if options.dry_run:
-        return _show(plan, options, mask_at_entry, request.cluster)
     if options.nnodes > 1 and not (request.cluster and request.cluster.rank > 0):
         _warn_of_address(options)
-        _warn_of_restarts(options)
+        if not _has_token(options, environ):
+            _warn_of_restarts(options)
+    if options.dry_run:
+        return _show(plan, options, environ, mask_at_entry, request.cluster)
     if request.cluster is not None and request.cluster.is_task:
         from infini_run.node.exec_rank import exec_rank
 
@@ -126,7 +179,7 @@ def _run(argv: list[str], mask_at_entry: set[int] | None) -> int:
 
 
 def _warn_of_environment(request: Request, environ: dict[str, str]) -> None:
-    """Of variables that set no flag, and of a scheduler whose other nodes or tasks nobody has asked for."""
+    """Warn of variables that set no flag, and of a scheduler's other nodes or tasks that no flag asks for."""
     from infini_run.options.table import PREFIXES, may_be_first_of_cluster, unknown_variables
 
     names = unknown_variables(environ)
@@ -145,7 +198,7 @@ def _warn_of_environment(request: Request, environ: dict[str, str]) -> None:
 
 
 def _warn_of_words(request: Request, argv: list[str], options: Options, environ: dict[str, str]) -> None:
-    """Of what was given, and does nothing."""
+    """Warn of words that have no effect."""
     if request.without_effect and not options.dry_run:
         _print_line(f"infini-run: {printable(request.without_effect)}")
     if ":" in options.program:
@@ -155,6 +208,8 @@ def _warn_of_words(request: Request, argv: list[str], options: Options, environ:
         if line:
             _print_line(f"infini-run: {printable(line)}")
             return
+    if options.programs:
+        return
     from infini_run.options.options import LAUNCHERS_OWN, find_late_flag
 
     late = find_late_flag(argv, options.program, LAUNCHERS_OWN)
@@ -173,27 +228,44 @@ def _take_over_process(mask_at_entry: set[int] | None) -> ProcessState:
 
 def _joins_by_hand(options: Options, cluster: ClusterEnvironment | None, environ: dict[str, str]) -> bool:
     """Return whether a token joins this launcher and others; a task that is one rank is no launcher."""
+    is_task = cluster is not None and cluster.is_task
+    is_one_of_several = options.nnodes > 1 or options.is_elastic
+    return is_one_of_several and not options.dry_run and not is_task and _has_token(options, environ)
+
+
+def _has_token(options: Options, environ: dict[str, str]) -> bool:
     from infini_run.options.table import TOKEN
 
-    is_task = cluster is not None and cluster.is_task
-    has_token = environ.get(TOKEN) or options.token_file
-    return bool((options.nnodes > 1 or options.is_elastic) and not options.dry_run and not is_task and has_token)
+    return bool(environ.get(TOKEN) or options.token_file)
+
+
+def _allocation(options: Options, environ: dict[str, str]) -> ClusterEnvironment | None:
+    """Return the allocation whose nodes an engine takes, for the plan. None: flags name the nodes."""
+    if options.hosts or options.hostfile:
+        return None
+    from infini_run.options.from_environment import find_allocation
+
+    return find_allocation(environ)
 
 
 def _prepare_environment(
     cluster: ClusterEnvironment | None, options: Options, environ: dict[str, str]
 ) -> dict[str, str]:
-    """Print what was found, if that is asked for or guessed. Return the environment without the variables that belong
-    to one process alone."""
+    """Print what was found. Return the environment without the variables that belong to one process alone."""
     from infini_run.environments.launcher_variables import strip_launcher_environment
+
+    _print_environment(cluster, options)
+    return strip_launcher_environment(environ, options.export) if cluster and not cluster.is_task else environ
+
+
+def _print_environment(cluster: ClusterEnvironment | None, options: Options) -> None:
+    """Print what was found, if that is asked for or guessed."""
     from infini_run.options.from_environment import NOTHING, describe
 
-    is_quiet = options.dry_run or not (options.verbose or (cluster and cluster.warning))
-    if not is_quiet:
+    if not options.dry_run and (options.verbose or (cluster and cluster.warning)):
         _print_line(
             "infini-run: " + printable(NOTHING if cluster is None else "; ".join(map(str.strip, describe(cluster))))
         )
-    return strip_launcher_environment(environ, options.export) if cluster and not cluster.is_task else environ
 
 
 def _warn_of_restarts(options: Options) -> None:
@@ -246,17 +318,28 @@ def _launch(
         run = _start(plan, options, environ, entry, observers)
         key = _poll_to_end(run, suspend_write_fd)
         run.close()
+        is_asked = bool(report_path) or observers is not None
+        report = run.report() if is_asked or not run.went_well else None
+        if observers is not None and report is not None:
+            observers.finish(report)
+    except InfiniRunError as error:
+        if observers is not None:
+            observers.finish(error)
+        raise
     finally:
         if observers is not None:
             _print_problem(observers.close())
-    if run.went_well and not report_path:
+    if report is None:
         return 0
-    report = run.report()
     if report_path:
         from infini_run.system.secure_files import save_report
 
         _print_problem(save_report(report_path, report.to_json()))
     text = report.text()
+    if options.termination_log and report.exit_code:
+        from infini_run.system.secure_files import save_message
+
+        _print_problem(save_message(options.termination_log, text))
     if text:
         _write_line(text, is_bounded=bool(report.received_signal))
     by_rank = 0
@@ -295,7 +378,7 @@ def _end(code: int, key: int, *, whole_group: bool) -> int:
 def _start(
     plan: Plan, options: Options, environ: dict[str, str], entry: ProcessState, observers: Observers | None
 ) -> NodeLaunch | RestartingLaunch:
-    """What may start its ranks again stays in their directory, and keeps the descriptors that they are to have."""
+    """Start the ranks. A launch that may restart them stays in their directory, and keeps descriptors for them."""
     run: NodeLaunch | RestartingLaunch
     zygote: WarmZygote | None = None
     if options.preload:
@@ -331,7 +414,8 @@ def _start(
     finally:
         if zygote is not None:
             zygote.close()  # no attempt follows
-    release_caller_descriptors()
+    if not run.starts_more:  # those start here, with these descriptors
+        release_caller_descriptors()
     return run
 
 
@@ -346,13 +430,13 @@ def _run_isolated(options: Options, environ: dict[str, str], mask_at_entry: set[
     The inner command stops its ranks within its grace; the grace here is for the case that it does not.
     """
     from infini_run.node.pid_namespace import open_suspend_pipe, run_isolated
-    from infini_run.plan.program import launch_folder, new_launch_id
+    from infini_run.plan.program import launch_folder, new_launch_id, remove_launch_folder
 
     if "pydevd" in sys.modules:
         raise UsageError("--isolate: the debugger that runs infini-run cannot follow; drop --isolate")
 
     entry = _take_over_process(mask_at_entry)
-    launch_id = new_launch_id()  # the inner command's: should it be killed, we remove its folder
+    launch_id = new_launch_id()  # the inner command's: if that is killed, this process removes its folder
     suspend_read_fd, suspend_write_fd = open_suspend_pipe()
     environ[ISOLATED] = f"{entry.blocked} {launch_id} {suspend_write_fd}"
     command = _same_command()
@@ -369,9 +453,7 @@ def _run_isolated(options: Options, environ: dict[str, str], mask_at_entry: set[
         )
     finally:
         if folder:
-            from infini_run.system.secure_files import remove_folder
-
-            remove_folder(folder)
+            remove_launch_folder(folder)
     return _end(code, key, whole_group=is_theirs)
 
 
@@ -422,17 +504,30 @@ def _run_doctor(request: Request, options: Options, environ: dict[str, str], mas
     return _print(1, text) or code
 
 
-def _show(plan: Plan, options: Options, mask_at_entry: set[int] | None, cluster: ClusterEnvironment | None) -> int:
+def _show(
+    plan: Plan,
+    options: Options,
+    environ: dict[str, str],
+    mask_at_entry: set[int] | None,
+    cluster: ClusterEnvironment | None,
+) -> int:
     from infini_run.plan.dry_run import render_json, render_text
 
     _unblock(mask_at_entry)
     render = render_json if options.dry_run == "json" else render_text
     spares = [""] * options.spares
-    return _print(1, render(plan, cluster, least_nodes=options.least_nodes, spares=spares, preload=options.preload))
+    preload, auto = options.preload, ""
+    if preload == ("auto",):
+        from infini_run.plan.auto_modules import find_auto_modules
+
+        preload, auto = find_auto_modules(plan, environ)
+    least = options.least_nodes
+    return _print(1, render(plan, cluster, least_nodes=least, spares=spares, preload=preload, auto=auto))
 
 
 def _unblock(mask_at_entry: set[int] | None) -> None:
-    """For an answer, since a pager may have gone, or nobody may read; or for a launcher that waits for others."""
+    """Unblock the signals that the command blocked: its answer may meet a pager that is gone, or it waits for
+    others."""
     if mask_at_entry is not None:
         _signal.pthread_sigmask(_signal.SIG_SETMASK, mask_at_entry)
 
@@ -464,7 +559,7 @@ def _stop_fd() -> int:
 
 
 def _print(fd: int, text: str) -> int:
-    """An answer: 1 where it could not be written; a reader that has had enough is nobody's failure."""
+    """Write an answer. Return 1 if it is not writable, else 0. A reader that closes early is no failure."""
     data = os.fsencode(text + "\n")
     try:
         while data:

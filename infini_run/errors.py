@@ -16,7 +16,9 @@ InfiniRunError                the root; exit_code says what the command exits wi
 ├── WorkerError               a worker failed; its report is at hand (exit code: the first failure's)
 │   ├── WorkerDied            a worker with work to do exited; its exit is at hand
 │   └── CrewFailed            workers failed more often than a crew's policy allows (BrokenExecutor; crews/errors.py)
+│       └── ExecutorFailed    the same of an executor (BrokenProcessPool; crews/api/executor.py)
 ├── RemoteError         1     a worker's code raised what cannot be made again here: its words
+├── JobFailed                 a function's job ended without a result (exit code: the job's; jobs/errors.py)
 ├── SubmitError         1     a batch scheduler did not take a job, or did not say whether it has (jobs/errors.py)
 └── QueryError          1     a batch scheduler did not answer, or nothing that can be understood (jobs/errors.py)
 """
@@ -29,9 +31,16 @@ OTHER_CODE = (ImportError, AttributeError, NameError, SyntaxError, TypeError)
 
 
 def printable(text: str) -> str:
-    """One line that cannot steer a terminal: control characters as escapes, the bytes 0x80 to 0x9f (C1) of names in
-    another encoding too. Names may hold any of them."""
+    """Return one line that cannot steer a terminal, with control characters as escapes, the bytes 0x80 to 0x9f (C1)
+    of names in another encoding too. Names may hold any of them."""
+    if text.isprintable():
+        return text
     return "".join(c if c.isprintable() or "\udca0" <= c <= "\udcff" else repr(c)[1:-1] for c in text)
+
+
+def counted(count: int, what: str) -> str:
+    """Return `1 rank`, `2 ranks`. what: a word whose plural has an s."""
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 class InfiniRunError(Exception):

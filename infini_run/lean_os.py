@@ -64,7 +64,7 @@ def fsdecode(data: bytes) -> str:
 
 
 def own_environ() -> dict[str, str]:
-    """A copy of this process's variables, as `dict(os.environ)`."""
+    """Return a copy of this process's variables, as `dict(os.environ)`."""
     if "os" in sys.modules:  # then it may hold changes
         return dict(sys.modules["os"].environ)
     return {fsdecode(name): fsdecode(value) for name, value in posix.environ.items()}

@@ -13,16 +13,16 @@ from _thread import RLock
 from warnings import warn
 
 from infini_run.errors import InfiniRunError, UsageError
-from infini_run.node.launch import NodeLaunch, plan_node
+from infini_run.node.launch import NodeLaunch, let_go_ports, plan_node
 from infini_run.node.shared_follower import SharedFollower
 from infini_run.number_arguments import read_wait
 from infini_run.options.from_python import (
-    check_command,
     check_names,
     check_path,
     check_words,
     make_environment,
     prepare_environment,
+    read_command,
     read_flags,
 )
 from infini_run.options.table import TABLE
@@ -43,9 +43,10 @@ if TYPE_CHECKING:
     from infini_run.core.group import Event
     from infini_run.display.observers import Observers
     from infini_run.node.restarting_launch import RestartingLaunch
+    from infini_run.options.from_python import Program
     from infini_run.options.keywords import RunOptions
     from infini_run.options.options import Options
-    from infini_run.plan.model import Plan, RankRange
+    from infini_run.plan.model import FoundProgram, Plan, RankRange
     from infini_run.report.exit import Exit
     from infini_run.report.report import Report
 
@@ -58,12 +59,12 @@ class ProcessLauncher:
     launcher moves only while the host program is in `events`, `wait` or `running`.
 
     Args:
-        command: The program and its arguments.
+        command: The program and its arguments; or a list of `Program`, several programs of one job.
         env: Variables that are added to the environment of the ranks. None: none.
         inherit_env: The ranks have this process's environment, too.
         cwd: Where the ranks start, and where a relative program is looked for. None: this process's.
-        flags: The command's flags by their names, as for `run`. `distributed_args=True` adds --distributed-rank=R
-            and --distributed-world-size=W to each rank's arguments.
+        flags: The command's flags by their names: `nproc_per_node=8`, `log_dir="logs"`, `grace=30`.
+            `distributed_args=True` adds --distributed-rank=R and --distributed-world-size=W to each rank's arguments.
 
     Raises:
         UsageError: The request is invalid, or asks for other machines.
@@ -73,7 +74,7 @@ class ProcessLauncher:
 
     def __init__(
         self,
-        command: Sequence[str],
+        command: Sequence[str] | Sequence[Program],
         *,
         env: Mapping[str, str] | None = None,
         inherit_env: bool = True,
@@ -82,13 +83,15 @@ class ProcessLauncher:
     ) -> None:
         check_waits("a launch")
         check_names("ProcessLauncher", flags, TABLE, ProcessLauncher.__init__)
-        self._command = check_command(command)
+        self._command, programs = read_command(command)
         self._environ = make_environment(env, inherit_env)
         self._cwd = check_path("cwd", cwd)
-        request = read_flags(flags, self._command, self._environ)
+        request = read_flags(flags, self._command, self._environ, programs)
         if request.node_list is not None:
             raise UsageError("a ProcessLauncher is for one machine; use run(..., hosts=[...]) for several")
         assert request.options is not None
+        if request.options.preload:
+            raise UsageError("preload=: not for a ProcessLauncher; use run")
         self._options = request.options
         if self._options.console == "auto":
             self._options = replace(self._options, console=self._auto_console)
@@ -101,11 +104,16 @@ class ProcessLauncher:
         # for after_fork_in_child, if another thread forks meanwhile
         self._starting: NodeLaunch | RestartingLaunch | None = None
         self._observers: Observers | None = None
-        self._port = 0  # chosen by this object; 0: none
+        self._programs: tuple[FoundProgram, ...] = ()  # whose ports this object has chosen
         self._has_parents_launch = False  # this is a forked child, and its parent had launched
         self._lock = RLock()
         close_at_exit(self)
         call_in_forked_children(self)
+
+    def __dir__(self) -> list[str]:
+        from infini_run.public_names import public_names
+
+        return public_names(self, ("after_fork_in_child", "close_at_exit"))
 
     # ---- starting
 
@@ -127,6 +135,8 @@ class ProcessLauncher:
                 raise InfiniRunError("a launch is already running; wait for it, or terminate it")
             self._close_run()
             words = self._command + check_words("args", args)
+            if args and self._options.programs:
+                raise UsageError("args: cannot follow several programs; give them to each Program")
             if self._cwd is not None and not os.path.isdir(self._cwd):
                 raise UsageError(f"cwd={self._cwd} is not a directory")
             observers, options = self._open_observers()
@@ -138,7 +148,9 @@ class ProcessLauncher:
                 run = self._starting = self._make_run(plan, options, observers)
                 run.start()
                 self._launch, self._observers = SharedFollower(run), observers
-            except BaseException:  # KeyboardInterrupt may come between any two steps
+            except BaseException as error:  # KeyboardInterrupt may come between any two steps
+                if observers is not None and isinstance(error, InfiniRunError):
+                    observers.finish(error)
                 if run is not None:
                     run.close()
                 if observers is not None:
@@ -159,7 +171,7 @@ class ProcessLauncher:
         options = self._options
         if options.live != "on":
             options = replace(options, live="off")
-        if options.live == "off" and not options.trace:
+        if options.live == "off" and not (options.trace or options.events or options.metrics):
             return None, options
         from infini_run.display.observers import open_observers
 
@@ -173,7 +185,7 @@ class ProcessLauncher:
             may_use_terminal=False,
             span=self._span,
         )
-        self._port = 0 if options.master_port else plan.master_port
+        self._programs = plan.programs
         return plan
 
     # ---- watching
@@ -186,7 +198,8 @@ class ProcessLauncher:
 
         Returns:
             The events in order. Empty: the time is up, or everything exited. With max_restarts the kind
-                `restarting` says that all ranks restart; this call starts them.
+                `restarting` says that all ranks restart, or with restart_scope="program" those of the program `name`;
+                this call starts them.
         """
         return self._launched().events(read_wait("timeout_s", timeout_s))
 
@@ -212,7 +225,9 @@ class ProcessLauncher:
             max_restarts a rank that failed may still come back.
         """
         limit_s = read_wait("timeout_s", timeout_s)
-        return self._launched().wait_ready(limit_s, may_restart=self._options.max_restarts > 0)
+        programs = self._options.programs
+        may_restart = self._options.max_restarts > 0 or any(program.max_restarts for program in programs)
+        return self._launched().wait_ready(limit_s, may_restart=may_restart)
 
     def running(self) -> bool:
         """Return whether anything of the launch is left. Does not wait."""
@@ -253,6 +268,7 @@ class ProcessLauncher:
     def first_failure(self) -> Exit | None:
         """Return the first rank that failed before any was stopped, or None if none failed."""
         self.running()
+        self._launched().run.record_statuses()
         return self._launched().run.outcome.first_failure()
 
     def report(self) -> Report:
@@ -307,12 +323,11 @@ class ProcessLauncher:
         with self._lock:
             if self._launch is not None:
                 self._launch.close()
-            if self._port:
-                from infini_run.node.ports import let_go
-
-                let_go(self._port if self._launch is None else self._launch.run.plan.master_port)
-                self._port = 0
+            let_go_ports(self._programs if self._launch is None else self._launch.run.plan.programs)
+            self._programs = ()
             observers, self._observers = self._observers, None
+            if observers is not None:
+                observers.finish(self._launched().run.report())
             problem = "" if observers is None else observers.close()
             if problem:
                 self._launched().run.outcome.add_notice(problem)
@@ -338,7 +353,7 @@ class ProcessLauncher:
                 self._observers.close()
 
     def after_fork_in_child(self) -> None:
-        """In a forked child: forget the launch, which is the parent's."""
+        """Forget the launch in a forked child: it is the parent's."""
         runs = (None if self._launch is None else self._launch.run, self._starting)
         self._has_parents_launch = self._has_parents_launch or any(run is not None for run in runs)
         self._launch, self._starting, self._lock, self._observers = None, None, RLock(), None

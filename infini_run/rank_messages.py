@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 MOST_PROGRESS = 2**63 - 1
 _STATUS = 512  # bytes that the launcher keeps
-_READY_WAIT_S = 10.0  # for a launcher that does not read: without the message it may stop the job
+READY_WAIT_S = 10.0  # for a launcher that does not read: without the message it may stop the job
 
 
 def progress(done: float, of: float | None = None) -> None:
@@ -25,7 +25,8 @@ def progress(done: float, of: float | None = None) -> None:
 
     Args:
         done: A whole number (a step, a sample) that continues where the last attempt ended. It is the rank's
-            PROGRESS=, for `--progress_timeout` and `--max_no_progress`.
+            PROGRESS=, for `--progress_timeout` and `--max_no_progress`. To find slow ranks, report it on
+            every rank, before the first collective of the step.
         of: All of it, in the same unit. Then `done` is any number, which is only shown: as the rank's status, or as
             the bar of a function.
 
@@ -37,13 +38,13 @@ def progress(done: float, of: float | None = None) -> None:
         worker.progress(done, of)
         return
     if of is not None:
-        status_text(f"{done:.15g} of {of:.15g}")
+        send_status(f"{done:.15g} of {of:.15g}")
         return
     if type(done) is not int or not 0 <= done <= MOST_PROGRESS:
         from infini_run.errors import UsageError
 
         raise UsageError(f"progress({done!r}): expected a whole number from 0 to 2**63 - 1, or progress(done, of)")
-    _report(f"PROGRESS={done}")
+    notify_launcher(f"PROGRESS={done}")
 
 
 def ready() -> None:
@@ -52,7 +53,7 @@ def ready() -> None:
     if worker is not None:
         worker.ready()
         return
-    _report("READY=1", _READY_WAIT_S)
+    notify_launcher("READY=1", READY_WAIT_S)
 
 
 def status_text(text: str) -> None:
@@ -65,8 +66,17 @@ def status_text(text: str) -> None:
     if worker is not None:
         worker.status(text)
         return
+    send_status(text)
+
+
+def send_status(text: str) -> None:
+    """Send a status to the launcher of this rank.
+
+    Args:
+        text: One line of it is kept, of at most 512 bytes.
+    """
     line = " ".join(str(text).splitlines()).encode("utf-8", "replace")[:_STATUS]
-    _report(f"STATUS={line.decode('utf-8', 'ignore')}")
+    notify_launcher(f"STATUS={line.decode('utf-8', 'ignore')}")
 
 
 def send(address: str, message: str, wait_s: float = 0.0) -> None:
@@ -87,8 +97,13 @@ def send(address: str, message: str, wait_s: float = 0.0) -> None:
         sender.close()
 
 
-def _report(message: str, wait_s: float = 0.0) -> None:
-    """Send a message to the launcher of this rank. A NOTIFY_SOCKET without a launch is a service manager's."""
+def notify_launcher(message: str, wait_s: float = 0.0) -> None:
+    """Send a message to the launcher of this rank. A NOTIFY_SOCKET without a launch is a service manager's.
+
+    Args:
+        message: Of sd_notify(3).
+        wait_s: How long to wait for room. 0: not at all.
+    """
     address = os.environ.get("NOTIFY_SOCKET", "")
     if address and "INFINI_RUN_ID" in os.environ:
         try:
@@ -98,6 +113,6 @@ def _report(message: str, wait_s: float = 0.0) -> None:
 
 
 def _worker() -> Any:
-    """The Context of this process, if it is a worker; else None."""
+    """Return the Context of this process if it is a worker, else None."""
     module = sys.modules.get("infini_run.crews.worker.context")
     return getattr(module, "_current", None)

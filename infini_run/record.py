@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def fields(cls: type | object) -> tuple[str, ...]:
-    """The names of a record's fields, in order."""
+    """Return the names of a record's fields, in order."""
     names: tuple[str, ...] = cls._fields  # type: ignore[union-attr]
     return names
 
@@ -92,8 +92,8 @@ else:
 
 
 def made(cls: type[T], values: dict[str, Any]) -> T:
-    """A record of a class, of values that it takes over. A call costs several times as much: this is for
-    what is made for each rank.
+    """Return a record of a class, made of values that it takes over. Calling the class costs several times as much;
+    this is for records that each rank needs.
 
     Args:
         cls: the class.
@@ -110,5 +110,5 @@ def made(cls: type[T], values: dict[str, Any]) -> T:
 
 
 def replace(instance: T, **changes: object) -> T:
-    """A copy of a record with some fields changed."""
+    """Return a copy of a record with some fields changed."""
     return type(instance)(**(vars(instance) | changes))

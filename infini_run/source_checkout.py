@@ -37,7 +37,7 @@ def use_installed_package(folder: str) -> None:
 
 
 def _find_installed(folder: str) -> ModuleSpec | None:
-    """As Python finds it, but for that folder."""
+    """Find a module as Python does, but not in that folder."""
     others = [path for path in sys.path if realpath(f"{path or '.'}/{_NAME}") != realpath(folder)]
     for finder in sys.meta_path:
         where = others if finder is PathFinder else None

@@ -9,7 +9,7 @@ import sys
 from _signal import SIG_DFL, default_int_handler, getsignal, signal
 
 gc.disable()  # a launch makes few objects and no cycles, and looking for them costs start-up
-if getsignal(2) is default_int_handler:  # Ctrl-C ends the command: nothing has started, and a submitted job goes on
+if getsignal(2) is default_int_handler:  # Ctrl-C ends the command: nothing has started, and a submitted job continues
     signal(2, SIG_DFL)
 
 

@@ -12,11 +12,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 MARKER_VARIABLE = "INFINI_RUN_ID"  # in every process of a launch: its launch id
+# The outer command sets these for the inner one (--isolate): its signal mask at the start, the inner launch's id, and
+# the descriptor on which the inner one asks to be suspended.
+ISOLATED = "INFINI_RUN_ISOLATED"
 PYTHON_FILES = (".py", ".pyc", ".pyz")  # names of programs for Python
-OWN_CODE = "infini_run_own"  # in the code of a Python that we start for ourselves
+OWN_CODE = "infini_run_own"  # in the code of a Python that infini-run starts for itself
 PROBE_VARIABLE = "INFINI_RUN_PROBE"  # in a process that is asked whether it is a Python; it launches nothing
 MAX_INT = 2**31 - 1
 MOST_RANKS = 1 << 22  # on one node: as many processes as Linux can have (PID_MAX_LIMIT, proc(5))
+MOST_TAIL = 100_000  # lines of --tail
 MAX_LISTED = 2**20
 
 STDOUT = 1
@@ -40,7 +44,7 @@ def streams_of(chosen: RankStreams, local_rank: int) -> int:
 
 
 def number(text: str) -> int | None:
-    """A whole number in plain digits, or None. int() would also take `1_000` and other scripts' digits."""
+    """Return a whole number in plain digits, or None. int() would also take `1_000` and other scripts' digits."""
     digits = text[1:] if text[:1] == "-" else text
     return int(text) if digits.isascii() and digits.isdigit() and len(digits) <= 18 else None
 
@@ -56,7 +60,7 @@ def bounded_int(low: int, high: int = MAX_INT) -> Callable[[str], int]:
 
 
 def node_count(text: str) -> int | tuple[int, int]:
-    """A number, or MIN:MAX; the number where both are the same."""
+    """Return a number, or MIN:MAX; the number if both are the same."""
     low_text, colon, high_text = text.partition(":")
     if not colon:
         return bounded_int(1)(text)
@@ -90,7 +94,7 @@ def port(text: str) -> int:
 
 
 def address(text: str) -> str:
-    """A host's name or address, without port; brackets around an IPv6 address are taken off."""
+    """Return a host's name or address without a port, and without the brackets around an IPv6 address."""
     host = text[1:-1] if text[:1] == "[" and text[-1:] == "]" else text
     if not host or not host.isprintable() or any(c in " /[],@" for c in host):
         raise ValueError("expected a host name or an address")
@@ -126,8 +130,11 @@ _LONGER: dict[str, tuple[str, ...]] = {
 }
 
 
+DESCRIPTOR = "fd:"  # before the number of an open one, in place of a file
+
+
 def duration(text: str) -> float:
-    """Seconds: 10, 0.5, 10s, 500ms, 2m, 90min, 1h, 1h30m, 1d."""
+    """Return the seconds of a duration: 10, 0.5, 10s, 500ms, 2m, 90min, 1h, 1h30m, 1d."""
     value, rest = 0.0, text
     while rest and value >= 0:  # from the end: a part is a number and its unit, and the last one's may be missing
         name, unit_s = next(((name, each_s) for name, each_s in _UNITS if rest.endswith(name)), ("", 1.0))
@@ -142,7 +149,7 @@ def duration(text: str) -> float:
 
 
 def patience(text: str) -> float:
-    """A duration after which something is given up."""
+    """Return the seconds after which something gives up."""
     value = duration(text)
     if value < _LEAST_PATIENCE_S:
         raise ValueError("expected at least 100ms; use 10, 10s, 500ms, or 2m")
@@ -158,7 +165,7 @@ def _float(text: str) -> float:
 
 
 def timeout(text: str) -> float:
-    """A duration, or off, which is 0."""
+    """Return the seconds of a duration, or 0 for off."""
     return 0.0 if text == "off" else duration(text)
 
 
@@ -179,6 +186,32 @@ def ranks(text: str) -> tuple[int, ...] | None:
     return tuple(sorted(found))
 
 
+def node_ranks(text: str) -> tuple[int, ...] | str | None:
+    """As `ranks`, for nodes: `0-2,4`; None for all of them, and `rest` as it is."""
+    if text == "rest":
+        return text
+    try:
+        return ranks(text)
+    except ValueError:
+        raise ValueError("expected all, rest, or nodes and ranges such as 0,4-7") from None
+
+
+def named_ranks(text: str) -> tuple[int | str, ...] | None:
+    """As `ranks`, and ranks of programs: `trainer:0-1` are `trainer:0` and `trainer:1`, behind the numbers."""
+    named = [part for part in text.split(",") if ":" in part]
+    if not named:
+        return ranks(text)
+    numbers = ",".join(part for part in text.split(",") if ":" not in part)
+    found: dict[int | str, None] = dict.fromkeys((numbers and ranks(numbers)) or ())
+    for part in named:
+        name, _, span = part.rpartition(":")
+        its = ranks(span)
+        if not name or not its or len(found) + len(its) > MAX_LISTED:
+            raise ValueError("expected all, or ranks and ranges such as 0,4-7, or trainer:0-3 of a program")
+        found |= dict.fromkeys(f"{name}:{rank}" for rank in its)
+    return tuple(found)
+
+
 def streams(text: str) -> RankStreams:
     """torchrun's: one of 0 to 3 for every local rank, or `0:3,10:1` for those named and 0 for the others."""
     every = number(text)
@@ -195,8 +228,9 @@ def streams(text: str) -> RankStreams:
 
 
 def stdin_reader(text: str) -> int | str:
-    """The rank that reads the terminal, all or none."""
-    if text in ("all", "none"):
+    """Return the rank that reads the terminal, all, or none; `trainer:0` is a rank of a program."""
+    name, colon, digits = text.rpartition(":")
+    if text in ("all", "none") or (colon and name and number(digits) is not None):
         return text
     value = 0 if text == "rank0" else number(text)
     if value is None or not 0 <= value <= MAX_INT:

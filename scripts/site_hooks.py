@@ -19,6 +19,7 @@ LINE = re.compile(r'<span id="(line-\d+-\d+)">(.*?)(?=<span id="line-|\Z)', re.D
 INLINE = re.compile(r"(?<!<pre>)(?<!</span>)(<code>)((?:(?!</code>).)*? .*?)</code>", re.DOTALL)
 TABLE = re.compile(r"<table>.*?</table>", re.DOTALL)
 TAG = re.compile(r"<[^>]+>")
+DIAGRAM = re.compile(r"[│▼▶┌└]")  # characters that only a drawing has
 FLAG = re.compile(r"(?<![\w&-])(--?[a-z][\w-]*)")
 SHORT_CODE = re.compile(r"<code>(?=[^<\s]{1,30}</code>)")
 MESSAGES = "troubleshooting.md"
@@ -66,7 +67,7 @@ def on_page_content(html, page, **_):
 
 
 def _block(match):
-    """Mark where a line of a block continues, and give the copy button its text."""
+    """Mark where a line of a block continues, and give the copy button its text. A drawing keeps its lines."""
     lines = [(name, body, plain(body)) for name, body in LINE.findall(match[4])]
     text = "".join(text for _, _, text in lines)
     copied = commands(text) if match[2] == "console" else text
@@ -74,7 +75,8 @@ def _block(match):
         f'<span id="{name}" style="--indent: {len(text) - len(text.lstrip(" "))}ch">{_keep_flags(body)}'
         for name, body, text in lines
     )
-    return f'<div class="{match[1]}" data-copy="{escape(copied.rstrip())}">{match[3]}{marked}</code>'
+    kind = " diagram" if DIAGRAM.search(text) else ""
+    return f'<div class="{match[1]}{kind}" data-copy="{escape(copied.rstrip())}">{match[3]}{marked}</code>'
 
 
 def plain(html):

@@ -24,6 +24,7 @@ TYPES = {  # by the metavar of a flag
     "TIME|off": "float | str",
     "SIGNAL": "int | str",
     "DIR": "str | PathLike[str]",
+    "FILE|fd:N": "str | PathLike[str]",
     "FILE": "str | PathLike[str]",
     "PATH": "str | PathLike[str]",
     "WORDS": "str | Sequence[str]",
@@ -37,22 +38,34 @@ COMMAND_ONLY = {
     "dry_run",
     "isolate",
     "report",
+    "termination_log",
     "verbose",
     "plot",
     "list",
+    "top",
+    "follow",
+    "tail",
     "stacks",
     "stop",
     "send",
+    "bundle",
     "ranks",
     "completion",
     "doctor",
     "preload",
     "preload_timeout",
+    "program",
+    "programs",
+    "ends_job",
+    "on_nodes",
+    "after",
+    "ready_port",
 }
 # A worker that runs Python has this Python as its program, and no input (crews/spawn/placement.py).
 PROGRAMS_ONLY = {
     *("module", "no_python", "distributed_args", "stdin", "live", "trace"),
-    *("token_file", "node_rank", "ready_timeout", "progress_timeout"),
+    *("events", "metrics", "metrics_interval", "snapshots"),
+    *("token_file", "node_rank", "ready_timeout", "progress_timeout", "one_world", "restart_scope"),
 }
 RESTARTS = {
     *("max_restarts", "restart_delay", "restart_window", "keep_going"),
@@ -92,7 +105,7 @@ def keywords() -> str:
 
 def submit_keywords() -> str:
     """infini_run/jobs/options/keywords.py"""
-    flags = [flag for flag in SUBMIT if flag.name not in SUBMIT_COMMAND_ONLY]
+    flags = [flag for flag in SUBMIT if flag.name not in {*SUBMIT_COMMAND_ONLY, "array"}]  # it has a type per call
     return HEAD.format(what="`submit`", abcs="Sequence") + _typed_dict(
         "SubmitOptions", "TypedDict", "`submit`", flags
     )

@@ -14,7 +14,7 @@ from infini_run.options.help import TITLES, usage
 from infini_run.options.table import FLAGS, GROUPS
 
 NOTE = "<!-- Made from the table of flags by share/generate.py. -->\n"
-_FLAG = re.compile(r"(?<![\w-])--(\[no\])?([a-z_]+)(=[^\s,;:)]+)?")
+_FLAG = re.compile(r"(?<![\w-])--(\[no\])?([a-z][a-z_-]*)(=[^\s,;)]*[^\s,;:).])?")
 _VARIABLE = re.compile(r"(?<![\w`/=])[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+(?:=\w+)?|\b[A-Z]+=\w+")
 _CODE = re.compile(r"(`[^`]*`)")
 
@@ -29,14 +29,17 @@ infini-run [flags] [--] program [args...]
 boolean off. The first word that is not a flag, or `--`, ends the flags: what follows belongs to the program.
 There are no abbreviations.
 
-Of several values, this order decides: the command line and flag files, in order; the variable `INFINI_RUN_<NAME>`;
-the variable `PET_<NAME>`; the cluster environment, with [`--engine=auto`](#--engine); the default. In Python, a flag
-is a keyword argument of the same name: each entry has its type.
+The value comes from the first of these sources that has one: the command line with its flag files, the variable
+`INFINI_RUN_<NAME>`, the variable `PET_<NAME>`, the cluster environment with [`--engine=auto`](#--engine), and the
+default. If the command line has a flag twice, the last one counts. In Python, a flag is a keyword argument of the
+same name: each entry has its type.
+
+A flag without a variable in its entry counts only on the command line.
 """
 _JOB_HEAD = """\
 # Flags of infini-job
 
-The grammar is that of [infini-run](infini-run.md). A flag that is not given is taken from the variable
+The grammar is that of [infini-run](infini-run.md). An absent flag takes its value from the variable
 `INFINI_JOB_<NAME>`. Variables `INFINI_RUN_<NAME>` of the job's environment are flags of infini-run, which runs its
 ranks.
 """
@@ -58,7 +61,7 @@ def command_page() -> str:
         flags = GRAMMAR if group == "flags" else [flag for flag in FLAGS if flag.group == group]
         parts.append(f"## {TITLES[group]}\n")
         parts += [
-            _entry(flag, linked, "INFINI_RUN_", group != "flags", _keyword(flag, COMMAND_ONLY)) for flag in flags
+            _entry(flag, linked, "INFINI_RUN_", flag.has_variable, _keyword(flag, COMMAND_ONLY)) for flag in flags
         ]
     return "\n".join(parts)
 
@@ -78,7 +81,7 @@ def job_page() -> str:
                 if group in ("", flag.group):
                     python = _keyword(flag, SUBMIT_COMMAND_ONLY) if verb == "submit" else ""
                     suffix = f" of {verb}" if flag.name in seen else ""
-                    parts.append(_entry(flag, linked, "INFINI_JOB_", True, python, suffix))
+                    parts.append(_entry(flag, linked, "INFINI_JOB_", flag.has_variable, python, suffix))
                     seen.add(flag.name)
     return "\n".join(parts)
 

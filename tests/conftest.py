@@ -7,6 +7,7 @@ that carry the mark of a launch.
 from __future__ import annotations
 
 import atexit
+import gc
 import importlib.util
 import os
 import shutil
@@ -49,6 +50,17 @@ atexit.register(shutil.rmtree, os.environ["TMPDIR"], ignore_errors=True)
 for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):  # ignored under nohup, and behind a shell's `&`
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[object]:
+    """What is collected stays until the end, so no garbage collection looks at it, then or later."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -182,6 +194,7 @@ def shut(tmp_path: Path) -> str:
 def infini_run() -> Iterator[Callable[..., Command]]:
     """Start `infini-run WORDS...`; `under` puts words before it (unshare, nohup, a shell's limit)."""
     started: list[Command] = []
+    pids = set(os.listdir("/proc"))
 
     def start(*words: object, under: tuple[str, ...] = (), gates: tuple[Gate, ...] = (), **kwargs: object) -> Command:
         if gates:
@@ -190,8 +203,11 @@ def infini_run() -> Iterator[Callable[..., Command]]:
         return started[-1]
 
     yield start
+    is_killed = any(command.process.poll() is None for command in started)
     for command in started:
         command.close()
+    if is_killed:  # its guard ends what it has left, in a moment
+        until(lambda: not marked(known=pids))
 
 
 @pytest.fixture
@@ -238,3 +254,18 @@ def freezer():
     freezer.thaw()
     until(lambda: not (folder / "cgroup.procs").read_text())
     folder.rmdir()
+
+
+@pytest.fixture
+def raised():
+    """Set by the first SIGINT, which raises KeyboardInterrupt. A later one does nothing, wherever it comes."""
+    event = threading.Event()
+
+    def handle(_number, _frame):
+        if not event.is_set():
+            event.set()
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, handle)
+    yield event
+    signal.signal(signal.SIGINT, before)

@@ -9,6 +9,7 @@
 
 #include "guard/arguments.h"
 #include "io/io.h"
+#include "sys/lease.h"
 
 struct ir_group;
 
@@ -20,10 +21,13 @@ struct worker {
     int log_fd;
     int error_log_fd; /* stderr's own; -1: it goes to log_fd, marked */
     int child_ends[3]; /* of its pipes, until it has them */
+    bool held;       /* it has not started, and may yet; or it restarts */
     bool reaped;
     bool failed;     /* it did not end with 0 */
     bool unreaped;   /* it exited, and keeps the number of its process group until all have (groups_release) */
     bool stop_sent;  /* the core's stop signal */
+    int part_signal; /* the last one that it got with its part; 0: none */
+    uint32_t target; /* its place among those of input, from 1; 0: it has none */
     int failed_step; /* between clone and exec; 0: it did exec */
     int failed_errno;
     bool log_lost;   /* told once */
@@ -35,7 +39,7 @@ struct worker {
     int notify_fd;   /* -1: none, or closed at its end */
     int drop_fd;     /* readable when a message with descriptors is gone; -1: none is in progress */
     bool sent_rights; /* messages of it had descriptors: they may still be in the queue */
-    bool rights_stuck; /* such a message could not be taken, and waits for the next one */
+    bool rights_stuck; /* the core could not take such a message, which waits for the next one */
     bool ready;      /* it said READY=1 */
     bool triggered;  /* it said WATCHDOG=trigger, and no WATCHDOG=1 since */
     int64_t active_ns, ping_ns; /* struct ir_activity */
@@ -52,10 +56,10 @@ struct worker {
 struct terminal {
     int fd;                /* -1: there is none, or nobody needed it so far */
     int timer_fd;          /* of the loan; -1: there was none */
-    int typed_fd;          /* sends SIGIO while it is lent */
+    int typed_fd;          /* sends SIGIO during the loan */
     bool has_owner;        /* worker 0 has it whenever the core has it to give */
     bool lent;             /* to one that asked for it */
-    bool probed;           /* it has just been taken back: a line that comes now may be the holder's */
+    bool probed;           /* the core just took it back: a line that comes now may be the holder's */
     pid_t holder;          /* the process group that has it; 0: none */
     uint32_t holder_index; /* of its worker */
     struct termios modes;  /* when the holder got it */
@@ -66,7 +70,7 @@ struct terminal {
     bool others_stopped;   /* of the launcher's process group, for the terminal, during the loan */
 };
 
-/* ---- guard.c: the process that ends what is left after SIGKILL of the launcher */
+/* ---- guard.c: the process that ends what survives a SIGKILL of the launcher */
 struct guard {
     char *program, *folder; /* NULL: none */
     char parent[16], session[16], since[24], wait[16]; /* its arguments, as words */
@@ -80,13 +84,14 @@ struct guard {
     bool dismissed;         /* killed by the core */
 };
 
-/* ---- lease.c: how long the workers may live without being renewed */
+/* ---- lease.c: how long the workers may live without a renewal */
 struct lease {
     int64_t *deadline_ns; /* sys/lease.h; NULL: there is none */
     int fd;               /* its memory, and */
     int pipe[2];          /* what the guard says of it; [1] and fd are the core's until the guard has them */
+    char last_word[LEASE_WORD_MOST]; /* that the caller has given */
     bool held;            /* the guard watches over it */
-    bool ended;           /* and the workers are killed; reported once */
+    bool ended;           /* and the guard killed the workers; reported once */
     void (*on_end)(struct ir_group *); /* kills them: of group/, which stands above */
 };
 
@@ -114,6 +119,7 @@ void waiter_close(struct ir_group *g, bool forked);
 /* signal_send.c */
 int group_signal_leaders(struct ir_group *g, int sig);
 void group_signal_groups(struct ir_group *g, int sig);
+bool worker_signal_group(const struct ir_group *g, const struct worker *w, int sig);
 void group_continue(struct ir_group *g);
 
 /* terminal.c */

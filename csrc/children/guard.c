@@ -1,9 +1,9 @@
-/* children/guard.c: the process that ends what is left after SIGKILL of the launcher.
+/* children/guard.c: the process that ends what survives a SIGKILL of the launcher.
  *
  * Nobody can catch SIGKILL. The parent-death signal reaches direct children only, and not those
  * of another thread than the main one. So a small program (guard/main.c) starts before the first
  * worker. It sleeps in one system call until the launcher is dead or a host program has executed
- * another one, then ends what the launch has left. When nothing is left, the core ends it. The
+ * another one, then ends what the launch has left. Once nothing survives, the core ends it. The
  * command as process 1 needs none, except for a lease (lease.c): the kernel ends its namespace
  * with it, and it executes nothing. */
 #include "group/group.h"
@@ -100,8 +100,8 @@ static void guard_lost(struct ir_group *g, int step, int error) {
     event->signal = error;
 }
 
-/* Return why the guard ended before it held the lease: its exit code is the error, unless it was
- * never executed. */
+/* Return why the guard ended before it held the lease: its exit code is the error, unless its
+ * exec failed. */
 int guard_failure(struct ir_group *g) {
     siginfo_t info;
     if (g->guard.pid != 0) guard_note(g);
@@ -138,15 +138,15 @@ void guard_start(struct ir_group *g) {
     if (guard->pidfd >= 0) (void)fd_watch(g, guard->pidfd, EPOLLIN, WATCH_GUARD, 0);
 }
 
-/* For a worker that cannot do it itself (child_register): it was forked by the caller, or does not know its pid here. */
+/* For a worker that cannot do it itself (child_register): the caller forked it, or it does not know its pid here. */
 void guard_add_worker(const struct ir_group *g, pid_t worker) {
     if (g->guard.pid == 0) return;
     ssize_t written = write(g->guard.pipe[1], &worker, sizeof worker);
     (void)written;
 }
 
-/* It is reaped, and nobody is left in its process group: the number may be another's soon, and without /proc the guard
- * could not tell. */
+/* The core reaped it, and its process group is empty. Another process may get the number soon,
+ * and without /proc the guard could not see that. */
 void guard_drop_worker(const struct ir_group *g, const struct worker *w) {
     if (g->proc_error == 0 || group_is_left(g, w)) return;
     guard_add_worker(g, -w->pid);
@@ -179,7 +179,7 @@ void guard_gone(struct ir_group *g) {
     else fd_unwatch(g, g->guard.pidfd); /* a tracer holds it */
 }
 
-/* Nothing is left that it would have to end. It is reaped by guard_stop; meanwhile there is other work. */
+/* Nothing is left that it would have to end. guard_stop reaps it; meanwhile there is other work. */
 void guard_dismiss(struct ir_group *g) {
     if (g->guard.pid == 0) return;
     g->guard.dismissed = true;

@@ -1,4 +1,4 @@
-/* children/lease.c: the launcher's side of a lease: the workers live while it is renewed.
+/* children/lease.c: the launcher's side of a lease: the workers live as long as the launcher renews it.
  *
  * The guard holds it (guard/main.c): at the deadline it kills the workers and all that they
  * started, also where the launcher is suspended, starved, or stuck. A renewal moves the deadline
@@ -6,12 +6,13 @@
  * the deadline that it knew. Its memory is a file without a name. A pipe reports that the guard
  * has it, that the lease has run out, and by its end that there is no guard. */
 #include "group/group.h"
-#include "sys/lease.h"
 
 #include <errno.h>
 #include <poll.h>
+#include <string.h>
 #include <sys/epoll.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -26,6 +27,19 @@ static int memory_open(void) {
     return fd;
 }
 
+/* Where the link goes the last word goes. Without a link over TCP there is none. */
+static void last_word_set(const struct ir_group *g, struct lease_memory *memory) {
+    struct sockaddr_storage address = {.ss_family = AF_UNSPEC};
+    socklen_t size = sizeof address;
+    if (g->config.last_word_size == 0) return;
+    if (getpeername(g->config.link_fd, (struct sockaddr *)&address, &size) < 0) return;
+    if (address.ss_family != AF_INET && address.ss_family != AF_INET6) return;
+    memcpy(memory->address, &address, size);
+    memory->address_size = size;
+    memcpy(memory->last_word, g->lease.last_word, sizeof memory->last_word);
+    memory->last_word_size = g->config.last_word_size;
+}
+
 /* Before the first child. -EOPNOTSUPP: there can be no guard, or it would see nobody: no /proc,
  * or another PID namespace's. -ETIME: it has run out. */
 int lease_open(struct ir_group *g, void (*on_end)(struct ir_group *)) {
@@ -35,11 +49,12 @@ int lease_open(struct ir_group *g, void (*on_end)(struct ir_group *)) {
     if (g->guard.program == NULL || g->proc_error < 0) return -EOPNOTSUPP;
     lease->fd = memory_open();
     if (lease->fd < 0) return lease->fd;
-    if (ftruncate(lease->fd, sizeof *lease->deadline_ns) < 0) return -errno;
+    if (ftruncate(lease->fd, sizeof(struct lease_memory)) < 0) return -errno;
     void *memory =
-        mmap(NULL, sizeof *lease->deadline_ns, PROT_READ | PROT_WRITE, MAP_SHARED, lease->fd, 0);
+        mmap(NULL, sizeof(struct lease_memory), PROT_READ | PROT_WRITE, MAP_SHARED, lease->fd, 0);
     if (memory == MAP_FAILED) return -errno;
-    lease->deadline_ns = memory;
+    lease->deadline_ns = memory; /* the first of it */
+    last_word_set(g, memory);
     const int64_t now_ns = boottime_ns(), since_ns = g->config.lease_since_ns;
     const bool is_past = since_ns > 0 && since_ns < now_ns;
     *lease->deadline_ns = (is_past ? since_ns : now_ns) + g->config.lease_ms * NS_PER_MS;
@@ -107,7 +122,7 @@ int ir_group_renew_lease(struct ir_group *g, int64_t since_ns) {
 /* Also in a forked child, whose copies these are. */
 void lease_close(struct ir_group *g) {
     struct lease *lease = &g->lease;
-    if (lease->deadline_ns != NULL) (void)munmap(lease->deadline_ns, sizeof *lease->deadline_ns);
+    if (lease->deadline_ns != NULL) (void)munmap(lease->deadline_ns, sizeof(struct lease_memory));
     lease->deadline_ns = NULL;
     lease->fd = fd_close(lease->fd);
     for (int i = 0; i < 2; i++) lease->pipe[i] = fd_close(lease->pipe[i]);

@@ -15,7 +15,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* Once: what is refused to one is refused to all. */
+/* Once: a refusal for one is a refusal for all. */
 static void worker_report_unplaced(struct ir_group *g, uint32_t index) {
     int error = g->slots[index].memory_error;
     if (error == 0 || g->unplaced_reported) return;
@@ -62,6 +62,7 @@ static void worker_finish(struct ir_group *g, uint32_t index, const siginfo_t *i
     }
     if (info->si_code == CLD_EXITED) event->code = info->si_status;
     else event->signal = info->si_status;
+    if (event->signal == SIGKILL) event->value = g->overrun_ms;
     if (info->si_code == CLD_DUMPED) event->flags |= IR_DUMPED_CORE;
     event->user_us = (int64_t)usage->ru_utime.tv_sec * 1000000 + usage->ru_utime.tv_usec;
     event->system_us = (int64_t)usage->ru_stime.tv_sec * 1000000 + usage->ru_stime.tv_usec;
@@ -134,7 +135,8 @@ bool wait_has_children(struct ir_group *g) {
     return child_wait(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT | __WALL, NULL) != -ECHILD;
 }
 
-/* Every child has left this memory (by exec or by its end): the arena can go. */
+/* Every child has left this memory (by exec or by its end): the arena can go, unless workers are
+ * still to start from it. */
 void wait_execs(struct ir_group *g) {
     for (uint32_t i = 0; i < g->started; i++) {
         g->workers[i].failed_step = g->slots[i].step;
@@ -142,6 +144,6 @@ void wait_execs(struct ir_group *g) {
         worker_report_unplaced(g, i);
     }
     guard_note(g);
-    arena_free(g);
+    if (g->held == 0) arena_free(g);
     g->execs_fd = fd_release(g, g->execs_fd);
 }

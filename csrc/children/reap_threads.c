@@ -14,8 +14,8 @@
 struct waiter_queue {
     pthread_mutex_t mutex;
     int fd; /* an eventfd; -1: the group is gone, and nobody asks any more */
-    uint32_t holders, count, taken;
-    uint32_t ended[];
+    uint32_t holders, count, taken, size;
+    uint32_t ended[]; /* a ring: a worker is in it once, and restarts after that was taken */
 };
 
 struct waiter {
@@ -38,7 +38,7 @@ static void *waiter_main(void *argument) {
     siginfo_t info;
     (void)child_wait(P_PID, waiter->pid, &info, WEXITED | WNOWAIT, NULL);
     (void)pthread_mutex_lock(&queue->mutex);
-    queue->ended[queue->count++] = waiter->index;
+    queue->ended[queue->count++ % queue->size] = waiter->index;
     if (queue->fd >= 0) (void)eventfd_write(queue->fd, 1);
     queue_leave(queue);
     free(waiter);
@@ -50,6 +50,7 @@ static int queue_open(struct ir_group *g) {
     struct waiter_queue *queue = calloc(1, sizeof *queue + g->n * sizeof *queue->ended);
     if (queue == NULL) return -ENOMEM;
     queue->holders = 1;
+    queue->size = g->n;
     queue->fd = fd_new(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
     int r = queue->fd < 0 ? queue->fd : fd_watch(g, queue->fd, EPOLLIN, WATCH_WAITER, 0);
     if (r < 0) {
@@ -93,7 +94,7 @@ int waiter_start(struct ir_group *g, uint32_t index) {
 static bool queue_pop(struct waiter_queue *queue, uint32_t *ret_index) {
     (void)pthread_mutex_lock(&queue->mutex);
     bool is_one = queue->taken < queue->count;
-    if (is_one) *ret_index = queue->ended[queue->taken++];
+    if (is_one) *ret_index = queue->ended[queue->taken++ % queue->size];
     (void)pthread_mutex_unlock(&queue->mutex);
     return is_one;
 }

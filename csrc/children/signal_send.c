@@ -22,7 +22,7 @@ static int harmless_until_exec(const struct ir_group *g, int sig) {
 }
 
 /* False: see -ENOSYS of child_signal_group. */
-static bool worker_signal_group(const struct ir_group *g, const struct worker *w, int sig) {
+bool worker_signal_group(const struct ir_group *g, const struct worker *w, int sig) {
     if (w->pid == 0) return true;
     if (w->reaped && w->pidfd < 0)
         return true; /* the search after the end of all workers finds the rest of it */
@@ -33,10 +33,16 @@ static bool worker_signal_group(const struct ir_group *g, const struct worker *w
     return r != -ENOSYS;
 }
 
+/* A stop of the group after one of its part: many programs take a second request for "at once". */
+static bool has_signal(const struct worker *w, int sig) {
+    return sig != 0 && sig != SIGKILL && w->part_signal == sig;
+}
+
 void group_signal_groups(struct ir_group *g, int sig) {
     bool all = true;
     sig = harmless_until_exec(g, sig);
-    for (uint32_t i = 0; i < g->started; i++) all &= worker_signal_group(g, &g->workers[i], sig);
+    for (uint32_t i = 0; i < g->started; i++)
+        if (!has_signal(&g->workers[i], sig)) all &= worker_signal_group(g, &g->workers[i], sig);
     if (!all) stray_signal_groups(g, sig);
 }
 
@@ -58,7 +64,8 @@ int group_signal_leaders(struct ir_group *g, int sig) {
     sig = harmless_until_exec(g, sig);
     for (uint32_t i = 0; i < g->started; i++) {
         const struct worker *w = &g->workers[i];
-        if (w->pid != 0 && !w->reaped && child_signal(g, w->pid, w->pidfd, sig) == 0) reached++;
+        if (w->pid == 0 || w->reaped || has_signal(w, sig)) continue;
+        if (child_signal(g, w->pid, w->pidfd, sig) == 0) reached++;
     }
     return reached;
 }

@@ -5,7 +5,7 @@
  * changed the modes; so Ctrl-C reaches all workers again after the answer to a prompt.
  *
  * No event reports that somebody has read a line. But a typed line sends SIGIO to the launcher:
- * some time later nothing is left to read. (An edge of epoll is lost if the worker reads first.)
+ * some time later there is nothing more to read. (An edge of epoll is lost if the worker reads first.)
  * Then the core takes the foreground back, and stops and continues the worker. A read in
  * progress begins anew (n_tty.c), so that it asks once more; a worker that does not read notices
  * EINTR at most (signal(7)). */
@@ -52,7 +52,7 @@ static bool loan_report(struct ir_group *g, uint32_t index, bool refused) {
     return true;
 }
 
-/* First the one that had it last: it was only asked whether it still reads. */
+/* First the one that had it last: the core only asked whether it still reads. */
 static bool loan_next(const struct ir_group *g, uint32_t *ret_index) {
     for (uint32_t k = 0; k <= g->started; k++) {
         const uint32_t i = k > 0 ? k - 1 : g->terminal.holder_index;
@@ -101,7 +101,7 @@ void tty_clear_asks(struct ir_group *g) {
     for (uint32_t i = 0; i < g->started; i++) g->workers[i].asks = 0;
 }
 
-/* A reader that was probed, and reads still, is left alone for longer. */
+/* After a probe, a reader that still reads has longer until the next one. */
 static void loan_set_patience(struct terminal *t, pid_t group, bool reads) {
     const int64_t doubled_ms = t->look_ms * 2 < READER_MOST_MS ? t->look_ms * 2 : READER_MOST_MS;
     const bool again = group == t->last_group && t->look_ms >= READER_FIRST_MS;
@@ -147,7 +147,7 @@ void tty_loan_ended(struct ir_group *g) {
     t->lent = false;
     t->holder = 0;
     loan_timer(g, 0);
-    if (!t->probed) input_resume(g); /* what was typed meanwhile, and is not for the holder */
+    if (!t->probed) input_resume(g); /* typed meanwhile, and not for the holder */
     if (t->others_stopped) (void)kill(0, SIGCONT);
     t->others_stopped = false;
 }
@@ -188,7 +188,7 @@ static void loan_check(struct ir_group *g) {
     (void)kill(-group, SIGCONT);
 }
 
-/* It was probed, and does not read: what it left is nobody's choice. A rank that looked at the modes while another one
+/* It does not read after a probe: what it left is nobody's choice. A rank that looked at the modes while another one
  * had the echo off restores that. */
 static void loan_undo_modes(struct ir_group *g) {
     const struct terminal *t = &g->terminal;

@@ -29,7 +29,7 @@ bool tty_worker_ended(struct ir_group *g, uint32_t index, bool by_signal) {
     return held;
 }
 
-/* Process 1 of a PID namespace is stopped from outside only (pid_namespaces(7)). SIGCONT will come from
+/* Only a process outside of a PID namespace can stop its process 1 (pid_namespaces(7)). SIGCONT will come from
  * there, too, and continue the workers. */
 static bool stop_is_asked_for(const struct ir_group *g) {
     return g->config.suspend_write_fd >= 0 && write(g->config.suspend_write_fd, "z", 1) == 1;

@@ -18,7 +18,7 @@ static int entry_fill_stdio(void) {
     return 0;
 }
 
-/* SIGCHLD ignored on entry makes the kernel reap the children, and their status is lost. */
+/* SIGCHLD ignored on entry makes the kernel reap the children, and discard their status. */
 static uint64_t entry_ignored_signals(void) {
     uint64_t ignored = 0;
     for (int sig = 1; sig <= SIGRTMAX; sig++) {

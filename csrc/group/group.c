@@ -53,6 +53,7 @@ int ir_group_new(const struct ir_config *config, uint32_t n, struct ir_group **r
         config->lease_ms < 0 || config->lease_ms > LEASE_MOST_MS || config->guard_wait_ms < 0 ||
         config->guard_wait_ms > GUARD_WAIT_MOST_MS ||
         (config->lease_ms > 0 && config->guard_wait_ms > 0) ||
+        config->last_word_size > LEASE_WORD_MOST ||
         (config->lease_ms + config->guard_wait_ms > 0 && config->guard == NULL))
         return -EINVAL;
     struct ir_group *g = calloc(1, sizeof *g);
@@ -68,8 +69,11 @@ int ir_group_new(const struct ir_config *config, uint32_t n, struct ir_group **r
     g->rest_fd = g->fold_fd = -1;
     g->input.fd = g->control.fd = -1;
     for (int i = 0; i < CONTROL_CLIENTS; i++) g->control.clients[i].fd = -1;
+    for (int i = 0; i < FOLLOWERS; i++) g->followers[i].fd = -1;
     g->cgroup.fd = g->lifeline[0] = g->lifeline[1] = -1;
     g->lease.fd = g->lease.pipe[0] = g->lease.pipe[1] = -1;
+    if (config->last_word_size > 0)
+        memcpy(g->lease.last_word, config->last_word, config->last_word_size);
     g->guard.folder_fd = g->guard.pidfd = g->guard.pipe[0] = g->guard.pipe[1] = -1;
     int r = group_open(g, n);
     if (r < 0) {
@@ -120,6 +124,7 @@ static void dispatch(struct ir_group *g, uint64_t data) {
     case WATCH_CLIENT: client_ready(g, index); break;
     case WATCH_RESTS: rest_ready(g, pump_pass_rest); break;
     case WATCH_FOLD: lines_ready(g); break;
+    case WATCH_FOLLOWER: follower_ready(g, index); break;
     }
 }
 
@@ -130,10 +135,14 @@ int ir_group_run_once(struct ir_group *g, struct ir_event *ret_events, uint32_t 
         int count = epoll_wait(g->epoll_fd, ready, 64, 0);
         for (int i = 0; i < count; i++) dispatch(g, ready[i].data.u64);
         sink_flush_all(g);
+        followers_flush(g);
         state_check(g);
         if (count <= 0 || g->event_count > 0) break;
     }
-    if (g->state == ENDED) control_close(g); /* no turn follows in which it would be served */
+    if (g->state == ENDED) { /* no later turn would serve these */
+        control_close(g);
+        followers_close(g);
+    }
     return events_pop(g, ret_events, n);
 }
 
@@ -172,16 +181,18 @@ void ir_group_free(struct ir_group **group) {
     if (g->state != IDLE && g->state != ENDED) ir_group_end(g);
     input_close(g);
     control_close(g);
+    followers_close(g);
     guard_close(g);
     lease_close(g);
     cgroup_close(g);
     window_close(g);
-    /* memory that an unkillable child still runs on is never given back */
+    /* memory that an unkillable child still runs on: never free it */
     if (g->abandoned == 0 && !forked) arena_free(g);
     for (uint32_t i = 0; g->workers != NULL && i < g->n; i++) {
         struct worker *w = &g->workers[i];
         (void)fd_close(w->pidfd);
         for (int k = 0; k < 2; k++) (void)fd_close(w->streams[k].fd);
+        for (int k = 0; k < 3; k++) (void)fd_close(w->child_ends[k]);
         notify_close(g, i);
     }
     if (g->workers != NULL) sink_close(g);

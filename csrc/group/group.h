@@ -29,6 +29,7 @@
 #define ECHO_MS 200 /* in which a signal of the same sender is the same request */
 #define RECHECK_MS 20 /* at leftovers whose end is no event: not a child of this process, and without a pidfd */
 #define STRAYS_LEAST_MS 2000 /* what leftovers have of the grace after the ranks have used it up */
+#define TRACKERS_MS 1000 /* what resource trackers have without a grace: they end with their ranks, and tidy up */
 
 enum state { IDLE, RUNNING, LEADING, STOPPING, KILLING, SWEEPING, PURGING, DRAINING, ENDED };
 enum cause { STOP, KILL, TIMEOUT, GONE, CLEAR, FLUSHED, CAUSES };
@@ -41,7 +42,7 @@ struct ir_group {
     bool rests_timed;           /* it runs */
     int fold_fd;                /* the timer of io/console_lines.c */
     bool fold_timed;            /* it runs */
-    bool folds;                 /* lines that several workers write alike are shown once */
+    bool folds;                 /* show lines that several workers write alike once */
     char fold_label[2][2][FOLD_LABEL]; /* around the numbers of those workers, for each stream */
     int64_t line_second;        /* of which line_time has the text */
     char line_time[LINE_TIME];
@@ -59,17 +60,19 @@ struct ir_group {
     bool adopts;                /* an own process: orphans of the launch become its children */
     int proc_error;             /* -errno: why /proc did not show this PID namespace; 0: it did */
     bool unseen_reported;
-    pid_t probe;                /* the number of a thread that was made for that alone */
+    pid_t probe;                /* the number of a thread for that alone */
     uint64_t spawn_ticks;       /* when, in /proc's clock: nothing older is of this launch */
     int stop_with;              /* the signal that this stop sends */
     int64_t grace_ms;           /* of this stop, and of the leftovers after it */
+    int64_t overrun_ms;         /* the grace, once workers have used it up; 0: they have not */
     int64_t due_ns;             /* when the state's time is up */
     int64_t grace_began_ns;     /* when a signal from outside began it; 0: none did */
     pid_t self;
     uint32_t capacity, n, started, alive, abandoned, strays_alive;
+    uint32_t held;              /* of those that `started` counts: not started, or to restart */
     struct worker *workers;
     char *labels;               /* copies */
-    char *buffers;              /* of all streams that are piped */
+    char *buffers;              /* of all streams with a pipe */
     void *arena;                /* slots, stacks, strings of the children until their exec */
     size_t arena_size;
     struct slot *slots;
@@ -88,6 +91,8 @@ struct ir_group {
     struct terminal terminal;
     struct lease lease;
     struct control control;
+    struct follower followers[FOLLOWERS];
+    uint32_t followed;          /* how many of them there are */
     struct cgroup cgroup;
     struct window window;
 };
@@ -97,7 +102,17 @@ int signal_open(struct ir_group *g);
 void signal_ready(struct ir_group *g);
 
 /* stop_state.c */
+void worker_close_child_ends(struct worker *w);
 void state_cause(struct ir_group *g, enum cause cause);
 void state_check(struct ir_group *g);
+
+/* pipes.c */
+bool pipes_has(const struct ir_worker *worker, int k);
+int pipes_open(struct ir_group *g, const struct ir_worker *worker, uint32_t index,
+               int *ret_target_fd);
+
+/* part.c */
+int part_prepare(struct ir_group *g, const struct ir_worker *workers, const uint32_t *which,
+                 uint32_t n, uint64_t blocked, struct ir_failure *ret_failure);
 
 #endif

@@ -1,6 +1,6 @@
 /* group/signals.c: signals that an own process gets, and what each of them means.
  *
- * All signals are blocked and read from one signalfd, so that none is lost and none has a handler. */
+ * The launcher blocks all signals and reads them from one signalfd. So it loses none, and none has a handler. */
 #include "group/group.h"
 
 #include <sys/epoll.h>

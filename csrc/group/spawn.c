@@ -8,6 +8,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <pthread.h>
 #include <sched.h>
 #include <stdlib.h>
@@ -46,29 +47,24 @@ static int labels_copy(struct ir_group *g, const struct ir_worker *workers, uint
     return 0;
 }
 
-/* Of a forked one the pipe is there already. */
-static bool is_piped(const struct ir_worker *worker, int k) {
-    return worker->stdio[k] == IR_FD_PIPE || (worker->pid > 0 && worker->stdio[k] >= 0);
-}
-
-/* One block for all, which costs only what is touched. A worker whose output cannot be kept
- * would wait for the launcher for ever, so this too comes before the first worker. */
+/* One block for all, which costs only the pages in use. Without memory for its output, a worker
+ * would wait for the launcher forever. So this, too, comes before the first worker. */
 static int buffers_make(struct ir_group *g, const struct ir_worker *workers, uint32_t n) {
     size_t size = 0;
     for (uint32_t i = 0; i < n; i++) {
-        if (is_piped(&workers[i], 1)) size += STREAM_BUFFER;
-        if (is_piped(&workers[i], 2)) size += STREAM_BUFFER + TAIL_BUFFER;
+        if (pipes_has(&workers[i], 1)) size += STREAM_BUFFER;
+        if (pipes_has(&workers[i], 2)) size += STREAM_BUFFER + TAIL_BUFFER;
     }
     if (size == 0) return 0;
     char *at = g->buffers = malloc(size);
     if (at == NULL) return -ENOMEM;
     for (uint32_t i = 0; i < n; i++) {
         for (int k = 0; k < 2; k++) {
-            if (!is_piped(&workers[i], k + 1)) continue;
+            if (!pipes_has(&workers[i], k + 1)) continue;
             g->workers[i].streams[k].buffer = at;
             at += STREAM_BUFFER;
         }
-        if (!is_piped(&workers[i], 2)) continue;
+        if (!pipes_has(&workers[i], 2)) continue;
         g->workers[i].tail = at;
         at += TAIL_BUFFER;
     }
@@ -81,29 +77,13 @@ static int pipes_make(struct ir_group *g, const struct ir_worker *workers, uint3
     if (target_fds == NULL) return -ENOMEM;
     int r = 0;
     for (uint32_t i = 0; r >= 0 && i < n; i++) {
-        int fds[2];
-        g->workers[i].log_fd = workers[i].log_fd;
-        g->workers[i].error_log_fd = workers[i].error_log_fd;
-        g->workers[i].forked = workers[i].pid;
-        if (workers[i].stdio[0] == IR_FD_PIPE && (r = fd_pipe(fds, 1)) == 0) {
-            g->slots[i].stdio[0] = g->workers[i].child_ends[0] = fds[0];
-            target_fds[targets++] = fds[1];
-        } else if (workers[i].pid > 0 && workers[i].stdio[0] >= 0) {
-            r = fd_duplicate(workers[i].stdio[0]);
-            if (r >= 0) target_fds[targets++] = r;
-        }
-        for (int k = 0; r >= 0 && k < 2; k++) {
-            if (!is_piped(&workers[i], k + 1)) continue;
-            struct stream *stream = &g->workers[i].streams[k];
-            stream->to = workers[i].output[k];
-            if (workers[i].pid > 0) {
-                r = stream->fd = fd_duplicate(workers[i].stdio[k + 1]);
-            } else if ((r = fd_pipe(fds, 0)) == 0) {
-                stream->fd = fds[0];
-                g->slots[i].stdio[k + 1] = g->workers[i].child_ends[k + 1] = fds[1];
-            }
-            if (r >= 0) r = fd_watch(g, stream->fd, EPOLLIN, k == 0 ? WATCH_OUT : WATCH_ERR, i);
-        }
+        struct worker *w = &g->workers[i];
+        w->log_fd = workers[i].log_fd;
+        w->error_log_fd = workers[i].error_log_fd;
+        w->forked = workers[i].pid;
+        w->held = workers[i].flags & IR_WORKER_HELD;
+        r = pipes_open(g, &workers[i], i, &target_fds[targets]);
+        if (target_fds[targets] >= 0) w->target = ++targets;
     }
     if (r >= 0) r = input_open(g, target_fds, targets);
     else
@@ -127,11 +107,6 @@ static int worker_watch(struct ir_group *g, uint32_t index) {
     return waiter_start(g, index);
 }
 
-/* The slot itself is not touched: the child may still be reading it. */
-static void worker_close_child_ends(struct worker *w) {
-    for (int i = 0; i < 3; i++) w->child_ends[i] = fd_close(w->child_ends[i]);
-}
-
 static int worker_start(struct ir_group *g, uint32_t index) {
     struct worker *w = &g->workers[index];
     struct slot *slot = &g->slots[index];
@@ -145,7 +120,9 @@ static int worker_start(struct ir_group *g, uint32_t index) {
     (void)setpgid(pid, pid); /* both sides call it; EACCES once it has exec'ed */
     if (w->forked > 0 || slot->guard_fd < 0) guard_add_worker(g, pid);
     worker_close_child_ends(w);
-    g->started++;
+    if (w->held) g->held--;
+    else g->started++;
+    w->held = false;
     g->alive++;
     event_push(g, IR_STARTED, (int)index, pid)->time_ns = now;
     r = worker_watch(g, index);
@@ -171,6 +148,8 @@ static int spawn_prepare(struct ir_group *g, const struct ir_worker *workers, ui
     for (uint32_t i = 0; i < n; i++)
         for (int k = 0; k < 3; k++)
             if (workers[i].stdio[k] >= 0 && workers[i].stdio[k] < 3) return -EINVAL;
+    for (uint32_t i = 0; i < n; i++)
+        if ((workers[i].flags & IR_WORKER_HELD) && workers[i].pid > 0) return -EINVAL;
     for (uint32_t i = 0; i < n; i++) /* in a new PID namespace it cannot send the guard its pid */
         if ((workers[i].flags & IR_WORKER_ISOLATE) && g->config.lease_ms > 0) return -EINVAL;
     *ret_step = IR_STEP_TERMINAL;
@@ -247,11 +226,42 @@ static int spawn_all(struct ir_group *g, uint32_t n, int32_t *ret_worker) {
          * started */
         if (g->signal_fd >= 0 && g->workers[i].forked <= 0) signal_ready(g);
         if (g->state != RUNNING) break;
+        if (g->workers[i].held) {
+            g->started++;
+            g->held++;
+            continue;
+        }
         *ret_worker = (int32_t)i;
         int r = worker_start(g, i);
         if (r < 0) return r;
     }
-    return (int)g->started;
+    return (int)(g->started - g->held);
+}
+
+static int spawn_held(struct ir_group *g, const uint32_t *workers, uint32_t n,
+                      int32_t *ret_worker) {
+    int started = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        if (g->signal_fd >= 0) signal_ready(g);
+        if (g->state != RUNNING) break;
+        if (!g->workers[workers[i]].held || g->workers[workers[i]].pid != 0) continue;
+        *ret_worker = (int32_t)workers[i];
+        int r = worker_start(g, workers[i]);
+        if (r < 0) return r;
+        started++;
+    }
+    return started;
+}
+
+/* Earlier children still read the arena. Only a SIGSTOP from outside can hold one before its exec. */
+static int spawn_await_execs(struct ir_group *g) {
+    struct pollfd execs = {.fd = g->execs_fd, .events = POLLIN};
+    if (g->execs_fd < 0) return 0;
+    int r;
+    while ((r = poll(&execs, 1, GIVE_UP_MS)) < 0 && errno == EINTR) continue;
+    if (r <= 0) return r < 0 ? -errno : -ETIMEDOUT;
+    wait_execs(g);
+    return 0;
 }
 
 int ir_group_spawn(struct ir_group *g, const struct ir_worker *workers, uint32_t n,
@@ -294,4 +304,43 @@ int ir_group_spawn(struct ir_group *g, const struct ir_worker *workers, uint32_t
     if (step == IR_STEP_LEASE) worker = (int32_t)n; /* the failure is no worker's */
     if (r < 0) *ret_failure = (struct ir_failure){.worker = worker, .step = step, .error = -r};
     return r;
+}
+
+/* anew: as to ir_group_part_start; NULL: the arena has what they need. */
+static int spawn_later(struct ir_group *g, const struct ir_worker *anew, const uint32_t *which,
+                       uint32_t n, struct ir_failure *ret_failure) {
+    *ret_failure = (struct ir_failure){0};
+    for (uint32_t i = 0; i < n; i++)
+        if (which[i] >= g->n) return -EINVAL;
+    if (g->state != RUNNING) return 0;
+    sigset_t all, before;
+    (void)sigfillset(&all);
+    (void)pthread_sigmask(SIG_SETMASK, &all, &before);
+    forks_hold();
+    struct ir_failure failure = {.step = IR_STEP_CLONE};
+    int r = spawn_await_execs(g);
+    if (r >= 0 && anew != NULL) r = part_prepare(g, anew, which, n, mask_of(&before), &failure);
+    int execs_end = r < 0 ? r : spawn_open_execs(g);
+    r = execs_end < 0 ? execs_end : spawn_held(g, which, n, &failure.worker);
+    (void)fd_close(execs_end);
+    if (anew != NULL)
+        for (uint32_t i = 0; i < n; i++) worker_close_child_ends(&g->workers[which[i]]);
+    forks_release();
+    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+    failure.error = -r;
+    if (r < 0) *ret_failure = failure;
+    return r;
+}
+
+int ir_group_start_held(struct ir_group *g, const uint32_t *workers, uint32_t n,
+                        struct ir_failure *ret_failure) {
+    if (g == NULL) return -ESRCH;
+    return spawn_later(g, NULL, workers, n, ret_failure);
+}
+
+int ir_group_part_start(struct ir_group *g, const struct ir_worker *workers, uint32_t n,
+                        const uint32_t *which, uint32_t m, struct ir_failure *ret_failure) {
+    if (g == NULL) return -ESRCH;
+    if (n != g->n) return -EINVAL;
+    return spawn_later(g, workers, which, m, ret_failure);
 }

@@ -53,6 +53,7 @@ static uint32_t signal_strays(struct ir_group *g, int sig, bool report) {
 
 static enum state kill_workers(struct ir_group *g) {
     mark_stop_sent(g);
+    if (!g->immediate) g->overrun_ms = g->grace_ms;
     group_signal_groups(g, SIGKILL);
     if (g->immediate) (void)signal_strays(g, SIGKILL, true);
     timer_set(g, GIVE_UP_MS);
@@ -76,8 +77,11 @@ static enum state stop_leaders(struct ir_group *g) {
     return mixed ? LEADING : STOPPING;
 }
 
+static enum state sweep(struct ir_group *g);
+
 static enum state stop_workers(struct ir_group *g) {
-    tty_loan_ended(g); /* or a second Ctrl-C would reach one worker alone */
+    tty_loan_ended(g);                  /* or a second Ctrl-C would reach one worker alone */
+    if (g->alive == 0) return sweep(g); /* the group stayed: what workers left gets one signal */
     mark_stop_sent(g);
     if (g->grace_ms == 0) return kill_workers(g);
     return g->config.stop_scope == IR_SCOPE_GROUP ? stop_groups(g) : stop_leaders(g);
@@ -122,10 +126,30 @@ static int strays_signal(const struct ir_group *g) {
     return sig == SIGINT || sig == SIGQUIT ? SIGTERM : sig;
 }
 
+/* Do not touch the slot itself: the child may still be reading it. */
+void worker_close_child_ends(struct worker *w) {
+    for (int i = 0; i < 3; i++) w->child_ends[i] = fd_close(w->child_ends[i]);
+}
+
+/* None of them starts any more: their output ends. */
+static void drop_held(struct ir_group *g) {
+    for (uint32_t i = 0; g->held > 0 && i < g->started; i++) {
+        if (!g->workers[i].held) continue;
+        worker_close_child_ends(&g->workers[i]);
+        g->workers[i].held = false;
+        g->held--;
+    }
+}
+
 /* The workers are gone; so must be everything that they left. */
 static enum state sweep(struct ir_group *g) {
+    drop_held(g);
     groups_release(g);
     if (is_clear(g)) return finish_output(g);
+    if (!g->immediate && g->grace_ms == 0 && strays_are_trackers(g)) {
+        timer_set(g, TRACKERS_MS);
+        return SWEEPING;
+    }
     if (g->immediate || g->grace_ms == 0) return purge(g);
     timer_set(g, strays_grace_ms(g));
     if (signal_strays(g, strays_signal(g), true) == 0 && g->strays_alive == 0)
@@ -138,7 +162,7 @@ static enum state sweep(struct ir_group *g) {
 static enum state abandon_workers(struct ir_group *g) {
     for (uint32_t i = 0; i < g->started; i++) {
         struct worker *w = &g->workers[i];
-        if (w->reaped) continue;
+        if (w->pid == 0 || w->reaped) continue;
         struct ir_event *event = event_push(g, IR_STUCK, (int)i, w->pid);
         char state = '?';
         process_describe(w->pid, &state, event->name);
@@ -156,7 +180,7 @@ static enum state abandon_workers(struct ir_group *g) {
 static enum state abandon_strays(struct ir_group *g) {
     (void)signal_strays(g, SIGKILL, false);
     if (g->adopts) wait_any(g);
-    /* a child that nobody can name is left all the same */
+    /* a child without a name counts all the same */
     if (!is_clear(g) && stray_name_stuck(g) == 0 && g->adopts && !is_clear(g)) {
         struct ir_event *event = event_push(g, IR_STUCK, -1, 0);
         event->name[0] = '?';
@@ -188,7 +212,7 @@ static enum state console_late(struct ir_group *g) {
     return DRAINING;
 }
 
-/* A signal came while only the output was left: from now on its reader has a bound. */
+/* A signal came while only output remained: from now on its reader has a bound. */
 static enum state bound_wait(struct ir_group *g) {
     if (g->signalled) timer_set(g, IR_CONSOLE_WAIT_MS);
     return g->state;
@@ -217,7 +241,9 @@ void state_cause(struct ir_group *g, enum cause cause) {
 
 /* What has become true since the last look. */
 void state_check(struct ir_group *g) {
-    if (g->state >= RUNNING && g->state <= KILLING && g->alive == 0) state_cause(g, GONE);
+    const bool stays = g->held > 0 || (g->config.flags & IR_STAYS); /* for a start, or a stop */
+    const bool waits = g->state == RUNNING && stays;
+    if (g->state >= RUNNING && g->state <= KILLING && g->alive == 0 && !waits) state_cause(g, GONE);
     if (g->state == SWEEPING || g->state == PURGING) {
         const bool clear = is_clear(g);
         if (clear) state_cause(g, CLEAR);

@@ -1,4 +1,4 @@
-/* guard/arguments.h: what irun-guard is called with; argv[0] is its name. csrc/children/guard.c fills it. */
+/* guard/arguments.h: the arguments of irun-guard; argv[0] is its name. csrc/children/guard.c fills it. */
 #ifndef GUARD_MAIN_H
 #define GUARD_MAIN_H
 

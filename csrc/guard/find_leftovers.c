@@ -5,7 +5,7 @@
  * launch's mark in its environment or is in a worker's process group. The descendants of these
  * are leftovers, too; nothing older than the launch is one. Whole looks at /proc find what
  * stays; the chase finds what forks and exits. Where /proc does not show this PID namespace,
- * only the workers' process groups are leftovers, and nobody else is known to be. */
+ * only members of the workers' process groups count as leftovers. */
 #include "guard/find_leftovers.h"
 #include "guard/arguments.h"
 
@@ -94,8 +94,8 @@ static bool is_guard(pid_t pid) {
            memcmp(ours, theirs, (size_t)n) == 0;
 }
 
-/* A guard has this name before its exec, too; but anybody may call himself so. It is waited for until it is executed, or
- * for GIVE_UP_MS after the first such process was seen. */
+/* A guard has this name before its exec, too; but anybody may call himself so. Wait until its
+ * exec, or for GIVE_UP_MS after the first such process. */
 static bool may_become_guard(struct launch *launch, const struct process *p) {
     if (p->state == 'Z' || strcmp(p->name, GUARD_NAME) != 0) return false;
     if (is_worker(launch, p->pid)) return false;
@@ -113,14 +113,19 @@ static bool is_killed(const struct launch *launch, const struct process *p) {
     return false;
 }
 
-/* Once each: what was killed cannot fork any more, and may take a while to go. */
+/* Once each: a killed process cannot fork any more, and may take a while to go. */
 static void kill_one(struct launch *launch, const struct process *p) {
-    if (p->state == 'X' || is_killed(launch, p) || is_guard(p->pid)) return;
+    if (p->state == 'X' || is_killed(launch, p)) return;
+    if (is_guard(p->pid)) {
+        launch->unsure = true;
+        return;
+    }
     if (may_become_guard(launch, p)) return;
     int pidfd = process_open(p->pid);
     (void)process_signal(p, pidfd, SIGKILL);
     if (pidfd >= 0) (void)close(pidfd);
-    (void)processes_add(&launch->killed, p); /* without memory it is killed again: no harm */
+    if (!processes_add(&launch->killed, p))
+        launch->unsure = true; /* it gets another SIGKILL: no harm */
     launch->found = true;
 }
 
@@ -195,6 +200,7 @@ static bool scan_and_kill(struct launch *launch) {
     }
     if (error < 0) kill_groups(launch);
     if (is_lasting(error)) {
+        launch->unsure = true;
         free(all.at);
         await(0, clock_ns() + BORN_MS * NS_PER_MS);
         return false;
@@ -209,13 +215,41 @@ static bool scan_and_kill(struct launch *launch) {
     return chased || found || launch->awaits;
 }
 
-/* First those that are known without reading what may hang. Then all, until several looks in a
+/* A rank that became another user (sudo) cannot be killed from here, and /proc may hide it
+ * (hidepid). */
+static bool is_foreign_left(const struct launch *launch) {
+    for (size_t i = 0; i < launch->n; i++)
+        if (launch->workers[i] > 1 && kill(-launch->workers[i], 0) < 0 && errno == EPERM)
+            return true;
+    return false;
+}
+
+/* SIGKILL does not end at once what hangs in the kernel. */
+static bool are_dead(const struct processes *killed, int64_t end_ns) {
+    bool all = true;
+    for (size_t i = 0; i < killed->n; i++) {
+        const struct process *p = &killed->at[i];
+        struct process now;
+        const int pidfd = process_open(p->pid);
+        if (pidfd >= 0 && process_read(p->pid, &now) && now.start_ticks == p->start_ticks)
+            await(pidfd, end_ns);
+        all = all && (process_read(p->pid, &now)
+                          ? now.start_ticks != p->start_ticks || process_has_ended(&now)
+                          : kill(p->pid, 0) < 0 && errno == ESRCH);
+        if (pidfd >= 0) (void)close(pidfd);
+    }
+    return all;
+}
+
+/* First those that need no read that may hang. Then all, until several looks in a
  * row find nobody: one alone may have missed who was forking just then. After a wait for what
- * may become a guard, the time for all others begins anew. */
-void end_launch(struct launch *launch) {
+ * may become a guard, the time for all others begins anew. Returns whether all are known to be
+ * dead. */
+bool end_launch(struct launch *launch) {
     int64_t end_ns = clock_ns() + GIVE_UP_MS * NS_PER_MS;
     int empty = 0;
     launch->awaits_until_ns = 0;
+    launch->unsure = false;
     launch->groups_only = true;
     (void)scan_and_kill(launch);
     launch->groups_only = false;
@@ -226,6 +260,8 @@ void end_launch(struct launch *launch) {
             (void)sched_yield(); /* it may need this processor */
         }
     } while (empty < EMPTY_SCANS && clock_ns() <= end_ns);
+    return empty >= EMPTY_SCANS && !launch->unsure && !is_foreign_left(launch) &&
+           are_dead(&launch->killed, clock_ns() + GIVE_UP_MS * NS_PER_MS);
 }
 
 /* Whether that number is still the worker's. Without /proc its session and group decide. */
@@ -237,7 +273,7 @@ static bool is_there(const struct launch *launch, pid_t pid, struct process *ret
     return pid > 1 && is_in_worker_group(launch, ret_worker);
 }
 
-/* Each has until the end of the time to exit. Without pidfds there is no event, so it is killed
+/* Each has until the end of the time to exit. Without pidfds there is no event, so SIGKILL comes
  * at once. One from just before the launcher's death has not written its number yet. */
 void end_workers(struct launch *launch, int wait_ms) {
     const int64_t end_ns = clock_ns() + wait_ms * NS_PER_MS;

@@ -1,4 +1,4 @@
-/* guard/find_leftovers.h: what a launch is known by, and what its guard has killed of it. */
+/* guard/find_leftovers.h: the marks of a launch, and what its guard has killed of it. */
 #ifndef GUARD_HUNT_H
 #define GUARD_HUNT_H
 
@@ -19,11 +19,12 @@ struct launch {
     size_t adopters_n;
     struct processes killed;
     bool groups_only, found;
+    bool unsure;             /* something of it may live that this cannot see the end of */
     bool awaits;             /* something that may become a guard */
-    int64_t awaits_until_ns; /* 0: nothing of the kind was seen */
+    int64_t awaits_until_ns; /* 0: none seen */
 };
 
-void end_launch(struct launch *launch);
+bool end_launch(struct launch *launch);
 void end_workers(struct launch *launch, int wait_ms);
 
 #endif

@@ -3,9 +3,9 @@
  * libc's start asks the processor what it is, and under a hypervisor each of these questions is
  * a trap. That is 0.6 ms of a processor, for a program that nearly always dies before it does
  * anything. So this is the entry point (ld's -e). When there is something to do it continues to
- * libc's own, as if the kernel had called it. Nothing of libc may be used here, nor anything
- * that needs thread-local storage (compiled with -fno-stack-protector). main() does the same
- * where this one gave up. */
+ * libc's own, as if the kernel had called it. This file uses nothing of libc, and nothing that
+ * needs thread-local storage (it has -fno-stack-protector). main() does the same where this one
+ * gave up. */
 #include <fcntl.h>
 #include <linux/prctl.h>
 #include <signal.h>

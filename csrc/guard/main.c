@@ -21,7 +21,7 @@
  *
  * With a LEASE (sys/lease.h) a timer wakes it, too, at the deadline that it knows. Without a
  * later deadline, it ends what the launch has started, though the launcher lives, and then waits
- * for its death. */
+ * for its death. When that has come, and all is dead, it tells the head of many nodes. */
 #include "guard/arguments.h"
 #include "guard/find_leftovers.h"
 #include "sys/lease.h"
@@ -38,6 +38,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -68,11 +69,29 @@ static int detach_from_launcher(bool leased) {
     return 0;
 }
 
-static int map_lease(int64_t **ret_lease) {
+static int map_lease(struct lease_memory **ret_lease) {
     void *memory = mmap(NULL, sizeof **ret_lease, PROT_READ | PROT_WRITE, MAP_SHARED, 2, 0);
     if (memory == MAP_FAILED) return -errno;
     *ret_lease = memory;
     return 0;
+}
+
+/* The head of many nodes need not wait for the end of the lease then. If this does not get
+ * through, it waits for that. */
+static void notify_head(const struct lease_memory *lease) {
+    struct sockaddr_storage address;
+    if (lease->last_word_size - 1 >= LEASE_WORD_MOST || lease->address_size > sizeof address)
+        return;
+    memcpy(&address, lease->address, sizeof address);
+    int fd = socket(address.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd < 0) return;
+    struct pollfd connected = {.fd = fd, .events = POLLOUT};
+    int r = connect(fd, (struct sockaddr *)&address, lease->address_size);
+    if (r == 0 || (errno == EINPROGRESS && poll(&connected, 1, GIVE_UP_MS) > 0)) {
+        ssize_t sent = send(fd, lease->last_word, lease->last_word_size, MSG_NOSIGNAL);
+        (void)sent;
+    }
+    (void)close(fd);
 }
 
 static void notify_launcher(char word) {
@@ -86,7 +105,7 @@ static int set_alarm(int timer, int64_t deadline_ns) {
     return syscall(SYS_timer_settime, timer, TIMER_ABSTIME, &at, NULL) < 0 ? -errno : 0;
 }
 
-/* False where that is unknown. The lock is lost before the parent shows as dead. */
+/* False where that is unknown. The lock goes before the parent shows as dead. */
 static bool is_dying(pid_t pid) {
     struct process process;
     return process_read(pid, &process) && process.exiting;
@@ -143,7 +162,7 @@ static void remove_tree(int at, const char *name) {
     (void)unlinkat(at, name, AT_REMOVEDIR);
 }
 
-/* A leaf with the dead in it cannot be removed yet; its cgroup.events says when it can. */
+/* The kernel keeps a leaf while the dead are in it; its cgroup.events shows when it is empty. */
 static void remove_cgroup(const char *path) {
     char file[PATH_MAX], events[64];
     (void)snprintf(file, sizeof file, "%s/cgroup.events", path);
@@ -155,11 +174,13 @@ static void remove_cgroup(const char *path) {
     remove_tree(AT_FDCWD, path);
 }
 
-static void end_processes(struct launch *launch, pid_t host, char **argv) {
+/* Returns whether all of them are known to be dead. */
+static bool end_processes(struct launch *launch, pid_t host, char **argv) {
     launch->host = host;
     if (argv[GUARD_CGROUP][0] != '\0') kill_cgroup(argv[GUARD_CGROUP]);
-    if (argv[GUARD_WAIT][0] != '\0') end_workers(launch, atoi(argv[GUARD_WAIT]));
-    else end_launch(launch);
+    if (argv[GUARD_WAIT][0] == '\0') return end_launch(launch);
+    end_workers(launch, atoi(argv[GUARD_WAIT]));
+    return false;
 }
 
 int main(int argc, char **argv) {
@@ -173,19 +194,19 @@ int main(int argc, char **argv) {
     launch.since = strtoull(argv[GUARD_SINCE], NULL, 10);
     const pid_t parent = atoi(argv[GUARD_PARENT]);
     const bool leased = argv[GUARD_LEASE][0] != '\0', locked = argv[GUARD_LOCK][0] != '\0';
-    int64_t *lease = NULL;
+    struct lease_memory *lease = NULL;
     int end = detach_from_launcher(leased);
     if (end == 0 && leased) end = map_lease(&lease);
-    if (end == 0) end = await_end(parent, lease, locked);
+    if (end == 0) end = await_end(parent, lease != NULL ? &lease->deadline_ns : NULL, locked);
     if (end == LEASE_ENDED) {
         const bool is_host = strcmp(argv[GUARD_LEASE], GUARD_LEASE_HOST) == 0;
-        end_processes(&launch, is_host ? parent : 0, argv);
+        (void)end_processes(&launch, is_host ? parent : 0, argv);
         notify_launcher(LEASE_OVER);
         end = await_end(parent, NULL, locked);
     }
     if (end < 0) return -end;
-    if (end == LAUNCHER_EXECED) end_processes(&launch, parent, argv);
-    if (getppid() != parent) end_processes(&launch, 0, argv);
+    if (end == LAUNCHER_EXECED) (void)end_processes(&launch, parent, argv);
+    if (getppid() != parent && end_processes(&launch, 0, argv) && lease != NULL) notify_head(lease);
     if (argv[GUARD_FOLDER][0] != '\0') remove_tree(AT_FDCWD, argv[GUARD_FOLDER]);
     if (argv[GUARD_CGROUP][0] != '\0') remove_cgroup(argv[GUARD_CGROUP]);
     return 0;

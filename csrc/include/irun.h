@@ -33,6 +33,7 @@ enum { /* ir_config.flags */
     IR_REPORT_TSTP = 128, /* Ctrl-Z: IR_SUSPEND; the caller calls ir_group_suspend. Without it the core does */
     IR_NO_CHILDREN = 256, /* no list of a process's children in /proc, as without CONFIG_PROC_CHILDREN */
     IR_SHARES_TERMINAL = 512, /* a worker that reads the terminal of this process, or changes its modes, gets it for that */
+    IR_STAYS = 2048,    /* the group does not end without a stop: all of its workers may restart */
     IR_TIMESTAMPS = 1024, /* the time before each line on the console that is no IR_UNLABELLED one */
     IR_OLD_PIDFD = 64,  /* pidfds as in Linux 5.3: no waiting by them (5.4), no signal to a process group (6.9) */
 };
@@ -56,7 +57,7 @@ int ir_signal_meaning(int sig);
 
 struct ir_config {
     const char *mark;         /* "NAME=value", in every worker's environment: finds leftover processes; "": none,
-                               * and a library looks for nothing that left its workers' process groups */
+                               * and a library finds only what stayed in its workers' process groups */
     uint64_t blocked;         /* IR_OWN_PROCESS, IR_GIVEN_MASK: the signal mask that workers get */
     struct ir_entry entry;    /* own process: from ir_entry_take_over */
     int64_t grace_ms;         /* from the stop signal to SIGKILL; 0: SIGKILL at once */
@@ -66,22 +67,27 @@ struct ir_config {
     int32_t console_fd[2];    /* the targets of labeled stdout and stderr; -1: nowhere */
     int32_t message_fd;       /* where ir_group_print goes without a labeled stderr; -1: nowhere */
     int32_t stdin_fd;         /* copied to every worker whose stdio[0] is IR_FD_PIPE; -1: none */
-    const char *guard;        /* the executable irun-guard: ends what is left after SIGKILL of this process; or
-                               * NULL */
+    const char *guard;        /* the executable irun-guard: ends what survives a SIGKILL of this process;
+                               * or NULL */
     const char *folder;       /* what it removes then, with the files in it; or NULL */
-    const char *control;      /* the path of the control socket, which is made and removed; or NULL */
-    const char *about;        /* what whoever connects there is sent first; or NULL */
+    const char *control;      /* the path of the control socket, which the core makes and removes; or NULL */
+    int32_t control_fd;       /* a socket that listens there already, and stays the caller's; -1: none */
+    const char *about;        /* the first bytes for whoever connects there; or NULL */
     uint32_t about_size;
     int64_t guard_wait_ms;    /* > 0: the guard waits this long for each worker's end, then sends SIGKILL to it
                                * alone, as srun needs it (guard/main.c); needs `guard` */
     int64_t lease_ms;         /* > 0: the guard kills the workers and all that they started after this long without
                                * ir_group_renew_lease, even if this process is suspended; needs `guard` */
     int64_t lease_since_ns;   /* of CLOCK_BOOTTIME: when the first lease began; 0: with the spawn */
+    const char *last_word;    /* with a lease: what the guard sends to the peer of link_fd, over a connection of its
+                               * own, after the launcher's death and that of all that it started; or NULL */
+    uint32_t last_word_size;
+    int32_t link_fd;          /* a connected TCP socket; read at the spawn only */
     int32_t suspend_write_fd; /* process 1, which cannot stop: a byte to who stops it instead; -1 */
     int32_t suspend_read_fd;  /* the other end, which stays the caller's, outside; -1 */
     const char *fold_label[2][2]; /* before and after the numbers of workers that wrote a line of stdout, and of stderr,
-                               * alike: such lines are shown once; or NULL */
-    uint32_t first_rank;      /* what is added to a worker's number there */
+                               * alike: the core shows such lines once; or NULL */
+    uint32_t first_rank;      /* the offset of a worker's number there */
     uint32_t flags;
 };
 
@@ -97,6 +103,7 @@ enum { /* ir_worker.flags */
     IR_WORKER_FOREGROUND = 1, /* gets the terminal, if the launcher has it to give */
     IR_WORKER_ISOLATE = 2,    /* process 1 of a new PID namespace with its own /proc */
     IR_WORKER_DIES_WITH_US = 4, /* SIGKILL when the spawning thread ends: not from short-lived threads */
+    IR_WORKER_HELD = 8, /* starts with ir_group_start_held; not with a pid */
 };
 
 /* One process of the plan. ir_group_spawn copies all strings. */
@@ -138,19 +145,20 @@ struct ir_failure {
 
 enum { /* ir_event.kind */
     IR_STARTED = 1,   /* worker, pid */
-    IR_EXITED,        /* worker, pid, code or signal, flags, usage */
+    IR_EXITED,        /* worker, pid, code or signal, flags, usage; value: the grace in ms after which the core's
+                       * SIGKILL ended it; 0: that did not */
     IR_START_FAILED,  /* worker, pid, code: the step, signal: the errno; its IR_EXITED follows */
     IR_SIGNALLED,     /* signal: from outside, it stops the group (again: it kills it); code 1: a terminal's */
     IR_FORWARDED,     /* signal: from outside, passed on to the workers */
     IR_LEFTOVER,      /* pid, name: a descendant that outlived the workers and gets a stop; a few have an event,
-                       * all are stopped and counted (IR_ENDED). Where /proc does not show it, the name is "?"; or
+                       * and IR_ENDED has the count of all. Where /proc does not show it, the name is "?"; or
                        * "process group", and pid the number of that */
-    IR_STUCK,         /* pid, name, code: state letter ('?': unknown); SIGKILL did not end it: given up. pid 0: a child
-                       * of which nothing is known */
+    IR_STUCK,         /* pid, name, code: state letter ('?': unknown); SIGKILL did not end it: given up. pid 0: an
+                       * unknown child */
     IR_OUTPUT_LOST,   /* worker (-1: console), code: stream, signal: the errno; told once */
     IR_OUTPUT_HELD,   /* worker, code: stream; still open in a process that this user may not end */
     IR_CONSOLE_STUCK, /* nobody reads the console; the last output waits for its reader */
-    IR_UNGUARDED,     /* code: the step, signal: the errno; no guard started, or (0) it was killed */
+    IR_UNGUARDED,     /* code: the step, signal: the errno; no guard started, or (0) it died */
     IR_UNSEEN,        /* code, signal: the errno (ENOENT: without /proc, EXDEV: another PID namespace's); once.
                        * code 0: the guard sees workers' process groups alone; 1: so does the core, where it adopts
                        * no orphans */
@@ -158,7 +166,7 @@ enum { /* ir_event.kind */
     IR_TRIGGERED,     /* worker, pid: it said WATCHDOG=trigger; again only after a WATCHDOG=1 */
     IR_UNPLACED,      /* worker, signal: the errno; the kernel takes no memory policy: CPUs alone; told once */
     IR_SUSPEND,       /* Ctrl-Z, with IR_REPORT_TSTP */
-    IR_LEASE_ENDED,   /* the workers are dead; code: 0: no renewal came in time; 1: its guard was killed */
+    IR_LEASE_ENDED,   /* the workers are dead; code: 0: no renewal came in time; 1: its guard died */
     IR_ASKS_TERMINAL, /* worker, pid: it reads the terminal, or changes its modes; once. code 0: it gets it; 1: it
                        * stays stopped, for the launcher has no terminal to give */
     IR_PROGRESS,      /* worker, pid, value: its PROGRESS= is higher than ever; the highest since the last was taken,
@@ -189,7 +197,8 @@ struct ir_event {
     char name[16];
 };
 
-enum ir_worker_state { /* in the frame of counts at the control socket, a 32-bit number of each in network order */
+enum ir_worker_state { /* in the frame of counts at the control socket, a 32-bit number of each in network order;
+                        * behind them the highest PROGRESS= of a worker, 64 bits, -1: there was none */
     IR_WORKER_WAITING, IR_WORKER_RUNNING, IR_WORKER_READY, IR_WORKER_DONE, IR_WORKER_FAILED, IR_WORKER_STATES,
 };
 
@@ -228,6 +237,35 @@ int ir_group_new(const struct ir_config *config, uint32_t n, struct ir_group **r
 int ir_group_spawn(struct ir_group *group, const struct ir_worker *workers, uint32_t n,
                    struct ir_failure *ret_failure);
 
+/* Starts held workers, by their indexes; others, and those that started, are skipped. Until the
+ * last one has started, the group does not end without a stop. Returns as ir_group_spawn: 0
+ * after a stop. */
+int ir_group_start_held(struct ir_group *group, const uint32_t *workers, uint32_t n,
+                        struct ir_failure *ret_failure);
+
+/* A part of the workers, by their indexes: all of them end and restart while the others run on.
+ *
+ * Sends a signal to what lives of them: to their process groups, or with `leaders` to the workers
+ * alone. From now on their end is IR_AFTER_STOP, and the group does not end without a stop until
+ * they have restarted. A stop of the group does not send them this signal once more. Returns
+ * how many have not ended; 0 after a stop of the group. */
+int ir_group_part_signal(struct ir_group *group, const uint32_t *workers, uint32_t n, int sig,
+                         int leaders);
+
+/* Once all of them have ended: sends a signal (0: none) to processes that they have left. These
+ * are in their process groups and cgroups, or have the mark of the group and `mark`, another
+ * "NAME=value" of the part, in their environment. Returns how many there are; the group becomes
+ * ready when one has ended. */
+int ir_group_part_leftovers(struct ir_group *group, const uint32_t *workers, uint32_t n,
+                            const char *mark, int sig);
+
+/* Starts them again, or held ones for the first time: all `n` workers of the group are described
+ * as to ir_group_spawn, and the `m` of `which` start. Their streams and labels stay as they were.
+ * -EBUSY: one of them lives; -EAGAIN: the console has not taken the output of their last run; else
+ * as ir_group_start_held. */
+int ir_group_part_start(struct ir_group *group, const struct ir_worker *workers, uint32_t n,
+                        const uint32_t *which, uint32_t m, struct ir_failure *ret_failure);
+
 /* Blocks until ir_group_run_once has something to do, or for `timeout_ms` (-1: for ever). Step
  * first: a queued event does not make it ready. Touches nothing but one descriptor. Returns 1
  * when something is ready, 0 when time is up, or -EINTR. */
@@ -246,12 +284,12 @@ int ir_group_signal(struct ir_group *group, int worker, int sig);
  * else grace_ms. Does nothing the second time, or after the end. */
 void ir_group_stop(struct ir_group *group, int sig, int by_signal);
 
-/* Drops the grace: SIGKILL to everything that is left. Does nothing after the end. */
+/* Drops the grace: SIGKILL to everything that lives. Does nothing after the end. */
 void ir_group_kill(struct ir_group *group);
 
 /* Renews the lease: it ends lease_ms after `since_ns` (CLOCK_BOOTTIME; 0: now), and never
  * earlier than before. A store to memory, no system call. -ETIME: it has run out for good, and
- * the workers are dead. -EINVAL: the group has no lease, or was not spawned. */
+ * the workers are dead. -EINVAL: the group has no lease, or no workers yet. */
 int ir_group_renew_lease(struct ir_group *group, int64_t since_ns);
 
 /* Sends a signal to every worker's process group, also to the rest of one whose leader is gone. */
@@ -285,6 +323,14 @@ int ir_group_spare(struct ir_group *group, int pid, int spared);
  * -EAGAIN: there is none. */
 int ir_group_next_client(struct ir_group *group);
 
+/* From now on what the workers write goes to `fd`, too, as far as it goes through the core. `fd` is a socket that
+ * does not block, and becomes the core's. `wanted` has a byte for each worker; NULL: all. `first` is sent before.
+ * Then frames follow (kind, 32-bit length, payload): 'o' has the rank (32 bits), the stream (8 bits), and bytes of
+ * it; 'l' how many lines were dropped here for want of room (64 bits); 'e' is the last one, after the workers'
+ * end. -EMFILE: too many; -ENOMEM; -ESRCH: nothing is left. */
+int ir_group_add_follower(struct ir_group *group, int fd, const uint8_t *wanted, const char *first,
+                    uint32_t first_size);
+
 /* Puts whole lines of infini-run on the labeled console, between the workers' lines, or on
  * message_fd, and never blocks. Returns 0, also without a console; -EAGAIN: nobody reads it, and
  * no room for more such lines: dropped. */
@@ -300,21 +346,21 @@ void ir_sigpipe_release(int *held);
  * -EAGAIN, -EINTR. */
 int64_t ir_write(int fd, const char *bytes, uint64_t size);
 
-/* Kills and reaps what is left, as ir_group_free does, but frees nothing: every ir_group_wait, now
+/* Kills and reaps what lives, as ir_group_free does, but frees nothing: every ir_group_wait, now
  * and later, returns at once. For a group that another thread waits for. */
 void ir_group_end(struct ir_group *group);
 
-/* Kills and reaps what is left (at most 5 s for what SIGKILL does not end), frees, sets *group
+/* Kills and reaps what lives (at most 5 s for what SIGKILL does not end), frees, sets *group
  * to NULL. In a child of a later fork, it only closes descriptors. A child that a signal's
- * handler forks may come to a call with the NULL. Every call takes it for a group of which
- * nothing is left. */
+ * handler forks may come to a call with the NULL. To every call, it is a group without
+ * processes. */
 void ir_group_free(struct ir_group **group);
 
 struct ir_writer;
 
 /* Makes a way to write to `fd` that never blocks; `fd` stays the caller's, unchanged. A pipe or
- * a terminal opens anew, a socket gets a flag with each send, a separate thread writes where
- * that is refused. Writes to regular files are plain. -EBADF; -EMFILE, -ENOMEM, -EAGAIN: no
+ * a terminal opens anew, a socket gets a flag with each send, a separate thread writes where the
+ * kernel refuses that. Writes to regular files are plain. -EBADF; -EMFILE, -ENOMEM, -EAGAIN: no
  * thread. */
 int ir_writer_new(int fd, struct ir_writer **ret_writer);
 
@@ -332,12 +378,13 @@ int ir_writer_finish(struct ir_writer *writer);
 /* Returns NULL. A thread that a reader holds up stays until that has read, or the process ends. */
 struct ir_writer *ir_writer_free(struct ir_writer *writer);
 
-/* Lines that several ranks write alike, to be shown once. Pure: no descriptor, no clock. */
+/* Lines that several ranks write alike, and that the core shows once. Pure: no descriptor, no
+ * clock. */
 struct ir_fold;
 
 enum {
     IR_FOLD_MS = 100,    /* how long a line waits for ranks that write the same */
-    IR_FOLD_LINE = 8192, /* the longest one that is folded */
+    IR_FOLD_LINE = 8192, /* the longest one that folds */
     IR_FOLD_RANKS = 256, /* of the text for the ranks that have written it */
 };
 
@@ -350,8 +397,8 @@ struct ir_folded {
     int64_t time_ns;  /* when the first of them wrote it */
 };
 
-/* For ranks 0 to n-1, of which `expected` write to stdout, and to stderr, where these go there: a line that so many
- * have written waits no longer. -EINVAL: no ranks, or too many; -ENOMEM. */
+/* For ranks 0 to n-1, of which `expected` write to stdout, and to stderr, where these go there: a
+ * line that `expected` ranks have written waits no longer. -EINVAL: no ranks, or too many; -ENOMEM. */
 int ir_fold_new(uint32_t n, const uint32_t *expected, struct ir_fold **ret_fold);
 
 /* Holds a copy of a line that came at `now_ns`. -ENOSPC: take the first line out, and try again. -EMSGSIZE: longer

@@ -1,7 +1,8 @@
 /* io/console_lines.c: how a line of a worker stands on the console: its time, its label, its end.
  *
- * With a fold (line_fold.c), lines wait there until all workers have written them, or for IR_FOLD_MS. The timer runs
- * only while something is held. What cannot be folded is written behind all that is held. */
+ * With a fold (line_fold.c), lines wait there until all workers have written them, or for
+ * IR_FOLD_MS. The timer runs only while it holds something. What does not fold follows all held
+ * lines. */
 #include "group/group.h"
 
 #include <errno.h>
@@ -111,7 +112,7 @@ static bool shared_write(struct ir_group *g, struct sink *sink, const struct ir_
     return line_write(g, sink, &line);
 }
 
-/* The oldest line that is held. False: there is no room. */
+/* The oldest held line. False: there is no room. */
 static bool first_write(struct ir_group *g, struct sink *sink) {
     struct ir_folded folded;
     if (ir_fold_first(sink->fold, &folded) == 0) return true;
@@ -135,7 +136,7 @@ static bool due_write(struct ir_group *g, struct sink *sink, int64_t now_ns) {
     return true;
 }
 
-/* All that is held is written now. False: there is no room for all of it. */
+/* Write all held lines now. False: there is no room for all of it. */
 static bool all_write(struct ir_group *g, struct sink *sink) {
     return due_write(g, sink, INT64_MAX - 1);
 }
@@ -206,7 +207,7 @@ int ir_group_print(struct ir_group *g, int stream, const char *lines, uint32_t s
     struct sink *sink = sink_of(g, stream);
     int r = sink == NULL ? sink_open_late(g, stream, &sink) : 0;
     if (r < 0 || sink == NULL || sink->broken) return r;
-    (void)lines_flush_all(g); /* ours is about what came before it */
+    (void)lines_flush_all(g); /* the label of the rest is about what came before it */
     if (sink->end + size + 1 > SINK_BUFFER + SINK_MARGIN) return -EAGAIN;
     sink_begin(sink, NULL);
     sink_put(sink, lines, size);

@@ -1,7 +1,7 @@
 /* io/console_sink.c: the console: whole lines in, one writer, never blocking (nonblocking_writer.c).
  *
- * A line that a stream has left unended, where lines carry no label, is ended here before another's
- * begins: lines of two never mix. */
+ * Without labels, a stream may leave a line without its end. The sink ends it before another
+ * stream's line begins: lines of two never mix. */
 #include "group/group.h"
 
 #include <errno.h>
@@ -77,8 +77,8 @@ static void sink_wait(struct ir_group *g, struct sink *sink, uint32_t events) {
     int r = fd_watch(g, fd, events, WATCH_SINK, (uint32_t)sink->which);
     if (r >= 0 || r == -EEXIST) return;
     sink->awaited = 0;
-    sink_break(g, sink,
-               -r); /* nothing to wait for: a device that says EAGAIN and cannot be polled */
+    /* There is nothing to wait for: a device returns EAGAIN, and poll does not know it. */
+    sink_break(g, sink, -r);
 }
 
 void sink_flush(struct ir_group *g, struct sink *sink) {
@@ -111,13 +111,13 @@ bool sink_has_room(struct ir_group *g, struct sink *sink, uint32_t wanted) {
     return sink->end + wanted <= SINK_BUFFER;
 }
 
-/* A sink that waits for room is left to its event: what follows it wakes the streams, too. */
+/* A sink that waits for room has its event, after which the streams wake, too. */
 void sink_flush_all(struct ir_group *g) {
     for (int i = 0; i < 2; i++)
         if (g->sinks[i].buffer != NULL && !g->sinks[i].awaited) sink_flush(g, &g->sinks[i]);
 }
 
-/* The output of one stream of a launch that went well stays what was written, to the byte. */
+/* The output of one stream of a successful launch stays as the rank wrote it, to the byte. */
 static bool ends_unended(const struct ir_group *g, const struct sink *sink) {
     return sink->open && (sink->mixed || g->signalled || g->went_badly);
 }

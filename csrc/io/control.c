@@ -21,14 +21,11 @@
 #define BACKLOG 64
 #define TURN 16 /* then signals and exits get theirs */
 
-/* Two frames of system/frames.py (kind, length, payload): the caller's words go between these two parts. */
-struct __attribute__((packed)) head {
-    char kind;
-    uint32_t size;
-};
+/* Two frames: the caller's words go between these two parts. */
 struct __attribute__((packed)) counts {
-    struct head head;
+    struct frame_head head;
     uint32_t of_state[IR_WORKER_STATES];
+    uint32_t high, low; /* of the highest PROGRESS=; all ones: there was none */
 };
 
 static int control_bind(int fd, const char *path) {
@@ -45,24 +42,29 @@ static int control_bind(int fd, const char *path) {
     return 0;
 }
 
+/* Without a path the file is not removed: it is the caller's, as its socket. */
 static int control_copy(struct control *control, const struct ir_config *config) {
-    control->path = strdup(config->control);
+    const bool is_ours = config->control_fd < 0;
+    control->path = is_ours ? strdup(config->control) : NULL;
     control->about = malloc(config->about_size + 1u);
-    if (control->path == NULL || control->about == NULL) return -ENOMEM;
+    if ((is_ours && control->path == NULL) || control->about == NULL) return -ENOMEM;
     if (config->about_size > 0) memcpy(control->about, config->about, config->about_size);
     control->about_size = config->about_size;
     return 0;
 }
 
+static int control_listen(const struct ir_config *config) {
+    if (config->control_fd >= 0) return fd_duplicate(config->control_fd);
+    int fd = fd_new(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    if (fd < 0 || control_bind(fd, config->control) == 0) return fd;
+    return fd_close(fd);
+}
+
 void control_open(struct ir_group *g) {
     struct control *control = &g->control;
     if (g->config.control == NULL || control_copy(control, &g->config) < 0) return;
-    int fd = fd_new(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    int fd = control_listen(&g->config);
     if (fd < 0) return;
-    if (control_bind(fd, control->path) < 0) {
-        (void)fd_close(fd);
-        return;
-    }
     control->fd = fd;
     if (fd_watch(g, fd, EPOLLIN, WATCH_CONTROL, 0) < 0) control_close(g);
 }
@@ -70,16 +72,23 @@ void control_open(struct ir_group *g) {
 /* ---- who connects */
 
 static enum ir_worker_state worker_state(const struct worker *w) {
-    if (w->pid == 0) return IR_WORKER_WAITING;
+    if (w->pid == 0 || (w->held && w->reaped)) return IR_WORKER_WAITING;
     if (!w->reaped) return w->ready ? IR_WORKER_READY : IR_WORKER_RUNNING;
     return w->failed ? IR_WORKER_FAILED : IR_WORKER_DONE;
 }
 
 static bool greet(const struct ir_group *g, int fd) {
     const uint32_t size = g->control.about_size;
-    struct head head = {.kind = 'A', .size = htonl(size)};
-    struct counts counts = {.head = {.kind = 'n', .size = htonl(sizeof counts.of_state)}};
-    for (uint32_t i = 0; i < g->n; i++) counts.of_state[worker_state(&g->workers[i])]++;
+    struct frame_head head = {.kind = 'A', .size = htonl(size)};
+    const uint32_t counts_size = sizeof(struct counts) - sizeof(struct frame_head);
+    struct counts counts = {.head = {.kind = 'n', .size = htonl(counts_size)}};
+    int64_t progress = -1;
+    for (uint32_t i = 0; i < g->n; i++) {
+        counts.of_state[worker_state(&g->workers[i])]++;
+        if (g->workers[i].progress > progress) progress = g->workers[i].progress;
+    }
+    counts.high = htonl((uint32_t)((uint64_t)progress >> 32));
+    counts.low = htonl((uint32_t)(uint64_t)progress);
     for (int i = 0; i < IR_WORKER_STATES; i++) counts.of_state[i] = htonl(counts.of_state[i]);
     struct iovec parts[] = {
         {.iov_base = &head, .iov_len = sizeof head},
@@ -172,6 +181,10 @@ void control_close(struct ir_group *g) {
     for (int i = 0; i < CONTROL_CLIENTS; i++) {
         control->clients[i].fd = fd_close(control->clients[i].fd);
         control->clients[i].asks = false;
+    }
+    if (control->path == NULL) {
+        control->fd = fd_release(g, control->fd);
+        return;
     }
     if (control->fd >= 0 && getpid() == g->self) (void)unlink(control->path);
     control->fd = fd_close(control->fd);

@@ -9,27 +9,27 @@
 
 struct ir_group;
 
-#define STREAM_BUFFER 65536u /* the longest line that is passed on in one piece */
+#define STREAM_BUFFER 65536u /* the longest line that passes in one piece */
 #define SINK_BUFFER (4u * 65536) /* what the core holds for a slow console; then workers wait */
 #define SINK_MARGIN 8192u
-#define TAIL_BUFFER 16384u /* last words that are kept for the report: a stack may follow them */
+#define TAIL_BUFFER 16384u /* last bytes for the report: a stack may follow them */
 #define LINE_TIME 40u /* of a line's time */
 #define FOLD_LABEL 48u /* before, and after, the numbers of several ranks */
-#define STATUS_SIZE 512u /* of a worker's last STATUS= that is kept */
+#define STATUS_SIZE 512u /* bytes of a worker's last STATUS= */
 
 /* ---- output_pump.c: a pipe of a worker */
 struct stream {
     int fd;          /* -1: closed */
     int to;          /* IR_TO_CONSOLE | IR_TO_LOG */
     bool paused;     /* not watched, with bytes at hand: the console does not take more */
-    bool ended;      /* no more will come: an unended last line is passed on too */
+    bool ended;      /* no more will come: an unended last line passes, too */
     bool more;       /* the last piece did not end its line */
     bool plain;      /* its lines go to the console without a label */
-    bool due;        /* what is left of it is passed on, though it ends no line */
+    bool due;        /* its rest passes, though it ends no line */
     int64_t held_ns; /* since when there is a rest that ends no line; 0: there is none */
-    uint32_t start;  /* buffer[start..end) is not passed on yet */
+    uint32_t start;  /* buffer[start..end) has not passed yet */
     uint32_t end;
-    uint32_t last, last_size; /* the place of the last piece that was passed on; overwritten by the next read */
+    uint32_t last, last_size; /* the place of the last piece that passed; the next read overwrites it */
     uint64_t bytes;  /* that came in all */
     char *buffer;    /* STREAM_BUFFER; NULL: not piped */
     const char *label, *label_more;
@@ -39,9 +39,9 @@ struct stream {
 /* ---- console_sink.c: one console */
 struct sink {
     struct ir_writer *writer;
-    uint32_t awaited; /* of epoll: room, or the last of it to be taken */
+    uint32_t awaited; /* of epoll: room, or the reader took the last of it */
     int which;
-    bool broken;     /* EPIPE and the like: everything more is dropped */
+    bool broken;     /* EPIPE and the like: the core drops everything more */
     bool open;       /* its last line has no end */
     bool mixed;      /* more than one stream has written to it */
     const struct stream *last; /* whose line it is; NULL: the launcher's, of several, or none */
@@ -52,6 +52,10 @@ struct sink {
 
 /* ---- control.c: who looks for this launch */
 #define CONTROL_CLIENTS 16
+struct __attribute__((packed)) frame_head { /* of system/frames.py */
+    char kind;
+    uint32_t size;
+};
 struct client {
     int fd;    /* -1: the place is free */
     bool asks; /* it has sent something, and waits for the caller */
@@ -63,6 +67,18 @@ struct control {
     char *path, *about;
     uint32_t about_size;
     struct client clients[CONTROL_CLIENTS];
+};
+
+/* ---- followers.c: who gets the workers' lines from outside */
+#define FOLLOWERS 16
+#define FOLLOWER_BUFFER (4u * 65536)
+struct follower {
+    int fd;          /* -1: the place is free */
+    bool waits;      /* for room in its socket */
+    uint8_t *wanted; /* a byte of each worker; NULL: all are */
+    uint64_t lost;   /* lines that found no room, and that it has not been told of */
+    uint32_t start, end, size;
+    char *buffer;    /* of `size` */
 };
 
 /* ---- stdin_fanout.c: the launcher's stdin to several workers */
@@ -82,7 +98,10 @@ void pump_drain(struct ir_group *g, uint32_t index);
 void pump_pass_rest(struct ir_group *g, uint32_t index, int which);
 void pump_resume(struct ir_group *g);
 void pump_close(struct ir_group *g);
+void pump_close_worker(struct ir_group *g, uint32_t index);
 bool pump_idle(const struct ir_group *g);
+bool pump_is_idle(const struct ir_group *g, uint32_t index);
+void pump_renew(struct ir_group *g, uint32_t index);
 
 /* console_lines.c */
 bool ends_line(const char *bytes, uint32_t size);
@@ -101,6 +120,7 @@ void rest_ready(struct ir_group *g, void (*pass)(struct ir_group *g, uint32_t in
 
 /* sd_notify.c */
 int notify_open(struct ir_group *g, const struct ir_worker *workers, uint32_t n);
+int notify_open_worker(struct ir_group *g, const struct ir_worker *worker, uint32_t index);
 void notify_ready(struct ir_group *g, uint32_t index);
 void notify_dropped(struct ir_group *g, uint32_t index);
 void notify_close(struct ir_group *g, uint32_t index);
@@ -116,6 +136,12 @@ void client_ready(struct ir_group *g, uint32_t index);
 void control_close(struct ir_group *g);
 void control_free(struct ir_group *g);
 
+/* followers.c */
+void followers_put(struct ir_group *g, uint32_t index, int which, const char *bytes, uint32_t size);
+void follower_ready(struct ir_group *g, uint32_t index);
+void followers_flush(struct ir_group *g);
+void followers_close(struct ir_group *g);
+
 /* console_sink.c */
 int sink_open(struct ir_group *g);
 int sink_open_late(struct ir_group *g, int which, struct sink **ret_sink);
@@ -130,6 +156,7 @@ void sink_close(struct ir_group *g);
 
 /* stdin_fanout.c */
 int input_open(struct ir_group *g, const int *fds, uint32_t n);
+int input_renew(struct ir_group *g, uint32_t target, int fd);
 void input_source_ready(struct ir_group *g);
 void input_target_ready(struct ir_group *g, uint32_t index);
 void input_resume(struct ir_group *g);

@@ -1,9 +1,10 @@
-/* io/line_fold.c: lines that several ranks write alike, once. Pure: bytes in, bytes out, the time is given.
+/* io/line_fold.c: lines that several ranks write alike, once. Pure: bytes and time in, bytes out.
  *
  * A list of lines, each with the ranks that wrote it. A rank's line joins the first equal one behind the last that
  * the rank shares, or becomes the newest. Lines that the rank alone has written in between then move before the one
  * that it joins: so each rank's lines keep their order, and a line of its own does not end what it has in common.
- * Lines leave at the front, when all ranks have written them or their time is up. A full list says so. */
+ * Lines leave at the front, when all ranks have written them or their time is up. A full list
+ * returns -ENOSPC. */
 #include <errno.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -17,12 +18,11 @@
 #define LINES_LEAST 2u
 #define WORDS_MOST (128u * 1024) /* of all lines' ranks; 1 MiB */
 #define BYTES_MOST (256u * 1024) /* of all lines */
-#define BUCKETS                                                                                    \
-    16384u /* of each of two filters: the list is searched only where both know the hash */
-#define RANGES_MOST 8u /* that are written; ranks beyond are counted */
+#define BUCKETS 16384u /* of each of two filters: a search of the list needs the hash in both */
+#define RANGES_MOST 8u /* written out; ranks beyond count only */
 
 struct held {
-    uint32_t before, after; /* its neighbours in the list */
+    uint32_t before, after; /* its neighbors in the list */
     uint32_t size, count;   /* bytes, ranks */
     uint32_t writer;        /* the rank that wrote it first */
     int32_t stream;
@@ -36,9 +36,9 @@ struct held {
 struct rank {
     uint64_t lines;       /* that it has written */
     uint64_t shared_line; /* which of them is the last that it has in common with others; 0: none */
-    uint64_t shared_serial; /* where that is held, if it still is */
+    uint64_t shared_serial; /* its held line, if there still is one */
     uint32_t shared_at;
-    uint32_t own; /* how many of the lines that are held it alone has written */
+    uint32_t own; /* how many held lines it alone has written */
 };
 
 struct ir_fold {
@@ -50,7 +50,7 @@ struct ir_fold {
     struct rank *ranks;
     uint64_t *sets;               /* of ranks, for each line */
     struct held *lines;           /* and the list's two ends: lines[capacity] */
-    uint16_t (*by_hash)[BUCKETS]; /* how many are held, by the low and by the high half */
+    uint16_t (*by_hash)[BUCKETS]; /* how many held lines, by the low and by the high half */
 };
 
 struct ir_fold *ir_fold_free(struct ir_fold *fold) {

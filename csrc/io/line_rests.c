@@ -29,7 +29,7 @@ static void rest_timer_set(struct ir_group *g, int64_t delay_ns) {
     g->rests_timed = true;
 }
 
-/* Something of the stream is left, and it is not the console that keeps it. */
+/* Something of the stream remains, and not for the console's sake. */
 void rest_note(struct ir_group *g, struct stream *s) {
     if (s->held_ns == 0) s->held_ns = clock_ns();
     if (!g->rests_timed) rest_timer_set(g, REST_NS);

@@ -35,14 +35,22 @@ int ir_group_tail(const struct ir_group *g, int worker, char *ret_bytes, uint32_
     return (int)n;
 }
 
-/* What was passed on stays in the buffer until the next read, so it need not be kept elsewhere. */
+/* Where the last line of a piece of several begins. */
+static uint32_t last_line(const struct stream *s) {
+    uint32_t from = s->last, at = s->last + s->last_size;
+    while (at > from && ends_line(s->buffer, at)) at--;
+    while (at > from && !ends_line(s->buffer, at)) at--;
+    return at;
+}
+
+/* What passed stays in the buffer until the next read, so it needs no second place. */
 int ir_group_line(const struct ir_group *g, int worker, char *ret_bytes, uint32_t size) {
     if (g == NULL) return 0;
     if (worker < 0 || (uint32_t)worker >= g->n) return -EINVAL;
     const struct stream *s = &g->workers[worker].streams[g->workers[worker].wrote];
     bool is_unended = s->end > s->start;
-    uint32_t from = is_unended ? s->start : s->last;
-    uint32_t n = is_unended ? s->end - s->start : s->last_size;
+    uint32_t from = is_unended ? s->start : last_line(s);
+    uint32_t n = is_unended ? s->end - s->start : s->last + s->last_size - from;
     if (n > size) {
         from += n - size;
         n = size;
@@ -69,7 +77,7 @@ static void log_write(struct ir_group *g, uint32_t index, int which, const char 
         if (n == -EINTR) continue;
         if (n < 0) {
             if (w->log_lost) return;
-            w->log_lost = true; /* told once; later lines are tried again */
+            w->log_lost = true; /* reported once; later lines have another try */
             struct ir_event *event = event_push(g, IR_OUTPUT_LOST, (int)index, w->pid);
             event->code = which;
             event->signal = (int)-n;
@@ -81,7 +89,7 @@ static void log_write(struct ir_group *g, uint32_t index, int which, const char 
 }
 
 /* An unended line of the other stream gets its newline now, not before: a log of one stream is
- * what was written, to the byte. */
+ * what the worker wrote, to the byte. */
 static void log_begin(struct ir_group *g, uint32_t index, int which) {
     struct worker *w = &g->workers[index];
     if (w->log_open >= 0 && w->log_open != which) log_write(g, index, which, "\n", 1);
@@ -96,7 +104,7 @@ static void log_plain(struct ir_group *g, uint32_t index, int which, const char 
     if (shares_log(w) && !ends_line(bytes, size)) w->log_open = which;
 }
 
-/* Marked lines are gathered, so that a traceback is one write and not one per line. */
+/* Gather labeled lines, so that a traceback is one write, not one per line. */
 struct gathered {
     uint32_t size;
 };
@@ -142,7 +150,7 @@ static uint32_t next_piece(const struct stream *s) {
     return s->ended || s->due || size == STREAM_BUFFER ? size : 0;
 }
 
-/* The same of lines that need nothing between them: as many as there are. */
+/* The same of lines that nothing is put between: as many as there are. */
 static uint32_t next_lines(const struct stream *s) {
     const char *at = s->buffer + s->start;
     uint32_t size = s->end - s->start;
@@ -157,7 +165,7 @@ static uint32_t next_lines(const struct stream *s) {
     return s->ended || s->due ? size : 0;
 }
 
-/* Passes on what is whole. False: the console is full, and something is left. */
+/* Passes on what is whole. False: the console is full, and something remains. */
 static bool stream_pass(struct ir_group *g, uint32_t index, int which) {
     struct stream *s = &g->workers[index].streams[which];
     struct sink *sink = (s->to & IR_TO_CONSOLE) ? sink_of(g, which) : NULL;
@@ -165,13 +173,14 @@ static bool stream_pass(struct ir_group *g, uint32_t index, int which) {
     bool marked = logged && which == 1 && shares_log(&g->workers[index]);
     struct gathered lines = {0};
     uint32_t from = s->start, size;
-    bool all = true, plain = s->plain && !marked;
+    bool all = true, plain = (s->plain || sink == NULL) && !marked;
     while ((size = plain ? next_lines(s) : next_piece(s)) > 0) {
         const char *bytes = s->buffer + s->start;
         if (sink != NULL && !lines_put(g, index, which, sink, bytes, size)) {
             all = false;
             break;
         }
+        if (g->followed > 0) followers_put(g, index, which, bytes, size);
         if (marked) log_marked(g, index, &lines, bytes, size);
         s->more = !ends_line(bytes, size);
         s->last = s->start;
@@ -183,7 +192,7 @@ static bool stream_pass(struct ir_group *g, uint32_t index, int which) {
     if (lines.size > 0) log_write(g, index, 1, g->log_buffer, lines.size);
     if (s->start > from) s->held_ns = 0;
     if (s->start == s->end) s->start = s->end = 0, s->due = false;
-    else if (s->plain && all) rest_note(g, s);
+    else if (s->plain && sink != NULL && all) rest_note(g, s);
     return all;
 }
 
@@ -265,22 +274,47 @@ void pump_resume(struct ir_group *g) {
 /* Nothing of the launch lives any more: read what the pipes hold, and close them. Who still has
  * one open is a process that this user may not end. */
 void pump_close(struct ir_group *g) {
-    for (uint32_t i = 0; i < g->started; i++) {
-        pump_drain(g, i);
-        for (int which = 0; which < 2; which++) {
-            struct stream *s = &g->workers[i].streams[which];
-            if (s->fd < 0 || s->paused) continue;
-            stream_end(g, i, which);
-            struct ir_event *event = event_push(g, IR_OUTPUT_HELD, (int)i, g->workers[i].pid);
-            event->code = which;
-        }
+    for (uint32_t i = 0; i < g->started; i++) pump_close_worker(g, i);
+}
+
+void pump_close_worker(struct ir_group *g, uint32_t index) {
+    pump_drain(g, index);
+    for (int which = 0; which < 2; which++) {
+        struct stream *s = &g->workers[index].streams[which];
+        if (s->fd < 0 || s->paused) continue;
+        stream_end(g, index, which);
+        struct ir_event *event = event_push(g, IR_OUTPUT_HELD, (int)index, g->workers[index].pid);
+        event->code = which;
     }
 }
 
 bool pump_idle(const struct ir_group *g) {
     for (uint32_t i = 0; i < g->started; i++)
-        for (int which = 0; which < 2; which++)
-            if (g->workers[i].streams[which].fd >= 0 || g->workers[i].streams[which].paused)
-                return false;
+        if (!pump_is_idle(g, i)) return false;
     return true;
+}
+
+bool pump_is_idle(const struct ir_group *g, uint32_t index) {
+    const struct stream *streams = g->workers[index].streams;
+    for (int which = 0; which < 2; which++)
+        if (streams[which].fd >= 0 || streams[which].paused) return false;
+    return true;
+}
+
+/* Before its next run: nothing of the last one is left (pump_is_idle). */
+void pump_renew(struct ir_group *g, uint32_t index) {
+    struct worker *w = &g->workers[index];
+    for (int which = 0; which < 2; which++) {
+        struct stream *s = &w->streams[which];
+        s->ended = s->more = s->due = false;
+        s->held_ns = 0;
+        s->start = s->end = s->last = s->last_size = 0;
+        for (int i = 0; i < 2;
+             i++) /* an unended line of the last run is no beginning of this one */
+            if (g->sinks[i].last == s) sink_begin(&g->sinks[i], NULL);
+    }
+    w->wrote = 0;
+    w->tail_count = 0;
+    w->log_open = -1;
+    w->log_lost = false;
 }

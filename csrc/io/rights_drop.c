@@ -3,9 +3,9 @@
  * The last one to close a descriptor may have to wait: for a TCP peer (SO_LINGER of socket(7)),
  * for a terminal, for a file server. The kernel closes those of a message that arrives without
  * room for them in whoever receives it. So a thread does that, which nobody joins. It has no
- * room for them either. A descriptor that never was in this process's table is not flushed, and
- * a thread that waits for a peer does not hold up the end of the process (inet_release() in the
- * kernel's net/ipv4/af_inet.c). */
+ * room for them either. The kernel flushes no descriptor that never was in this process's table.
+ * And a thread that waits for a peer does not hold up the end of the process (inet_release() in
+ * the kernel's net/ipv4/af_inet.c). */
 #include "io/io.h"
 #include "sys/sys.h"
 
@@ -17,7 +17,7 @@
 
 struct drop {
     int fd;      /* a copy of the socket's */
-    int done_fd; /* a byte goes there after one message; -1: all are taken, and nobody asks */
+    int done_fd; /* a byte goes there after one message; -1: none is pending, and nobody asks */
 };
 
 static bool message_remove(int fd) {
@@ -43,7 +43,8 @@ static void *drop_main(void *argument) {
     return NULL;
 }
 
-/* crews/spawn/zygote.py knows the thread by its name, and may look before it has run: it is born with it. */
+/* crews/spawn/zygote.py knows the thread by its name, and may look before it has run: so it has
+ * the name from birth. */
 static int named_thread_start(struct drop *drop) {
     char before[16];
     bool is_known = prctl(PR_GET_NAME, before, 0, 0, 0) == 0;
@@ -64,7 +65,7 @@ static int drop_new(int fd, int done_fd) {
     return r;
 }
 
-/* Takes the first message of a socket. Returns a descriptor that can be read once it is taken. */
+/* Takes the first message of a socket. Returns a descriptor that turns readable after that. */
 int rights_drop_one(int fd) {
     int fds[2];
     int r = fd_pipe(fds, 0);

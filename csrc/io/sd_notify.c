@@ -23,7 +23,7 @@
 #define MESSAGE_SIZE 4096 /* as systemd's: what is longer is not a message */
 #define NOTIFY_READS 16   /* then signals and exits get their turn, however much there is */
 #define DRAIN_READS                                                                                \
-    1024 /* more than a socket holds (net.unix.max_dgram_qlen, 10 to 512, unless it was set) */
+    1024 /* more than a socket holds (net.unix.max_dgram_qlen, 10 to 512 by default) */
 
 /* "@name" is abstract, "/name" a path; *ret_address gets what the kernel wants. */
 static int notify_address(const char *name, struct sockaddr_un *ret_address,
@@ -51,20 +51,22 @@ static int notify_bind(int fd, const char *name) {
     return name[0] == '/' && chmod(name, S_IRUSR | S_IWUSR) < 0 ? -errno : 0;
 }
 
-int notify_open(struct ir_group *g, const struct ir_worker *workers, uint32_t n) {
-    for (uint32_t i = 0; i < n; i++) {
-        if (workers[i].notify == NULL) continue;
-        int fd = fd_new(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-        if (fd < 0) return fd;
-        g->workers[i].notify_fd = fd;
-        int r = notify_bind(fd, workers[i].notify);
-        if (r >= 0) r = fd_watch(g, fd, EPOLLIN, WATCH_NOTIFY, i);
-        if (r < 0) return r;
-    }
-    return 0;
+int notify_open_worker(struct ir_group *g, const struct ir_worker *worker, uint32_t index) {
+    if (worker->notify == NULL) return 0;
+    int fd = fd_new(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    if (fd < 0) return fd;
+    g->workers[index].notify_fd = fd;
+    int r = notify_bind(fd, worker->notify);
+    return r < 0 ? r : fd_watch(g, fd, EPOLLIN, WATCH_NOTIFY, index);
 }
 
-/* The file of a socket that was bound to a path. */
+int notify_open(struct ir_group *g, const struct ir_worker *workers, uint32_t n) {
+    int r = 0;
+    for (uint32_t i = 0; r >= 0 && i < n; i++) r = notify_open_worker(g, &workers[i], i);
+    return r;
+}
+
+/* The file of a socket that is bound to a path. */
 static void notify_unlink(int fd) {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     socklen_t length = sizeof address;
@@ -197,8 +199,8 @@ static bool notify_read(struct ir_group *g, uint32_t index, struct message *mess
     return true;
 }
 
-/* Until it has been taken the socket is not read. Without the means to take it, it is tried again when the
- * next message comes. */
+/* Until that thread took it, the core does not read the socket. Without the means to take it, the
+ * core retries when the next message comes. */
 static void notify_pass_rights(struct ir_group *g, uint32_t index, const struct message *message) {
     struct worker *w = &g->workers[index];
     w->sent_rights = true;
@@ -232,8 +234,8 @@ void notify_dropped(struct ir_group *g, uint32_t index) {
 }
 
 /* Handles all that is in the queue and takes nothing (SO_PEEK_OFF of socket(7)); a message that is too long
- * comes in several parts. An empty one is passed over if it was peeked at before. A sandbox may not know
- * the option: there the messages are taken, up to one with descriptors. True: there may be descriptors in
+ * comes in several parts. Skip an empty one after a peek at it. A sandbox may not know the
+ * option: then take the messages up to one with descriptors. True: there may be descriptors in
  * the queue. */
 static bool notify_walk(struct ir_group *g, uint32_t index) {
     const int fd = g->workers[index].notify_fd, from = 0;
@@ -270,7 +272,7 @@ void notify_close(struct ir_group *g, uint32_t index) {
     w->notify_fd = fd_close(w->notify_fd);
 }
 
-/* ---- what is known of a worker */
+/* ---- the facts about a worker */
 
 int ir_group_status(const struct ir_group *g, int worker, char *ret_bytes, uint32_t size) {
     if (g == NULL) return 0;

@@ -42,6 +42,19 @@ static void target_close(const struct ir_group *g, struct target *target) {
     target->waiting = false;
 }
 
+/* A worker that restarts gets what comes from now on, on its new pipe; at the end of the
+ * input that is nothing. */
+int input_renew(struct ir_group *g, uint32_t index, int fd) {
+    struct target *target = &g->input.targets[index];
+    target_close(g, target);
+    if (g->input.fd < 0) {
+        (void)fd_close(fd);
+        return 0;
+    }
+    *target = (struct target){.fd = fd, .done = g->input.end};
+    return fd_watch(g, fd, EPOLLET, WATCH_TARGET, index);
+}
+
 void input_close(struct ir_group *g) {
     for (uint32_t i = 0; i < g->input.n; i++) target_close(g, &g->input.targets[i]);
     if (g->input.fd < 0) return;
@@ -93,8 +106,8 @@ static void source_watch(struct ir_group *g, bool watch) {
         fd_rewatch(g, g->input.fd, watch ? EPOLLIN : 0, WATCH_SOURCE, 0);
 }
 
-/* In the background a terminal's read is EIO (SIGTTIN is blocked). No event reports the
- * foreground: a shell continues only what is stopped. So it tries each new line, and none twice. */
+/* In the background a terminal's read is EIO (the core blocks SIGTTIN). No event reports the
+ * foreground: a shell continues only a stopped job. So it tries each new line, and none twice. */
 static void source_leave_to_others(struct ir_group *g) {
     if (g->input.behind) return;
     g->input.behind = true;

@@ -1,7 +1,7 @@
 /* spawn/arena.c: the memory that children read between clone and exec: slots, strings, stacks.
  *
  * One mapping per spawn, filled before the first clone and given back when the last child has left.
- * All of the caller's strings are copied, so nothing of the caller's is read after the spawn. */
+ * It has copies of all of the caller's strings, so no child reads the caller's memory after the spawn. */
 #include "group/group.h"
 
 #include <errno.h>
@@ -59,7 +59,7 @@ static char **arena_list(struct arena *arena, const char *const *list) {
     return copy;
 }
 
-/* The base environment's strings are copied once; each worker has its own pointers to them. */
+/* The base environment's strings are here once; each worker has its own pointers to them. */
 static char **arena_env(struct arena *arena, char *const *base, const struct ir_worker *worker) {
     char **copy = arena->pointers;
     while (*base != NULL) *arena->pointers++ = *base++;

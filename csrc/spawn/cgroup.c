@@ -1,4 +1,4 @@
-/* spawn/cgroup.c: a cgroup v2 leaf for each worker, if this process's cgroup is delegated to it.
+/* spawn/cgroup.c: a cgroup v2 leaf for each worker, if this process owns its cgroup (delegation).
  *
  * What a worker starts stays in its leaf, in whatever session and environment, and cgroup.kill
  * (Linux 5.14) ends all of it at once, however fast it forks. Workers start in their leaf
@@ -66,7 +66,7 @@ static void leaf_name(char ret_name[32], uint32_t index) {
     (void)snprintf(ret_name, 32, "rank-%u", (unsigned)index);
 }
 
-/* The launch's folder is named by its id, which stands behind the mark's =. */
+/* The launch's folder has the name of its id, which follows the mark's =. */
 int cgroup_open(struct ir_group *g, uint32_t n) {
     char own[OWN_FOLDER_SIZE], name[32];
     const char *id = strchr(g->mark, '=');
@@ -88,7 +88,7 @@ int cgroup_open(struct ir_group *g, uint32_t n) {
     return cgroup->fd < 0 ? cgroup->fd : 0;
 }
 
-/* The leaf that a child is to be born into; -1: none. */
+/* The leaf for the birth of a child; -1: none. */
 int cgroup_leaf(const struct ir_group *g, uint32_t index) {
     char name[32];
     if (g->cgroup.fd < 0 || index >= g->cgroup.leaves) return -1;
@@ -97,12 +97,23 @@ int cgroup_leaf(const struct ir_group *g, uint32_t index) {
 }
 
 /* SIGKILL to all in it, and to what they are just forking. */
-void cgroup_kill(const struct ir_group *g) {
-    if (g->cgroup.fd < 0) return;
-    int fd = openat(g->cgroup.fd, "cgroup.kill", O_WRONLY | O_CLOEXEC);
+static void folder_kill(int folder, const char *file) {
+    int fd = openat(folder, file, O_WRONLY | O_CLOEXEC);
     ssize_t written = write(fd, "1", 1);
     (void)written; /* what it does not reach, the other ways do */
     (void)fd_close(fd);
+}
+
+void cgroup_kill(const struct ir_group *g) {
+    if (g->cgroup.fd >= 0) folder_kill(g->cgroup.fd, "cgroup.kill");
+}
+
+void cgroup_kill_leaf(const struct ir_group *g, uint32_t index) {
+    char leaf[32], file[48];
+    if (g->cgroup.fd < 0 || index >= g->cgroup.leaves) return;
+    leaf_name(leaf, index);
+    (void)snprintf(file, sizeof file, "%s/cgroup.kill", leaf);
+    folder_kill(g->cgroup.fd, file);
 }
 
 static void procs_mark(int folder, struct processes *all) {
@@ -137,7 +148,14 @@ void cgroup_mark(const struct ir_group *g, struct processes *all) {
     if (g->cgroup.fd >= 0) tree_mark(g->cgroup.fd, ".", all);
 }
 
-/* A cgroup with the dead in it cannot be removed yet, and cgroup.events says when it can. */
+void cgroup_mark_leaf(const struct ir_group *g, uint32_t index, struct processes *all) {
+    char name[32];
+    if (g->cgroup.fd < 0 || index >= g->cgroup.leaves) return;
+    leaf_name(name, index);
+    tree_mark(g->cgroup.fd, name, all);
+}
+
+/* The kernel keeps a cgroup while the dead are in it; cgroup.events shows when it is empty. */
 static void folder_wait(int folder) {
     char events[64];
     struct pollfd changed = {.fd = openat(folder, "cgroup.events", O_RDONLY | O_CLOEXEC),

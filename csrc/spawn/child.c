@@ -76,8 +76,8 @@ static void child_isolate(struct slot *slot) {
     if (r < 0) child_fail(slot, IR_STEP_PROC, r);
 }
 
-/* In another PID namespace getppid says 0. There a pipe shows it, once this copy of its other
- * end is closed. A process closes its descriptors before it sends the parent-death signal. */
+/* In another PID namespace getppid says 0. There a pipe shows it, after the close of this copy of
+ * its other end. A process closes its descriptors before it sends the parent-death signal. */
 static bool child_is_orphan(struct slot *slot) {
     long parent = raw(SYS_getppid, 0, 0, 0, 0, 0);
     if (slot->lifeline[0] < 0) return parent != 0 && parent != slot->parent;
@@ -87,7 +87,7 @@ static bool child_is_orphan(struct slot *slot) {
     return raw(SYS_ppoll, (long)&lifeline, 1, (long)&now, 0, 0) > 0;
 }
 
-/* The parent-death signal covers a launcher that is SIGKILLed, if it did not die before the prctl. */
+/* The parent-death signal covers a SIGKILL of the launcher, if that did not come before the prctl. */
 static void child_tie(struct slot *slot) {
     long r = raw(SYS_prctl, PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
     if (r < 0) child_fail(slot, IR_STEP_PARENT, r);
@@ -103,7 +103,7 @@ static void child_stdio(struct slot *slot) {
     }
 }
 
-/* Handlers first, the mask last: no handler of the parent may ever run in memory that is shared. */
+/* Handlers first, the mask last: no handler of the parent may ever run in shared memory. */
 static void child_signals(struct slot *slot) {
     struct kernel_sigaction action = {0, 0, 0, 0};
     for (int sig = 1; sig <= 64; sig++) {
@@ -166,7 +166,7 @@ int child_main(void *argument) {
         r = raw(SYS_chdir, (long)slot->cwd, 0, 0, 0, 0);
         if (r < 0) child_fail(slot, IR_STEP_CWD, r);
     }
-    if (slot->terminal_fd >= 0) { /* all signals are blocked: no SIGTTOU */
+    if (slot->terminal_fd >= 0) { /* this process blocks all signals: no SIGTTOU */
         pid_t self = (pid_t)raw(SYS_getpid, 0, 0, 0, 0, 0);
         r = raw(SYS_ioctl, slot->terminal_fd, TIOCSPGRP, (long)&self, 0, 0);
         if (r < 0) child_fail(slot, IR_STEP_TERMINAL, r);

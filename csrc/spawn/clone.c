@@ -100,7 +100,7 @@ static pid_t child_clone(struct ir_group *g, struct slot *slot, uint32_t index, 
         (void)close(leaf);
         bool refused = born == -ENOSYS || born == -EPERM || born == -EINVAL ||
                        born == -EOPNOTSUPP || born == -EBUSY;
-        if (!refused || g->started > 0) return born;
+        if (!refused || g->started > g->held) return born;
         cgroup_close(
             g); /* a sandbox without clone3, a cgroup that takes no processes: without, then */
     }
@@ -123,7 +123,7 @@ static pid_t child_clone(struct ir_group *g, struct slot *slot, uint32_t index, 
 pid_t child_create(struct ir_group *g, struct slot *slot, uint32_t index, int *ret_pidfd) {
     pid_t pid = child_clone(g, slot, index, ret_pidfd);
     bool refused = pid == -EINVAL || pid == -EPERM || pid == -ENOSYS;
-    bool is_first = g->started == 0 && g->guard.pid == 0;
+    bool is_first = g->started == g->held && g->guard.pid == 0;
     if (!refused || !is_first || (slot->flags & IR_WORKER_ISOLATE)) return pid;
     g->no_clone_pidfd = true;
     pid = child_clone(g, slot, index, ret_pidfd);

@@ -49,13 +49,13 @@ struct slot {
     uint64_t blocked;    /* the mask it gets */
     uint64_t defaults;   /* signals put back to default */
     uint64_t nofile_soft, nofile_hard; /* 0, 0: left alone */
-    const uint64_t *cpus; /* NULL: neither these nor nodes are set */
+    const uint64_t *cpus; /* NULL: set neither these nor nodes */
     const uint64_t *nodes;
     uint32_t cpu_words, node_words;
     int memory_policy;
     pid_t parent;
     int stdio[3];        /* >= 3, or IR_FD_INHERIT */
-    int terminal_fd;     /* -1: the foreground is not handed over */
+    int terminal_fd;     /* -1: the foreground stays */
     int lifeline[2];     /* a pipe of which only the launcher keeps the other end; -1: none */
     uint32_t flags;      /* ir_worker.flags */
     int64_t *lease;      /* sys/lease.h; NULL: none */
@@ -107,6 +107,8 @@ int window_await_all(const struct ir_group *g);
 int cgroup_open(struct ir_group *g, uint32_t n);
 int cgroup_leaf(const struct ir_group *g, uint32_t index);
 void cgroup_kill(const struct ir_group *g);
+void cgroup_kill_leaf(const struct ir_group *g, uint32_t index);
+void cgroup_mark_leaf(const struct ir_group *g, uint32_t index, struct processes *all);
 void cgroup_mark(const struct ir_group *g, struct processes *all);
 void cgroup_close(struct ir_group *g);
 

@@ -20,12 +20,13 @@
 #define SYS_close_range 436
 #endif
 
-#define LEAST_RANKS (2 * WINDOW_RANKS) /* a table of fewer is copied as fast */
+#define LEAST_RANKS (2 * WINDOW_RANKS) /* the copy of a smaller table takes as long */
 #define FDS_PER_RANK 16 /* more than one ever takes: near the limit there is no window */
 
-/* Before Linux 6.11 a table that is cut keeps notes of full words of 64 that it no longer has
- * (9a2fa1472083 in its history). A rank's 65th descriptor would get the number behind all of the
- * launcher's, beyond the rank's limit maybe. Stable kernels have the mend; it does not show. */
+/* Before Linux 6.11, a table that the kernel cuts keeps notes of full words of 64 that it no
+ * longer has (9a2fa1472083 in its history). A rank's 65th descriptor would get the number behind
+ * all of the launcher's, beyond the rank's limit maybe. Stable kernels have the mend; it does not
+ * show. */
 static bool is_worthwhile(const struct ir_group *g) {
     struct rlimit limit;
     return g->capacity >= LEAST_RANKS && !(g->config.flags & IR_USE_FORK) && kernel_is(6, 11) &&
@@ -38,7 +39,7 @@ static void end_raise(int fd, void *with) {
     if (fd >= *end) *end = fd + 1;
 }
 
-/* Before the descriptors of ranks are opened: the window has the low numbers. A launch without
+/* Before the core opens descriptors of ranks: the window has the low numbers. A launch without
  * it works as well. */
 void window_open(struct ir_group *g) {
     struct window *window = &g->window;
@@ -85,12 +86,12 @@ static int child_await(const struct ir_group *g, uint32_t index) {
     return 0;
 }
 
-/* The terminal and a lifeline are opened later, and need not lie in it. */
+/* The terminal and a lifeline come later, and may be outside of it. */
 static bool has_place(const struct ir_group *g, const struct slot *slot) {
     return g->window.end > 0 && slot->terminal_fd < 0 && slot->lifeline[0] < 0;
 }
 
-/* Right before its clone: its stdio, once the rank that had the same places is done with them. */
+/* Right before its clone: its stdio, after the rank that had the same places. */
 int window_use(struct ir_group *g, uint32_t index) {
     struct slot *slot = &g->slots[index];
     if (!has_place(g, slot)) return 0;
@@ -107,7 +108,7 @@ int window_use(struct ir_group *g, uint32_t index) {
     return 0;
 }
 
-/* After the last clone, before any descriptor that a child needs is closed. */
+/* After the last clone, before the core closes any descriptor that a child needs. */
 int window_await_all(const struct ir_group *g) {
     int r = 0;
     const uint32_t first = g->started < WINDOW_RANKS ? 0 : g->started - WINDOW_RANKS;

@@ -47,7 +47,7 @@ struct auxiliary { /* getauxval(3) */
     const char *text;
 };
 
-/* The path that it was executed by. */
+/* The path of its exec. */
 static const char *executed_path(const uintptr_t *variables) {
     while (*variables != 0) variables++;
     const struct auxiliary *entry = (const void *)(variables + 1);
@@ -70,7 +70,7 @@ static size_t find_script(char *path, const uintptr_t *variables) {
         path[n] = name[n];
     if (n < size && append(path, n)) return n + sizeof TAIL - 1;
     long read = raw(SYS_readlinkat, AT_FDCWD, (long)"/proc/self/exe", (long)path, (long)size, 0);
-    if (read > 0) n = (size_t)read; /* without /proc the path by which it was started stays */
+    if (read > 0) n = (size_t)read; /* without /proc the path of its start stays */
     if (n < size) (void)append(path, n);
     return n < size ? n + sizeof TAIL - 1 : 0;
 }

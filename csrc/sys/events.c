@@ -5,12 +5,12 @@
 #include <errno.h>
 #include <stdlib.h>
 
-/* What must never be dropped has its room before the first worker, even if nobody collects. */
+/* Events that must never go missing have their room before the first worker, even if nobody collects. */
 #define WORKER_EVENTS                                                                              \
     8 /* STARTED, START_FAILED, EXITED, STUCK, OUTPUT_LOST, twice OUTPUT_HELD, PROGRESS */
 #define GROUP_EVENTS                                                                               \
     (3 * STRAYS_NAMED + 16) /* LEFTOVER, twice STUCK; SIGNALLED, OUTPUT_LOST, ENDED, ... */
-#define SIGNAL_EVENTS 128   /* these may be dropped: event_room */
+#define SIGNAL_EVENTS 128   /* these may go missing: event_room */
 
 int events_open(struct ir_group *g, uint32_t n) {
     g->event_capacity = WORKER_EVENTS * n + GROUP_EVENTS + SIGNAL_EVENTS;

@@ -25,7 +25,7 @@ struct closing {
     _Atomic dev_t device;
     _Atomic ino_t inode; /* the kernel gives one again after 2^32 others */
     _Atomic int fd;
-    _Atomic uint32_t done; /* its number, from 1, once it is closed */
+    _Atomic uint32_t done; /* its number, from 1, after its close */
 };
 static struct closing closings[CLOSINGS_KEPT];
 static _Atomic uint32_t last_closing;
@@ -36,10 +36,12 @@ static bool fd_is_link(int fd, struct stat *ret_status) {
            (S_ISFIFO(ret_status->st_mode) || S_ISSOCK(ret_status->st_mode));
 }
 
-/* Held while pipes are made and given to workers: a child that another thread forks just then would hold them open.
- * Python's hooks (core/group.py) make its forks wait, but not one that had begun before the hooks were there, and none of
- * another library's threads. An allocator's handler is older than this one, and so runs after it (pthread_atfork(3)):
- * no one waits here with a lock of the allocator. A signal handler that forks in the middle of a fork does not wait. */
+/* Held while the core makes pipes and gives them to workers: a child that another thread forks
+ * just then would hold them open. Python's hooks (core/group.py) make its forks wait, but not one
+ * that had begun before the hooks were there, and none of another library's threads. An
+ * allocator's handler is older than this one, and so runs after it (pthread_atfork(3)): no one
+ * waits here with a lock of the allocator. A signal handler that forks in the middle of a fork
+ * does not wait. */
 static pthread_mutex_t forks = PTHREAD_MUTEX_INITIALIZER;
 static _Thread_local int forks_depth;
 
@@ -220,7 +222,7 @@ ssize_t fd_write(int fd, const void *bytes, size_t size) {
     ir_sigpipe_hold(&held);
     ssize_t n = write(fd, bytes, size);
     if (n < 0) n = -errno;
-    if (n != -EPIPE) held |= PIPE_PENDING; /* nothing came that would have to be taken */
+    if (n != -EPIPE) held |= PIPE_PENDING; /* there is no message to take */
     ir_sigpipe_release(&held);
     (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
     return n;

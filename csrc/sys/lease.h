@@ -3,7 +3,10 @@
  *
  * By CLOCK_BOOTTIME, which also runs while the machine sleeps. The launcher moves it on. Whoever
  * first finds it past puts 0 there, and 0 stays: after that nobody renews it and no child
- * executes its program. */
+ * executes its program.
+ *
+ * Beside it stands what the guard sends to the head of many nodes after the launcher's death, when
+ * nothing of the launch lives any more. */
 #ifndef SYS_LEASE_H
 #define SYS_LEASE_H
 
@@ -11,7 +14,17 @@
 #include <stdint.h>
 #include <time.h>
 
-/* What the guard writes for the launcher: it watches over the lease; the lease is over and the ranks are killed. */
+#define LEASE_WORD_MOST 64u
+
+/* What launcher and guard share. `deadline_ns` comes first: a child looks at nothing else. */
+struct lease_memory {
+    int64_t deadline_ns;
+    uint32_t address_size, last_word_size; /* 0: the guard tells nobody */
+    char address[128];                     /* of the head, a sockaddr */
+    char last_word[LEASE_WORD_MOST];       /* for the head, when the launch is dead */
+};
+
+/* What the guard writes for the launcher: it watches over the lease; the lease expired and it killed the ranks. */
 enum { LEASE_HELD = 'h', LEASE_OVER = 'o' };
 
 static inline int64_t lease_deadline(const int64_t *lease) {

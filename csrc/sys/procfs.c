@@ -18,14 +18,14 @@
 #define SYS_pidfd_send_signal 424
 #endif
 
-#define EXEC_READS 500 /* at a process in an execve, 200 us apart: its end is no event */
+#define EXEC_READS 500 /* at a process in an execve, 200 us apart: no event reports its end */
 #define STAT_SIZE 1280 /* of a line: 52 numbers of at most 20 digits, and a name */
 #define STAT_VSIZE 23  /* fields of proc_pid_stat(5) */
 #define STAT_START_CODE 26
 #define STAT_ENV_START 50
 #define FLAG_EXITING 4u /* PF_EXITING, include/linux/sched.h */
 
-/* A file of /proc is read in the middle of others: one that is interrupted must not look as if it had gone. */
+/* A file of /proc is one of many: an interrupted read must not look as if the file had gone. */
 static ssize_t read_again(int fd, char *buffer, size_t size) {
     ssize_t n;
     do n = read(fd, buffer, size);
@@ -175,7 +175,7 @@ bool process_send(pid_t pid, int pidfd, int sig) {
     return !(pidfd >= 0 && errno == ESRCH) && kill(pid, sig) == 0;
 }
 
-/* With a second look between opening the pidfd and sending: the number may have been reused. */
+/* With a second look between opening the pidfd and sending: another process may have the number. */
 bool process_signal(const struct process *process, int pidfd, int sig) {
     struct process now;
     if (pidfd == -ESRCH || !process_read(process->pid, &now) ||

@@ -15,7 +15,7 @@ struct ir_group;
 
 #define NS_PER_MS 1000000LL
 #define BY_PIDFD 3 /* P_PIDFD of waitid(2), Linux 5.4 */
-#define LINE_SIZE 1024u /* of a file of /proc that is read by lines: the rest of a line is not kept */
+#define LINE_SIZE 1024u /* of a file of /proc, read by lines: drop the rest of a line */
 
 #define SIGNAL_BIT(sig) (UINT64_C(1) << ((sig) - 1))
 
@@ -24,7 +24,7 @@ enum watch {
     WATCH_EXITS, WATCH_OUT, WATCH_ERR, WATCH_SIGNALS, WATCH_TIMER, WATCH_EXECS, WATCH_WAITER,
     WATCH_SINK, WATCH_STRAY, WATCH_SOURCE, WATCH_TARGET, WATCH_GUARD, WATCH_ASKED, WATCH_NOTIFY,
     WATCH_DROPPED, WATCH_RESTS, WATCH_LEASE, WATCH_LOAN,
-    WATCH_CONTROL, WATCH_CLIENT, WATCH_FOLD,
+    WATCH_CONTROL, WATCH_CLIENT, WATCH_FOLD, WATCH_FOLLOWER,
 };
 
 /* fd.c */

@@ -1,7 +1,7 @@
 /* teardown/fork_chase.c: what forks and exits without end.
  *
  * It is gone from its place in a list of processes. But each of its generations has a new
- * number, and the newest is known (proc_loadavg(5)). The chase looks at later ones as they come. */
+ * number, and proc_loadavg(5) has the newest. The chase looks at later ones as they come. */
 #include "teardown/teardown.h"
 #include "sys/sys.h"
 

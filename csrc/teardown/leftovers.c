@@ -49,8 +49,8 @@ static struct stray *stray_find(const struct ir_group *g, const struct process *
 }
 
 /* One that exits gives its memory back, and the mark with it, before it closes its files; until then it may hold a GPU.
- * It is known from before, or by its process group. The number of that may be a stranger's by now; but then he is
- * exiting, and no signal does him any harm. */
+ * An earlier look found it, or its process group shows it. The number of that may be a stranger's
+ * by now; but then he is exiting, and no signal does him any harm. */
 static bool is_ours_without_mark(const struct ir_group *g, const struct process *p) {
     return stray_find(g, p) != NULL || (is_worker_group(g, p->group) && process_is_exiting(p->pid));
 }
@@ -81,7 +81,7 @@ static bool mark_marked(const struct ir_group *g, struct processes *all) {
 static int strays_find(struct ir_group *g, struct processes *all) {
     *all = (struct processes){0};
     if (g->mark[0] == '\0' && !g->adopts) return 0;
-    int r = process_sees_itself(g->self); /* each time: it may be mounted over meanwhile */
+    int r = process_sees_itself(g->self); /* each time: a mount may cover it meanwhile */
     if (r < 0) return r;
     r = processes_scan(all, NULL, NULL);
     if (g->adopts) mark_descendants(g, all);
@@ -131,7 +131,7 @@ static void stray_keep(struct ir_group *g, const struct process *p, struct stray
     else if (fd >= 0) (void)fd_release(g, fd);
 }
 
-/* Whether some without a pidfd are left, whose end is no event. Drops those that are gone. */
+/* Whether some without a pidfd live: no event reports their end. Drops those that are gone. */
 bool stray_has_unwatched(struct ir_group *g) {
     bool any = false;
     for (uint32_t i = 0; i < g->strays_alive; i++) {
@@ -183,10 +183,10 @@ static void stray_send(struct ir_group *g, const struct process *stray, int sig)
     struct stray *known = stray_find(g, stray);
     const bool has_pidfd = known != NULL && known->fd >= 0;
     int fd = has_pidfd ? known->fd : pidfd_open_of(g, stray->pid);
-    /* a pidfd that is kept was looked at when it was opened, and /proc may fail now */
+    /* a kept pidfd had its look when it opened, and /proc may fail now */
     if (sig != 0 && !(has_pidfd && pidfd_send(fd, sig, 0) == 0))
         (void)process_signal(stray, fd, sig);
-    if (g->adopts && fd >= 0) (void)close(fd);
+    if (g->adopts && !has_pidfd && fd >= 0) (void)close(fd);
     if (!g->adopts && !has_pidfd && fd != -ESRCH) stray_keep(g, stray, known, fd);
 }
 
@@ -219,10 +219,27 @@ static void stray_report(struct ir_group *g, const struct process *stray, int ki
 /* It is about to exit, unless the others had their time to end and it has not: then somebody
  * holds its pipe. */
 static bool is_ending_tracker(const struct ir_group *g, pid_t pid) {
-    if (g->state == SWEEPING && !g->immediate) return false;
+    const bool has_grace = !g->immediate && g->grace_ms > 0;
+    if (g->state == SWEEPING && has_grace) return false;
     if (process_is_tracker(pid)) return true;
-    /* one that stays is named after the grace */
-    return !g->immediate && g->grace_ms > 0 && process_starts_tracker(pid);
+    /* the core names one that stays after the grace */
+    return has_grace && process_starts_tracker(pid);
+}
+
+/* Whether only trackers are left, which end with their workers, and children of workers that may
+ * become one. */
+bool strays_are_trackers(struct ir_group *g) {
+    struct processes all;
+    bool are = strays_find(g, &all) == 0, any = false;
+    for (size_t i = 0; are && i < all.n; i++) {
+        const struct process *p = &all.at[i];
+        if (!p->ours || process_has_ended(p)) continue;
+        any = true;
+        are = process_is_tracker(p->pid) ||
+              (is_worker_group(g, p->group) && process_starts_tracker(p->pid));
+    }
+    free(all.at);
+    return are && any;
 }
 
 /* The first few by name, all of them by number. Not the guard of a launch within this one, which
@@ -276,7 +293,7 @@ static enum chased stray_kill_young(pid_t pid, void *with) {
     return CHASED_KILLED;
 }
 
-/* Whether it lives, is none to spare, and is killed. Its number stays its own until its reaping. */
+/* Whether it lives, is none to spare, and got SIGKILL. Its number stays its own until its reaping. */
 static bool child_kill(const struct ir_group *g, pid_t pid, struct processes *noted) {
     siginfo_t info = {0};
     struct process p;
@@ -289,7 +306,7 @@ static bool child_kill(const struct ir_group *g, pid_t pid, struct processes *no
     return true;
 }
 
-/* One that was slow to die may have been killed, and noted, at several looks. */
+/* Several looks may have killed, and noted, one that was slow to die. */
 static void noted_sort(struct processes *noted) {
     size_t n = 0;
     if (noted->n == 0) return;
@@ -330,7 +347,7 @@ static void unseen_name(struct ir_group *g, const struct processes *unseen, int 
 }
 
 /* What `seen`, a look at /proc, did not show (unseen.c); returns how many there are. What it did show has the signal
- * already. kind: IR_LEFTOVER or IR_STUCK: they are named; 0. */
+ * already. kind: IR_LEFTOVER or IR_STUCK: name them; 0. */
 static uint32_t unseen_signal(struct ir_group *g, const struct processes *seen, int sig, int kind) {
     struct processes groups = {0}, found = {0};
     /* else some would get it twice, where that says more than once */
@@ -365,7 +382,7 @@ static enum chased unseen_kill_young(pid_t pid, void *with) {
     return CHASED_KILLED;
 }
 
-/* How many there are. With adoption, all children are known at last. Else it is never 0 while a
+/* How many there are. With adoption, the core knows all children at last. Else it is never 0 while a
  * failed look may have another try: then the timetable continues. */
 static uint32_t strays_number(struct ir_group *g, int error, uint32_t n) {
     if (error == 0 || g->adopts || n > 0) return n;
@@ -406,7 +423,7 @@ uint32_t stray_signal(struct ir_group *g, int sig, bool report, bool hunts) {
         n++;
         stray_send(g, stray, stray_may_become_guard(g, stray) ? 0 : sig);
     }
-    /* by hidepid a child that has become another user is not seen */
+    /* hidepid hides a child that has become another user */
     if (error < 0 || (g->adopts && n == 0 && g->alive == 0))
         n += unseen_signal(g, &all, sig, report ? IR_LEFTOVER : 0);
     if (n > 0 && chases)
@@ -415,7 +432,100 @@ uint32_t stray_signal(struct ir_group *g, int sig, bool report, bool hunts) {
     return strays_number(g, error, n);
 }
 
-/* To what is left of process groups that have lost their leaders, where the kernel cannot signal those as such. */
+/* ---- of some workers, while others run */
+
+struct part {
+    const uint32_t *workers;
+    uint32_t n;
+    const char *mark; /* which its processes have beside that of the group */
+};
+
+static bool is_group_of(const struct ir_group *g, const struct part *part, pid_t group) {
+    for (uint32_t i = 0; i < part->n; i++)
+        if (g->workers[part->workers[i]].pid == group) return true;
+    return false;
+}
+
+static uint32_t number_of(const struct part *part) {
+    return part->n > 0 ? part->workers[0] + 1 : 0;
+}
+
+/* With adoption, an orphan is a child of this process, and a worker's group has its number still.
+ * Without, the number may be a stranger's by now. What exits has no mark any more, and may hold a
+ * GPU: a part that may be its own waits for it. */
+static enum mark part_owns(const struct ir_group *g, const struct part *part,
+                           const struct process *p) {
+    const struct stray *known = stray_find(g, p);
+    const bool is_member = is_group_of(g, part, p->group);
+    if (known != NULL && known->part != 0)
+        return known->part == number_of(part) ? MARK_FOUND : MARK_NONE;
+    if (g->adopts ? is_member || process_is_exiting(p->pid)
+                  : is_member && process_is_exiting(p->pid))
+        return MARK_FOUND;
+    const enum mark found = process_mark_after_exec(p->pid, g->mark);
+    return found == MARK_FOUND ? process_mark(p->pid, part->mark) : found;
+}
+
+/* Whatever has a living parent of the launch is that one's. As strays_find. */
+static int part_find(const struct ir_group *g, const struct part *part, struct processes *all) {
+    *all = (struct processes){0};
+    int r = process_sees_itself(g->self);
+    if (r < 0) return r;
+    r = processes_scan(all, NULL, NULL);
+    for (size_t i = 0; i < all->n; i++) {
+        struct process *p = &all->at[i];
+        const bool never = p->pid == g->self || p->start_ticks < g->spawn_ticks ||
+                           child_is_worker(g, p->pid) || child_is_foreign(g, p->pid);
+        const bool is_left = g->adopts ? p->parent == g->self : is_orphan(g, all, p);
+        if (!never && !process_has_ended(p) && is_left) {
+            const enum mark found = part_owns(g, part, p);
+            p->ours = found == MARK_FOUND;
+            if (found == MARK_UNKNOWN) r = -EAGAIN;
+        }
+        p->decided = never || p->ours;
+    }
+    processes_spread(all);
+    for (uint32_t i = 0; i < part->n; i++) cgroup_mark_leaf(g, part->workers[i], all);
+    for (size_t i = 0; i < all->n; i++)
+        if (process_has_ended(&all->at[i]) || child_is_worker(g, all->at[i].pid))
+            all->at[i].ours = false;
+    return r;
+}
+
+/* Its end is an event from now on, and until then it is known. */
+static void part_send(struct ir_group *g, const struct part *part, const struct process *p,
+                      int sig) {
+    stray_send(g, p, sig);
+    if (g->adopts && stray_find(g, p) == NULL) {
+        const int fd = pidfd_open_of(g, p->pid);
+        if (fd != -ESRCH) stray_keep(g, p, NULL, fd);
+    }
+    struct stray *known = stray_find(g, p);
+    if (known != NULL) known->part = number_of(part);
+}
+
+/* Sends to what workers have left that have all ended; returns how many there are. Without /proc
+ * that is what their process groups show. */
+uint32_t stray_signal_part(struct ir_group *g, const uint32_t *workers, uint32_t n,
+                           const char *mark, int sig) {
+    const struct part part = {.workers = workers, .n = n, .mark = mark};
+    struct processes all;
+    const int error = part_find(g, &part, &all);
+    uint32_t left = 0;
+    if (sig != 0) strays_note(g, &all, sig);
+    for (uint32_t i = 0; i < n && sig == SIGKILL; i++) cgroup_kill_leaf(g, workers[i]);
+    for (size_t i = 0; i < all.n; i++) {
+        if (!all.at[i].ours) continue;
+        left++;
+        part_send(g, &part, &all.at[i], stray_may_become_guard(g, &all.at[i]) ? 0 : sig);
+    }
+    free(all.at);
+    if (error < 0 && is_lasting(error))
+        for (uint32_t i = 0; i < n; i++) left += group_signal_rest(g, &g->workers[workers[i]], sig);
+    return error < 0 && !is_lasting(error) && left == 0 ? 1 : left; /* another look shows it */
+}
+
+/* To members of process groups without a leader, where the kernel cannot signal such a group as one. */
 void stray_signal_groups(struct ir_group *g, int sig) {
     struct processes all;
     (void)strays_find(g, &all);

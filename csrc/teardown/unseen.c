@@ -4,8 +4,8 @@
  *
  * What remains are numbers that cannot be a stranger's. The pidfd of its leader names a worker's
  * process group, after the leader's end, too. A child's number stays its own until its reaping,
- * and waitid(2) knows the children. With adoption, all that is left is a child of this process,
- * or becomes one when its parents die. */
+ * and waitid(2) knows the children. With adoption, every survivor is a child of this process, or
+ * becomes one when its parents die. */
 #include "group/group.h"
 
 #include <errno.h>
@@ -57,13 +57,13 @@ static int group_send(const struct ir_group *g, const struct worker *w, int sig)
     return kill(-w->pid, sig) < 0 ? -errno : 0;
 }
 
-/* One that was given up is still in its group, and a leftover. */
+/* One that the core gave up is still in its group, and a leftover. */
 static bool is_reaped(const struct ir_group *g, const struct worker *w) {
     siginfo_t info;
     return w->reaped && child_reap(g, w->pid, w->pidfd, &info, PEEK, NULL) < 0;
 }
 
-/* Whether it is known that somebody is left in the group of a worker that has been reaped. */
+/* Whether somebody certainly lives in the group of a reaped worker. */
 bool group_is_left(const struct ir_group *g, const struct worker *w) {
     const int r = group_send(g, w, 0);
     return r == 0 || r == -EPERM; /* -EPERM: he is another user by now */
@@ -84,35 +84,41 @@ static void group_reap(const struct ir_group *g, const struct worker *w) {
     }
 }
 
-/* Whether only as long as a worker is not reaped its process group can be signalled: in a library, before Linux 6.9. */
+/* Whether the core can signal a worker's process group only before it reaps the worker: in a
+ * library, before Linux 6.9. */
 bool group_needs_leader(const struct ir_group *g, const struct worker *w) {
     return g->proc_error < 0 && !g->adopts && g->mark[0] != '\0' &&
            child_signal_group(g, w->pid, w->pidfd, true, 0) == -ENOSYS;
 }
 
-/* Those get no grace: nothing would show whether anybody but the leader is there. */
+/* Those get no grace: nothing would show whether anybody but the leader lives. */
 void groups_release(struct ir_group *g) {
-    siginfo_t info;
-    for (uint32_t i = 0; i < g->started; i++) {
-        struct worker *w = &g->workers[i];
-        if (!w->unreaped) continue;
-        (void)child_signal_group(g, w->pid, w->pidfd, false, SIGKILL);
-        (void)child_reap(g, w->pid, w->pidfd, &info, WEXITED | WNOHANG, NULL);
-        w->unreaped = false;
-    }
+    for (uint32_t i = 0; i < g->started; i++) group_release(g, &g->workers[i]);
 }
 
-/* Sends to all that is left (0: looks); returns in how many groups there is something. They are added to `ret`, unless
+void group_release(struct ir_group *g, struct worker *w) {
+    siginfo_t info;
+    if (!w->unreaped) return;
+    (void)child_signal_group(g, w->pid, w->pidfd, false, SIGKILL);
+    (void)child_reap(g, w->pid, w->pidfd, &info, WEXITED | WNOHANG, NULL);
+    w->unreaped = false;
+}
+
+/* Whether there is somebody in the group of a reaped worker: sends to them. */
+bool group_signal_rest(const struct ir_group *g, const struct worker *w, int sig) {
+    if (w->pid == 0 || !is_reaped(g, w)) return false;
+    if (!g->adopts && stray_adopts(g)) group_reap(g, w);
+    const int r = group_send(g, w, sig);
+    return r >= 0 || r == -EPERM;
+}
+
+/* Sends to all survivors (0: looks); returns in how many groups there is something. Adds them to `ret`, unless
  * that is NULL. */
 uint32_t groups_signal(const struct ir_group *g, int sig, struct processes *ret) {
     uint32_t n = 0;
-    const bool reaps = !g->adopts && stray_adopts(g);
     for (uint32_t i = 0; i < g->started; i++) {
         const struct worker *w = &g->workers[i];
-        if (!is_reaped(g, w)) continue;
-        if (reaps) group_reap(g, w);
-        const int r = group_send(g, w, sig);
-        if (r < 0 && r != -EPERM) continue;
+        if (!group_signal_rest(g, w, sig)) continue;
         const struct process group = {
             .pid = w->pid, .group = w->pid, .state = '?', .ours = true, .name = "process group"};
         if (ret != NULL) (void)processes_add(ret, &group);
@@ -199,12 +205,12 @@ pid_t number_newest(void *group) {
     return g->probe;
 }
 
-/* All numbers take half a second: only if some child is left that has none of those given since the first worker's. */
+/* All numbers take half a second: only if some child lives that has none of those given since the first worker's. */
 static void children_by_number(struct ir_group *g, struct processes *ret) {
     siginfo_t info;
     pid_t first = HIGHEST_NUMBER;
     for (uint32_t i = 0; i < g->started; i++)
-        if (g->workers[i].pid < first) first = g->workers[i].pid;
+        if (g->workers[i].pid > 0 && g->workers[i].pid < first) first = g->workers[i].pid;
     for (pid_t pid = number_newest(g); pid > first; pid--) child_add(g, pid, ret);
     if (ret->n > 0 || g->alive > 0 || g->guard.pid != 0) return;
     if (child_wait(P_ALL, 0, &info, PEEK, NULL) < 0) return;

@@ -97,6 +97,17 @@ def end_frame() -> OutgoingFrame:
     return in_pieces(_one_piece(END, b"", 0))
 
 
+def joined(frames: Sequence[Frame]) -> OutgoingFrame:
+    """Return several frames as one, which goes with one call of the kernel. It is never given up."""
+    pieces: list[Buffer] = []
+    for frame in frames:
+        pieces.extend((frame,) if isinstance(frame, bytes) else frame.pieces)
+    size = sum(map(_size_of, pieces))
+    out = OutgoingFrame((b"".join(pieces),) if size <= _JOINED else pieces, size)
+    out.is_awaited = True
+    return out
+
+
 def bytes_frame(data: Buffer | list[Buffer], limit: int) -> Frame:
     """Return the frame of bytes, or of a list of them that become one message. Raises MessageTooLong."""
     if type(data) is bytes:

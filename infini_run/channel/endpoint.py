@@ -6,12 +6,12 @@ coroutine never waits for the lock: it tries, then waits for the socket or for t
 
 from __future__ import annotations
 
+import _thread
 import select
-import threading
 import time
-import weakref
+from _thread import get_ident
+from _weakrefset import WeakSet
 from functools import partial
-from threading import get_ident
 
 from infini_run.channel.errors import ChannelClosed, ChannelError
 from infini_run.number_arguments import LONGEST_S, read_wait
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable
     from typing import Any
+    from weakref import WeakKeyDictionary
 
     from infini_run.system.wakeup import Wakeup
 
@@ -37,7 +38,7 @@ class SharedSocket:
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
-        self.lock = threading.Lock()
+        self.lock = _thread.allocate_lock()
         self._holders = 0
 
     def hold(self) -> None:
@@ -60,12 +61,12 @@ class Endpoint:
         self._line = line
         self._fd = line.sock.fileno()
         self._limit = limit
-        self._lock = threading.Lock()
+        self._lock = _thread.allocate_lock()
         self._owner = 0  # the thread that has it: its own signal handler must not wait for it
         self._closed = False
         self._is_finished = False  # and what was under way then is gone, too
         self._afterwards: set[Callable[[], object]] = set()  # to call at each release of the lock
-        self._queues: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] | None = None
+        self._queues: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] | None = None
         line.hold()
         _endpoints.add(self)
 
@@ -118,7 +119,7 @@ class Endpoint:
     def _after_fork(self) -> None:
         """Renew the state in a forked child, where threads that no longer exist may hold locks."""
         self._closed = True
-        self._lock, self._line.lock = threading.Lock(), threading.Lock()
+        self._lock, self._line.lock = _thread.allocate_lock(), _thread.allocate_lock()
         self._owner = 0
         self._afterwards.clear()
         self._line.sock.close()
@@ -179,9 +180,10 @@ class Endpoint:
     def _queue_for(self, loop: asyncio.AbstractEventLoop) -> asyncio.Lock:
         """Wait for this coroutine's turn in its loop: first come, first served."""
         import asyncio
+        from weakref import WeakKeyDictionary
 
         if self._queues is None:
-            self._queues = weakref.WeakKeyDictionary()
+            self._queues = WeakKeyDictionary()
         return self._queues.setdefault(loop, asyncio.Lock())
 
     async def _until_free(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -222,6 +224,11 @@ class Endpoint:
         for act in list(self._afterwards):
             act()
 
+    def __dir__(self) -> list[str]:
+        from infini_run.public_names import public_names
+
+        return public_names(self)
+
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {'closed' if self._closed else f'fd {self._fd}'}>"
 
@@ -236,7 +243,7 @@ def _wake(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
-_endpoints: weakref.WeakSet[Endpoint] = weakref.WeakSet()
+_endpoints: WeakSet[Endpoint] = WeakSet()
 
 
 def _after_fork_in_child() -> None:

@@ -11,7 +11,7 @@ ChannelError                 the root, an InfiniRunError (exit code 1)
 
 from __future__ import annotations
 
-from pickle import PicklingError
+from _pickle import PicklingError
 
 from infini_run.errors import NO_MEMORY, InfiniRunError
 

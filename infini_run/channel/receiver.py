@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import _socket
 import select
-import socket
 from itertools import repeat
 
 from infini_run.channel.decoder import BYTES, END, PICKLE, ROOM, FrameDecoder, Source
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from infini_run.channel.decoder import Message
     from infini_run.channel.endpoint import SharedSocket
 
-_ALL, _NOW = int(socket.MSG_WAITALL), int(socket.MSG_DONTWAIT)
+_ALL, _NOW = _socket.MSG_WAITALL, _socket.MSG_DONTWAIT
 
 
 class Receiver(Endpoint):
@@ -39,26 +39,55 @@ class Receiver(Endpoint):
     def recv(self, timeout_s: float | None = None) -> Any:
         """Return the next message.
 
+        Args:
+            timeout_s: how long to wait for it, in seconds (0: not at all); None: no limit.
+
         Raises:
             ChannelEnd: the other side closed, and this side received everything.
             ChannelBroken: the other side died; this side received what it sent whole.
             ChannelClosed: this end closed.
-            TimeoutError: no whole message came within `timeout_s` seconds (0: none is here); a part that came is
-                kept.
+            TimeoutError: no whole message came in time; a part that came is kept.
             CannotUnpickle, MessageTooLong: this message is lost; the channel continues.
         """
         return _open(self._locked(timeout_s, self._next, 0))
 
     def recv_bytes(self, timeout_s: float | None = None) -> bytes:
-        """Return the next message, which is bytes. Raises TypeError if it is not: recv() has it then."""
+        """Return the next message, which is bytes.
+
+        Args:
+            timeout_s: how long to wait for it, in seconds (0: not at all); None: no limit.
+
+        Raises:
+            TypeError: it is not bytes; recv() has it then.
+            ChannelEnd: the other side closed, and this side received everything.
+            ChannelBroken: the other side died; this side received what it sent whole.
+            ChannelClosed: this end closed.
+            TimeoutError: no whole message came in time; a part that came is kept.
+            MessageTooLong: this message is lost; the channel continues.
+        """
         return self._locked(timeout_s, self._next, BYTES)[1]  # type: ignore[no-any-return]
 
     async def arecv(self) -> Any:
-        """Receive as `recv` does, in a coroutine. A cancellation loses no message."""
+        """Return the next message, in a coroutine. A cancellation loses no message.
+
+        Raises:
+            ChannelEnd: the other side closed, and this side received everything.
+            ChannelBroken: the other side died; this side received what it sent whole.
+            ChannelClosed: this end closed.
+            CannotUnpickle, MessageTooLong: this message is lost; the channel continues.
+        """
         return _open(await self._areceive(0))
 
     async def arecv_bytes(self) -> bytes:
-        """Receive as `recv_bytes` does, in a coroutine."""
+        """Return the next message, which is bytes, in a coroutine. A cancellation loses no message.
+
+        Raises:
+            TypeError: it is not bytes; arecv() has it then.
+            ChannelEnd: the other side closed, and this side received everything.
+            ChannelBroken: the other side died; this side received what it sent whole.
+            ChannelClosed: this end closed.
+            MessageTooLong: this message is lost; the channel continues.
+        """
         return (await self._areceive(BYTES))[1]  # type: ignore[return-value]
 
     @property
@@ -124,7 +153,7 @@ class Receiver(Endpoint):
     def close(self) -> None:
         """Close this end: drop what is unread, and let the other side's sends raise ChannelBroken. Safe twice."""
         if self._begin_to_close():
-            self._line.sock.shutdown(socket.SHUT_RD)  # wakes whoever waits for a message
+            self._line.sock.shutdown(_socket.SHUT_RD)  # wakes whoever waits for a message
             self._finish()
 
     async def aclose(self) -> None:

@@ -5,15 +5,15 @@ A message goes whole or not at all: the next send makes void what was given up i
 
 from __future__ import annotations
 
+import _socket
 import select
-import socket
 import time
+from _thread import get_ident
 from collections import deque
 from itertools import repeat
 from operator import itemgetter
-from threading import get_ident
 
-from infini_run.channel.encoder import OutgoingFrame, bytes_frame, end_frame, in_pieces, parcel_frame
+from infini_run.channel.encoder import OutgoingFrame, bytes_frame, end_frame, in_pieces, joined, parcel_frame
 from infini_run.channel.endpoint import LIMIT, Endpoint
 from infini_run.channel.errors import ChannelBroken, ChannelError
 from infini_run.channel.serializer import serialize
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from infini_run.channel.serializer import Buffer
 
 LINGER_S = 5.0  # how long close() waits for room to say END, behind what nobody reads
-_QUIET = int(socket.MSG_NOSIGNAL)
-_QUIET_NOW = int(socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
+_QUIET = _socket.MSG_NOSIGNAL
+_QUIET_NOW = _socket.MSG_NOSIGNAL | _socket.MSG_DONTWAIT
 
 
 class Sender(Endpoint):
@@ -57,8 +57,12 @@ class Sender(Endpoint):
 
         Large buffers in it (bytes, arrays) go without a copy: leave them alone meanwhile.
 
+        Args:
+            thing: any object that pickles.
+            timeout_s: how long to wait for room, in seconds (0: not at all); None: no limit.
+
         Raises:
-            TimeoutError: no room for it within `timeout_s` seconds (0: at once). The other side will not get it.
+            TimeoutError: there was no room for it in time. The other side will not get it.
             ChannelClosed, ChannelBroken, UnpicklableError, MessageTooLong: the other side will not get it.
         """
         if type(thing) is bytes:
@@ -67,13 +71,29 @@ class Sender(Endpoint):
             self._locked(timeout_s, self._start, parcel_frame(serialize(thing), self._limit))
 
     def send_bytes(self, data: Buffer | list[Buffer], timeout_s: float | None = None) -> None:
-        """Send the bytes of any contiguous buffer, or of a list of them as one message. Raises as `send` does."""
+        """Send bytes as one message; return when the kernel has all of it.
+
+        Args:
+            data: any contiguous buffer, or a list of them.
+            timeout_s: how long to wait for room, in seconds (0: not at all); None: no limit.
+
+        Raises:
+            TimeoutError: there was no room for it in time. The other side will not get it.
+            ChannelClosed, ChannelBroken, MessageTooLong: the other side will not get it.
+        """
         self._locked(timeout_s, self._start, bytes_frame(data, self._limit))
 
-    def post_bytes(self, data: Buffer | list[Buffer]) -> bool:
+    def post_bytes(self, *messages: Buffer | list[Buffer]) -> bool:
         """Send, or keep what finds no room now for `flush`, for a caller with its own event loop. Order is kept.
-        Return whether all has gone. Raises ChannelClosed, ChannelBroken, MessageTooLong."""
-        return self._post(bytes_frame(data, self._limit))
+        Return whether all has gone.
+
+        Args:
+            messages: each any contiguous buffer, or a list of them; several go with one call of the kernel.
+
+        Raises:
+            ChannelClosed, ChannelBroken, MessageTooLong: the other side will not get it.
+        """
+        return self._post(joined([bytes_frame(data, self._limit) for data in messages]))
 
     def post_end(self) -> bool:
         """Send END in the same way: nothing may follow it."""
@@ -106,17 +126,25 @@ class Sender(Endpoint):
             raise ChannelBroken(self._broken)
         self._finish_pending(end_s)
         if self._ends:
-            self._line.sock.shutdown(socket.SHUT_WR)
+            self._line.sock.shutdown(_socket.SHUT_WR)
 
     async def asend(self, thing: object) -> None:
-        """Send as `send` does, in a coroutine. After a cancellation the other side will not get the message."""
+        """Send an object, in a coroutine. After a cancellation the other side will not get the message.
+
+        Args:
+            thing: any object that pickles.
+        """
         if type(thing) is bytes:
             await self._asend(bytes_frame(thing, self._limit))
         else:
             await self._asend(parcel_frame(serialize(thing), self._limit))
 
     async def asend_bytes(self, data: Buffer) -> None:
-        """Send as `send_bytes` does, in a coroutine."""
+        """Send bytes as one message, in a coroutine.
+
+        Args:
+            data: any contiguous buffer.
+        """
         await self._asend(bytes_frame(data, self._limit))
 
     async def _asend(self, frame: Frame) -> None:
@@ -203,8 +231,8 @@ class Sender(Endpoint):
     def _wait_for_room(self, out: OutgoingFrame, end_s: float | None) -> None:
         if out is self._last and not self._is_widened:
             self._is_widened = True  # END finds room however full it is: twice as much, within the kernel's limit
-            sock = self._line.sock
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF))
+            room = _socket.SOL_SOCKET, _socket.SO_SNDBUF
+            self._line.sock.setsockopt(*room, self._line.sock.getsockopt(*room))
             return
         if end_s and self._wakeup is None:
             self._wakeup = Wakeup()
@@ -226,8 +254,9 @@ class Sender(Endpoint):
         """Send END and end this direction; the other side can still receive what was sent. Safe twice, and in any
         state.
 
-        Waits only if a message is half sent, or there is no room for END, and at most `linger_s` seconds. Then the
-        other side gets ChannelBroken instead of ChannelEnd.
+        Args:
+            linger_s: how long to wait, in seconds, if a message is half sent, or there is no room for END. Then the
+                other side gets ChannelBroken instead of ChannelEnd.
         """
         linger_s = min(read_seconds("linger_s", linger_s), LONGEST_S)
         if not self._begin_to_close():
@@ -246,7 +275,11 @@ class Sender(Endpoint):
             self._finish()
 
     async def aclose(self, linger_s: float = LINGER_S) -> None:
-        """Close as `close` does, in a coroutine."""
+        """Close as `close` does, in a coroutine.
+
+        Args:
+            linger_s: how long to wait for room, in seconds.
+        """
         import asyncio
 
         linger_s = min(read_seconds("linger_s", linger_s), LONGEST_S)
@@ -263,7 +296,7 @@ class Sender(Endpoint):
 
     def _finish(self) -> None:
         self._is_finished = True
-        self._line.sock.shutdown(socket.SHUT_WR)  # wakes whoever is sending
+        self._line.sock.shutdown(_socket.SHUT_WR)  # wakes whoever is sending
         if self._wakeup is not None:
             self._wakeup.wake()
         super()._finish()

@@ -8,7 +8,7 @@ takes 20 ms, so it comes with the first of them: plain types and this project's 
 
 from __future__ import annotations
 
-import pickle
+import _pickle as pickle  # `pickle` imports `re`, which only its Python twin needs
 from functools import lru_cache
 from types import FunctionType
 
@@ -18,9 +18,10 @@ from infini_run.channel.portable import OF_DESCRIPTORS, check_portable
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pickle import PickleBuffer
     from typing import Any
 
-    Buffer = bytes | bytearray | memoryview | pickle.PickleBuffer
+    Buffer = bytes | bytearray | memoryview | PickleBuffer
 
 LARGE = 1 << 18  # bytes of a buffer from which on a copy costs more than a separate place
 _PROTOCOL = 5
@@ -174,7 +175,7 @@ def _pack(thing: object, pickler: type[pickle.Pickler]) -> Parcel:
     chunks = _Chunks()
     buffers: list[Buffer] = []
 
-    def keep(buffer: pickle.PickleBuffer) -> bool:
+    def keep(buffer: PickleBuffer) -> bool:
         if memoryview(buffer).nbytes < LARGE:
             return True
         try:

@@ -15,11 +15,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-ABOUT, COUNTS, REQUEST, ANSWER, LINES = b"A", b"n", b"?", b"=", b"o"  # kinds of frames
+ABOUT, COUNTS, REQUEST, ANSWER = b"A", b"n", b"?", b"="  # kinds of frames
 STATES = ("waiting", "running", "ready", "done", "failed")  # csrc/include/irun.h, ir_worker_state
 GREETING = 1 << 16  # bytes at most
-_COUNTS = Struct(f">{len(STATES)}I")
-_NUMBERS = ("protocol", "nodes", "node", "world")
+UCRED = Struct("3i")  # SO_PEERCRED of unix(7): process, user, group
+_COUNTS = Struct(f">{len(STATES)}Iq")
+_LEAST = {"protocol": 0, "nodes": 0, "node": -1, "world": 0}
 _LATEST_S = 1e11  # of a time: some 3,000 years
 _MOST_DIGITS = 18
 
@@ -32,7 +33,7 @@ class LaunchFacts:
         protocol: The version of the protocol that it speaks.
         launch_id: Its id.
         start_s: When it started, since the epoch.
-        program: Its command line, printable.
+        program: Its command line, or the name of its functions, printable.
         nodes: How many nodes it runs on.
         node: The node rank of this part of it; -1: it is the head of all.
         world: How many ranks it has on all nodes.
@@ -40,6 +41,8 @@ class LaunchFacts:
         devices: The GPUs that its ranks here have been given.
         job: The name and the value of the scheduler's variable for its job. Empty: none.
         counts: How many ranks are in each of STATES.
+        progress: The highest PROGRESS= of a rank. None: no rank has sent it.
+        restart_s: When its next attempt begins, since the epoch. None: an attempt runs.
     """
 
     protocol: int
@@ -53,6 +56,8 @@ class LaunchFacts:
     devices: tuple[str, ...]
     job: str
     counts: dict[str, int]
+    progress: int | None
+    restart_s: float | None
 
 
 def greeting_decoder() -> WireDecoder:
@@ -72,7 +77,8 @@ def read_greeting(about: bytes, counts: bytes) -> LaunchFacts:
     """
     texts = dict(part.partition("=")[::2] for part in about.decode("utf-8", "surrogateescape").split("\0") if part)
     try:
-        numbers = {name: _number(texts[name]) for name in _NUMBERS}
+        numbers = {name: _number(texts[name], least) for name, least in _LEAST.items()}
+        *of_states, progress = _COUNTS.unpack(counts)
         devices = tuple(printable(name) for name in texts["devices"].split(",") if name)
         return LaunchFacts(
             **numbers,
@@ -82,19 +88,22 @@ def read_greeting(about: bytes, counts: bytes) -> LaunchFacts:
             ranks=printable(texts["ranks"]),
             devices=devices,
             job=printable(texts["job"]),
-            counts=dict(zip(STATES, _COUNTS.unpack(counts), strict=True)),
+            counts=dict(zip(STATES, of_states, strict=True)),
+            progress=None if progress < 0 else progress,
+            restart_s=_seconds(texts["restart"]) if "restart" in texts else None,
         )
     except (LookupError, ValueError, error):
         raise LinkError("what came over the link is not what infini-run sends") from None
 
 
-def pack_counts(counts: Mapping[str, int]) -> bytes:
+def pack_counts(counts: Mapping[str, int], progress: int) -> bytes:
     """Return the payload of the second frame.
 
     Args:
         counts: How many ranks are in each of STATES; what is missing is 0.
+        progress: The highest PROGRESS= of a rank; -1: no rank has sent it.
     """
-    return _COUNTS.pack(*(counts.get(state, 0) for state in STATES))
+    return _COUNTS.pack(*(counts.get(state, 0) for state in STATES), progress)
 
 
 def _seconds(text: str) -> float:
@@ -104,7 +113,8 @@ def _seconds(text: str) -> float:
     return value
 
 
-def _number(text: str) -> int:
-    if len(text) > _MOST_DIGITS:
+def _number(text: str, least: int) -> int:
+    value = int(text) if len(text) <= _MOST_DIGITS else least - 1
+    if value < least:
         raise ValueError
-    return int(text)
+    return value

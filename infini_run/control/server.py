@@ -8,15 +8,14 @@ from __future__ import annotations
 
 from _socket import MSG_DONTWAIT, MSG_NOSIGNAL, SO_PEERCRED, SOL_SOCKET, socket
 from os import environ
-from struct import Struct
 
-from infini_run.control.launch_facts import ANSWER, REQUEST
+from infini_run.control.launch_facts import ANSWER, REQUEST, UCRED
 from infini_run.errors import OTHER_CODE, InfiniRunError, LinkError, UsageError, printable
 from infini_run.plan.model import CONTROL_PROTOCOL
 from infini_run.system.frames import WireDecoder, pack
 from infini_run.system.json_codec import decode, encode
 from infini_run.system.poller import READ, WRITE, Poller
-from infini_run.value_types import MAX_INT, MOST_RANKS
+from infini_run.value_types import MAX_INT, MOST_RANKS, MOST_TAIL
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,7 +26,10 @@ if TYPE_CHECKING:
         """Who gets an answer: a Client, or a head that asks for one."""
 
         who: str
-        is_closed: bool
+
+        @property
+        def is_closed(self) -> bool:
+            """Whether it has gone."""
 
         def finish(self, content: dict[str, object]) -> None:
             """Send the answer, which is the last."""
@@ -43,16 +45,25 @@ MOST_CLIENTS = 32
 BACKLOG = 1 << 20  # bytes that wait for one client; an answer that is longer is still sent whole
 _REQUEST = 1 << 16  # bytes
 _READ = 1 << 16
-UCRED = Struct("3i")
+_LONGEST_RANK = 80  # characters of a program's name and a number
 
 
 def _is_ranks(value: Any) -> bool:
-    """None: all of them."""
-    if value is None:
-        return True
-    return (
-        type(value) is list and len(value) <= MOST_RANKS and all(type(r) is int and 0 <= r <= MAX_INT for r in value)
-    )
+    """Return whether a value is a list of ranks, or None, which means all of them."""
+    return value is None or (type(value) is list and len(value) <= MOST_RANKS and all(map(_is_rank, value)))
+
+
+def _is_rank(value: Any) -> bool:
+    """Return whether a value is a number, or a rank of a program (trainer:3)."""
+    return 0 <= value <= MAX_INT if type(value) is int else type(value) is str and len(value) <= _LONGEST_RANK
+
+
+def _is_tail(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= MOST_TAIL
+
+
+def _is_bool(value: Any) -> bool:
+    return type(value) is bool
 
 
 def _is_signal(value: Any) -> bool:
@@ -63,6 +74,11 @@ REQUESTS: dict[str, dict[str, Callable[[Any], bool]]] = {  # the fields of each 
     "stop": {},
     "send": {"signal": _is_signal, "ranks": _is_ranks},
     "stacks": {"ranks": _is_ranks},
+    "report": {},
+    "trace": {},
+    "facts": {"ranks": _is_ranks, "usage": _is_bool},
+    "follow": {"ranks": _is_ranks, "tail": _is_tail},
+    "earlier": {"ranks": _is_ranks, "tail": _is_tail},
 }
 
 
@@ -130,6 +146,28 @@ class Client:
         if not self._pending:
             self.close()
 
+    def begin(self, content: dict[str, object]) -> None:
+        """Send the answer; more frames follow."""
+        self.send(ANSWER, encode(content))
+
+    def hand_over(self, content: dict[str, object], take: Callable[[int, bytes], None]) -> None:
+        """Give the connection away for what follows the answer.
+
+        Args:
+            content: The answer.
+            take: Gets the descriptor, and the bytes to send first. If it raises InfiniRunError, nothing has changed.
+        """
+        fd = self._socket.fileno()
+        first = bytes(self._pending) + pack(ANSWER, encode(content))
+        self._poller.unwatch(fd)  # before: the new owner closes it at once if the other end has gone
+        try:
+            take(fd, first)
+        except InfiniRunError:
+            self._poller.watch(fd, READ, self._on_ready)
+            raise
+        self._socket.detach()
+        self.is_closed = True
+
     def _flush(self) -> None:
         while self._pending:
             try:
@@ -150,7 +188,7 @@ class Client:
             self._socket.close()
 
     def after_fork_in_child(self) -> None:
-        """In a forked child: close the copy."""
+        """Close the copy in a forked child."""
         self.is_closed = True
         self._socket.close()
 
@@ -209,7 +247,7 @@ class ControlServer:
             self._own_poller.close()
 
     def after_fork_in_child(self) -> None:
-        """In a forked child: close the copies."""
+        """Close the copies in a forked child."""
         for client in self._clients:
             client.after_fork_in_child()
         if self._own_poller is not None:

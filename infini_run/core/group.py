@@ -11,7 +11,7 @@ from _thread import RLock, get_ident
 
 import infini_run.lean_os as os
 from infini_run._irun import ffi, lib
-from infini_run.errors import InfiniRunError, StartError
+from infini_run.errors import InfiniRunError, StartError, counted
 from infini_run.record import record
 
 TYPE_CHECKING = False
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 # not from `errno`: making its 130 names takes as long as this whole module
 _TAIL = 16384  # TAIL_BUFFER of csrc/io/io.h
-_EPERM, _ESRCH, _EINTR, _ENOMEM = 1, 3, 4, 12
+_EPERM, _ESRCH, _EINTR, _EAGAIN, _ENOMEM, _EMFILE = 1, 3, 4, 11, 12, 24
 
 INHERIT = int(lib.IR_FD_INHERIT)
 PIPE = int(lib.IR_FD_PIPE)
@@ -130,7 +130,8 @@ class Event:
             - late: not ready in time
             - hung
             - unplaced: no memory policy; signal is the errno
-            - restarting: in place of ended if another attempt follows; code is the number of restarts
+            - restarting: in place of ended if another attempt follows; code is the number of restarts. A program that
+              restarts alone is `name`
             - suspend: Ctrl-Z
             - client: a connection to the control socket asks something
             - lease_ended: the ranks were killed; code is 0 without a renewal in time, 1 after a SIGKILL of its guard
@@ -149,8 +150,9 @@ class Event:
         user_us: The CPU time that it used, in microseconds.
         system_us: The CPU time of the kernel for it, in microseconds.
         max_rss_kib: The most memory that it had resident, in KiB.
-        name: The program name of a leftover or stuck process; "?": unknown.
-        value: The progress of a rank, by its own report: a number from 0 to 2**63 - 1.
+        name: The program name of a leftover or stuck process, "?": unknown; or the program that restarts alone.
+        value: The progress of a rank, by its own report: a number from 0 to 2**63 - 1. Of one that exited: the grace
+            in milliseconds after which it was killed; 0: it was not.
     """
 
     kind: str
@@ -176,6 +178,14 @@ class Event:
         bad = self.code != 0 or self.signal != 0 or self.status_lost
         return self.kind == "exited" and bad and not self.after_stop
 
+    def asks_again(self, again_code: int) -> bool:
+        """Return whether a worker asked for another run of the job.
+
+        Args:
+            again_code: the exit code that asks for it; 0: none does.
+        """
+        return 0 < again_code == self.code and self.is_failure
+
     @property
     def is_routine(self) -> bool:
         """Part of every launch that goes well."""
@@ -195,6 +205,7 @@ class SpawnSpec:
         "env",
         "error_log_fd",
         "foreground",
+        "held",
         "isolate",
         "label",
         "log_fd",
@@ -222,6 +233,7 @@ class SpawnSpec:
         self.cpus: Sequence[int] = ()  # empty: the same as the launcher's
         self.nodes: Sequence[int] = ()  # of memory, and only with cpus
         self.foreground = self.isolate = self.dies_with_us = False
+        self.held = False  # it starts with Group.start_held
 
 
 def take_over_process(blocked: int) -> ProcessState:
@@ -344,10 +356,15 @@ class Group:
             ends all that is left, at once.
         folder: The directory that the guard then removes.
         control: The path of the control socket, where other processes find the launch. None: there is none.
+        control_fd: A socket that listens there already, and stays the caller's. -1: the core makes it.
         about: What whoever connects there is sent first.
         lease_s: The guard kills the workers and all that they have started after this many seconds without
             `renew_lease`. 0: there is no lease.
         lease_since_s: When the first lease began, by CLOCK_BOOTTIME. 0: with the spawn.
+        last_word: With a lease: what the guard sends to the peer of `link_fd` after the death of this process and of
+            all that it started; at most 64 bytes. b"": nothing.
+        link_fd: A connected TCP socket. -1: there is none.
+        stays: It does not end without `stop`: its workers may restart.
         beside: Another group of this process has it: of the entry, the workers get only the signal mask.
         is_last: The process ends with this group, so as process 1 it may end whatever else there is.
         suspend_as_event: Ctrl-Z is the event `suspend`, and the caller calls `suspend`.
@@ -377,9 +394,13 @@ class Group:
         guard_wait_s: float = 0.0,
         folder: bytes | None = None,
         control: bytes | None = None,
+        control_fd: int = -1,
         about: bytes = b"",
         lease_s: float = 0.0,
         lease_since_s: float = 0.0,
+        last_word: bytes = b"",
+        link_fd: int = -1,
+        stays: bool = False,
         beside: bool = False,
         is_last: bool = False,
         suspend_as_event: bool = False,
@@ -401,6 +422,7 @@ class Group:
         config.mark = _string(mark, kept)
         config.guard = _string(guard, kept) if guard else ffi.NULL
         config.folder = _string(folder, kept) if folder else ffi.NULL
+        config.control_fd = control_fd
         if control:
             config.control = _string(control, kept)
             config.about, config.about_size = _string(about, kept), len(about)
@@ -409,6 +431,9 @@ class Group:
         config.guard_wait_ms = int(guard_wait_s * 1000)
         config.lease_ms = int(lease_s * 1000)
         config.lease_since_ns = int(lease_since_s * 1e9)
+        if last_word:
+            config.last_word, config.last_word_size = _string(last_word, kept), len(last_word)
+        config.link_fd = link_fd
         config.stop_signal = stop_signal
         config.stop_scope = SCOPES[stop_scope]
         config.console_fd = console
@@ -416,7 +441,7 @@ class Group:
         config.stdin_fd = stdin_fd
         config.suspend_read_fd = suspend_read_fd
         config.suspend_write_fd = -1 if entry is None else entry.suspend_write_fd
-        config.flags = debug | (lib.IR_TIMESTAMPS if timestamps else 0)
+        config.flags = debug | (lib.IR_TIMESTAMPS if timestamps else 0) | (lib.IR_STAYS if stays else 0)
         config.first_rank = first_rank
         for k, texts in enumerate(fold_label or ()):
             for i, text in enumerate(texts):
@@ -449,21 +474,87 @@ class Group:
         Raises StartError where the core could not create one; those before it run.
         """
         kept: list[Any] = []
-        workers = ffi.new("struct ir_worker[]", max(1, len(specs)))
-        base = _strings(base_env, kept)
-        argv_of: dict[int, Any] = {}
-        alike: dict[bytes, Any] = {}
-        for worker, spec in zip(workers, specs, strict=False):
-            if id(spec.argv) not in argv_of:
-                argv_of[id(spec.argv)] = _strings(spec.argv, kept)
-            _fill(worker, spec, argv_of[id(spec.argv)], base, kept, alike)
+        workers = _workers(specs, base_env, kept)
         failure = ffi.new("struct ir_failure *")
         self._ranks = [spec.rank for spec in specs]
         with self._lock, forking:
             started = lib.ir_group_spawn(self._handle, workers, len(specs), failure)
+        return self._checked(started, failure)
+
+    def start_held(self, workers: Sequence[int]) -> int:
+        """Start workers whose spec is held, by their indexes; return how many were (none: the group stops or is
+        closed). Raises as `spawn`."""
+        failure = ffi.new("struct ir_failure *")
+        with self._lock, forking:
+            if self._closed or self.ended:
+                return 0
+            started = lib.ir_group_start_held(self._handle, ffi.new("uint32_t[]", workers), len(workers), failure)
+        return self._checked(started, failure)
+
+    def part_signal(self, workers: Sequence[int], number: int, *, leaders: bool) -> int:
+        """Send a signal to some workers, which are to restart (ir_group_part_signal).
+
+        Args:
+            workers: Their indexes.
+            number: The signal.
+            leaders: It goes to them alone, and not to their process groups.
+
+        Returns:
+            How many have not ended. 0: none, or the group stops.
+        """
+        with self._lock:
+            if self._closed:
+                return 0
+            indexes = ffi.new("uint32_t[]", workers)
+            return int(lib.ir_group_part_signal(self._handle, indexes, len(workers), number, leaders))
+
+    def part_leftovers(self, workers: Sequence[int], mark: bytes, number: int) -> int:
+        """Return how many processes some workers have left, after the end of all of them (ir_group_part_leftovers).
+
+        Args:
+            workers: Their indexes.
+            mark: `NAME=value` in the environment of each of them, and of no other.
+            number: The signal to send them. 0: none.
+        """
+        kept: list[Any] = []
+        with self._lock:
+            if self._closed:
+                return 0
+            indexes = ffi.new("uint32_t[]", workers)
+            return int(lib.ir_group_part_leftovers(self._handle, indexes, len(workers), _string(mark, kept), number))
+
+    def part_start(self, specs: Sequence[SpawnSpec], base_env: Sequence[bytes], workers: Sequence[int]) -> int | None:
+        """Restart some workers that exited (ir_group_part_start).
+
+        Args:
+            specs: Those of all workers, as for `spawn`.
+            base_env: As for `spawn`.
+            workers: The indexes of those that start.
+
+        Returns:
+            How many were; fewer: the group stops. None: not yet, as the console has not taken their last output.
+
+        Raises:
+            StartError: The core could not create one; those before it run.
+        """
+        kept: list[Any] = []
+        failure = ffi.new("struct ir_failure *")
+        described = _workers(specs, base_env, kept)
+        with self._lock, forking:
+            if self._closed or self.ended:
+                return 0
+            indexes = ffi.new("uint32_t[]", workers)
+            count = len(workers)
+            started = lib.ir_group_part_start(self._handle, described, len(specs), indexes, count, failure)
+        if started == -_EAGAIN and failure.step == lib.IR_STEP_STDIO:
+            return None
+        return self._checked(started, failure)
+
+    def _checked(self, started: int, failure: Any) -> int:
+        """Raises StartError: the number is an error."""
         if started < 0:
             step = STEPS.get(failure.step, "starting")
-            rank = self._ranks[failure.worker] if failure.worker < len(specs) else None
+            rank = self._ranks[failure.worker] if failure.worker < len(self._ranks) else None
             raise StartError(os.strerror(-started), step, -started, rank)
         return int(started)
 
@@ -560,6 +651,27 @@ class Group:
         with self._lock:
             return -1 if self._closed else max(-1, int(lib.ir_group_next_client(self._handle)))
 
+    def add_follower(self, fd: int, wanted: Sequence[bool], first: bytes) -> None:
+        """Send what workers write to a connection, too, until it or the launch ends (ir_group_add_follower).
+
+        Args:
+            fd: A socket that does not block. It becomes the core's.
+            wanted: Whether each worker is wanted.
+            first: What is sent before.
+
+        Raises:
+            InfiniRunError: Nothing of it happened.
+        """
+        with self._lock:
+            chosen = bytes(wanted)
+            error = (
+                -_ESRCH if self._closed else lib.ir_group_add_follower(self._handle, fd, chosen, first, len(first))
+            )
+        if error == -_EMFILE:
+            raise InfiniRunError("too many processes follow this launch; end one of them")
+        if error < 0:
+            raise InfiniRunError(f"this launch cannot be followed: {os.strerror(-error)}")
+
     def renew_lease(self, since_s: float = 0.0) -> bool:
         """Let the workers live for another lease. Costs no system call.
 
@@ -626,11 +738,10 @@ class Group:
         with self._lock:
             if self._closed:
                 return
-            before = (
-                f"... {self.dropped_lines} lines were dropped here: the console was not read\n"
-                if self.dropped_lines
-                else ""
-            )
+            before, lost = "", self.dropped_lines
+            if lost:
+                verb = "was" if lost == 1 else "were"
+                before = f"... {counted(lost, 'line')} {verb} dropped here: the console was not read\n"
             line = os.fsencode(f"{before}{text}\n")
             self.dropped_lines = (
                 0 if lib.ir_group_print(self._handle, 1, line, len(line)) == 0 else self.dropped_lines + 1
@@ -695,6 +806,20 @@ def _mask(numbers: Sequence[int], kept: list[Any]) -> tuple[Any, int]:
     return kept[-1], len(words)
 
 
+def _workers(specs: Sequence[SpawnSpec], base_env: Sequence[bytes], kept: list[Any]) -> Any:
+    """Return the array that describes the workers."""
+    workers = ffi.new("struct ir_worker[]", max(1, len(specs)))
+    base = _strings(base_env, kept)
+    argv_of: dict[int, Any] = {}
+    alike: dict[bytes, Any] = {}
+    for worker, spec in zip(workers, specs, strict=False):
+        if id(spec.argv) not in argv_of:
+            argv_of[id(spec.argv)] = _strings(spec.argv, kept)
+        _fill(worker, spec, argv_of[id(spec.argv)], base, kept, alike)
+    kept.append(alike)
+    return workers
+
+
 def _fill(worker: Any, spec: SpawnSpec, argv: Any, base: Any, kept: list[Any], alike: dict[bytes, Any]) -> None:
     """Strings that most workers have alike (`alike`) go down once."""
     worker.program = _shared_string(spec.program, alike)
@@ -722,6 +847,7 @@ def _fill(worker: Any, spec: SpawnSpec, argv: Any, base: Any, kept: list[Any], a
         (lib.IR_WORKER_FOREGROUND if spec.foreground else 0)
         | (lib.IR_WORKER_ISOLATE if spec.isolate else 0)
         | (lib.IR_WORKER_DIES_WITH_US if spec.dies_with_us else 0)
+        | (lib.IR_WORKER_HELD if spec.held else 0)
     )
 
 

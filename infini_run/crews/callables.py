@@ -13,7 +13,8 @@ from infini_run.system.interpreter import is_frozen
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
+    from typing import Any
 
 # Flags of a code object (inspect's CO_GENERATOR, CO_COROUTINE, CO_ASYNC_GENERATOR), and what to do about each
 _HINTS = {
@@ -35,6 +36,23 @@ def check_callable_runs(thing: object, what: str) -> None:
             raise UsageError(f"{what}: {name} {hint.format(name=getattr(function, '__name__', name))}")
 
 
+def name_of(function: object) -> str:
+    """Return a function's name for people, also behind a partial."""
+    while isinstance(function, partial):
+        function = function.func
+    return getattr(function, "__qualname__", "") or type(function).__qualname__
+
+
+def title_of(what: str) -> str:
+    """Return how --list shows what this program starts, such as `train() in train.py`.
+
+    Args:
+        what: The call, or the kind of workers.
+    """
+    script = os.path.basename(sys.argv[0]) if sys.argv else ""
+    return what if script in ("", "-c") else f"{what} in {script}"
+
+
 def _function_of(thing: object) -> object:
     """Return the function that a call of `thing` runs first: behind a partial, a method, an object with __call__."""
     while isinstance(thing, partial):
@@ -42,6 +60,37 @@ def _function_of(thing: object) -> object:
     if not hasattr(thing, "__code__") and not hasattr(thing, "__func__") and not isinstance(thing, type):
         thing = getattr(type(thing), "__call__", None)  # noqa: B004  its code is looked at
     return getattr(thing, "__func__", thing)
+
+
+def fault_of_call(
+    called: Any, args: Sequence[object], kwargs: Mapping[str, object], *, follow_wrapped: bool = False
+) -> str:
+    """Return why such a call fails; "": it works, or the callable does not say what it takes, as some of C do not."""
+    from inspect import signature  # workers import this module, and start faster without
+
+    try:
+        takes = signature(called, follow_wrapped=follow_wrapped)
+    except (TypeError, ValueError):
+        return ""
+    try:
+        takes.bind(*args, **kwargs)
+    except TypeError as error:
+        return str(error)
+    return ""
+
+
+def called_as(thing: Any) -> str:
+    """Return the call as in its definition, `name(a, b)`; of a partial with what is left to give."""
+    from inspect import signature
+
+    function = thing
+    while isinstance(function, partial):
+        function = function.func
+    name = getattr(function, "__qualname__", None) or repr(function)
+    try:
+        return f"{name}{signature(thing, follow_wrapped=False)}"
+    except (TypeError, ValueError):
+        return name
 
 
 def path_of_workers() -> tuple[str, ...]:

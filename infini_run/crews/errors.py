@@ -9,7 +9,7 @@ import sys
 from concurrent.futures import BrokenExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 
-from infini_run.errors import InfiniRunError
+from infini_run.errors import InfiniRunError, counted
 from infini_run.report.failures import WorkerDied, WorkerError
 
 TYPE_CHECKING = False
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 _NAMED = 8  # workers that an error names
+_CAUSES = 3  # the last ones, which an error shows
+_LINES = 9  # of them
 
 
 class CrewFailed(WorkerError, BrokenExecutor):
@@ -64,22 +66,26 @@ def crew_failed(causes: Sequence[BaseException], max_restarts: int, within_s: fl
     seconds."""
     count = sum(isinstance(cause, WorkerDied) for cause in causes)
     if count and max_restarts:
-        head = f"the crew failed: {count} failures, with at most {max_restarts} restarts within {within_s:g} s"
+        limit = f"{counted(max_restarts, 'restart')} within {within_s:g} s"
+        head = f"the crew failed: {counted(count, 'failure')}, with at most {limit}"
     else:
         head = "the crew failed"
-    lines = [line for cause in causes[-3:] for line in (str(cause) or repr(cause)).split("\n")]
-    return CrewFailed("\n".join([head, *(f"  {line}" for line in lines[:9])]), tuple(causes))
+    lines = [line for cause in causes[-_CAUSES:] for line in (str(cause) or repr(cause)).split("\n")][:_LINES]
+    if len(causes) > _CAUSES:
+        lines.append(f"... and {len(causes) - _CAUSES} earlier; `causes` has all {len(causes)}")
+    return CrewFailed("\n".join([head, *(f"  {line}" for line in lines)]), tuple(causes))
 
 
 def drain_timeout(undone: Mapping[int | None, int], drain_s: float) -> DrainTimeout:
     """Return the error of a crew that did not finish its tasks in time. `undone`: how many, by the rank of the worker
     that had them; None: no worker had begun."""
     ranks = sorted(rank for rank in undone if rank is not None)
-    parts = [f"{undone[rank]} of rank {rank}" for rank in ranks[:_NAMED]]
+    parts = [f"{counted(undone[rank], 'task')} of rank {rank}" for rank in ranks[:_NAMED]]
     if len(ranks) > _NAMED:
-        parts.append(f"others of {len(ranks) - _NAMED} more ranks")
+        parts.append(f"others of {counted(len(ranks) - _NAMED, 'more rank')}")
     if None in undone:
-        parts.append(f"{undone[None]} that no worker had started")
+        parts.append(f"{counted(undone[None], 'task')} that no worker had started")
     count, where = sum(undone.values()), ", ".join(parts)
-    text = f"the crew was closed, and {count} accepted tasks were not done within drain_s={drain_s:g}: {where}"
+    tasks = counted(count, "accepted task")
+    text = f"the crew was closed, and drain_s={drain_s:g} passed with {tasks} undone: {where}"
     return DrainTimeout(text, count, tuple(ranks))

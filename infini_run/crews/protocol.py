@@ -1,7 +1,9 @@
 """The messages between a supervisor and its workers.
 
 A message is one BYTES frame of a channel: the length of a head (u32), the head (JSON: a list, the kind first), and
-then the body, a pickled object of the user's. A process that passes a message on never unpickles.
+then the body, a pickled object of the user's. Of RunTask, TaskStarted, and TaskDone there are most. If their body is
+one piece, their head is a code (a byte that no length begins with) and numbers (i64). A process that passes a message
+on never unpickles.
 
 The one rule: code behind `decode` can rely on the type of every value. Whatever a process sends is a message or
 ChannelBroken.
@@ -12,6 +14,8 @@ or stops.
 """
 
 from __future__ import annotations
+
+from struct import Struct
 
 from infini_run.channel.decoder import NOT_OURS
 from infini_run.channel.endpoint import LIMIT
@@ -24,7 +28,7 @@ from infini_run.system.json_codec import encode as write_json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from typing import Any, TypeAlias
 
     from infini_run.channel.serializer import Buffer
@@ -38,6 +42,7 @@ if TYPE_CHECKING:
 NO_TASK = -1
 _HEAD = 1 << 16  # bytes of a message beside its body, at most
 _MOST = 1 << 63  # of a number
+_COPIED = 1 << 12  # bytes of a frame up to which a copy is cheaper than a view
 
 
 @record
@@ -59,6 +64,8 @@ class Body:
         """Make the object, in separate memory. Raises what its own code raises: an import, or its __setstate__;
         CannotUnpickle for sys.exit (channel/serializer.py)."""
         head, *buffers = self.parts
+        if not buffers:
+            return load_pickle(head)
         pairs = zip(buffers, self.writable, strict=True)
         return load_pickle(head, [(bytearray if writable else bytes)(data) for data, writable in pairs])
 
@@ -73,6 +80,15 @@ def dump(thing: object, name: str, where: str = "", *, by_reference: bool = Fals
         raise MessageTooLong(parcel.size + _HEAD, LIMIT)
     writable = tuple(not memoryview(buffer).readonly for buffer in parcel.buffers)
     return Body(parts=(parcel.head, *parcel.buffers), writable=writable)
+
+
+def check_parts(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Raise UnpicklableError if the function or an argument does not pickle alone: the error names it."""
+    dump(function, f"the function {getattr(function, '__qualname__', function)!r}")
+    for index, value in enumerate(args):
+        dump(value, f"argument {index}")
+    for name, value in kwargs.items():
+        dump(value, f"argument {name}")
 
 
 # ---- down
@@ -151,10 +167,17 @@ class Emit:
 
 @record
 class TaskDone:
-    """A successful task, and its result."""
+    """A successful task, and its result.
+
+    Args:
+        task: its number.
+        body: the result.
+        then: the task that the worker begins with now, as TaskStarted reports it; NO_TASK: none.
+    """
 
     task: int
     body: Body
+    then: int = NO_TASK
 
 
 @record
@@ -166,7 +189,8 @@ class TaskFailed:
         kind, text: the type's name and str() of the exception.
         trace: the traceback as Python prints it.
         time_s: when, in seconds since the epoch.
-        body: the exception itself, if it pickles.
+        body: the exception itself, if it comes back from a pickle as it was.
+        why: why it does not; "": it does.
     """
 
     task: int
@@ -175,6 +199,7 @@ class TaskFailed:
     trace: str
     time_s: float = 0.0
     body: Body = Body()
+    why: str = ""
 
 
 @record
@@ -236,6 +261,8 @@ _KINDS: dict[str, type] = {
     "extend": Extend,
     "ping": Ping,
 }
+_RUN, _STARTED, _DONE = 0xF1, 0xF2, 0xF3  # a length that begins so would be 4 GB
+_ONE, _TWO = Struct(">Bq"), Struct(">Bqq")
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 
 
@@ -246,6 +273,12 @@ def kind_of(message: Message) -> str:
 
 def encode(message: Message) -> list[Buffer]:
     """Return a frame in pieces, to send one after the other, without a copy of what is large."""
+    if isinstance(message, TaskDone) and len(message.body.parts) == 1:
+        return [_TWO.pack(_DONE, message.task, message.then), message.body.parts[0]]
+    if isinstance(message, RunTask) and len(message.body.parts) == 1:
+        return [_ONE.pack(_RUN, message.task), message.body.parts[0]]
+    if isinstance(message, TaskStarted):
+        return [_ONE.pack(_STARTED, message.task)]
     kind: Any = type(message)
     fields = dict(vars(message))
     body: Body = fields.pop(_BODY[kind]) if kind in _BODY else _NOTHING
@@ -255,9 +288,27 @@ def encode(message: Message) -> list[Buffer]:
     return [len(head).to_bytes(4, "big") + head, *parts]
 
 
-def decode(frame: Buffer) -> Message:
-    """Return the message of a frame; its body is a view of the frame. Raises ChannelBroken if it is no message."""
-    view = memoryview(frame).cast("B")
+def decode(frame: bytes | memoryview) -> Message:
+    """Return the message of a frame; its body is a view of the frame, or a copy. Raises ChannelBroken if it is no
+    message."""
+    code, size = (frame[0], len(frame)) if frame else (0, 0)
+    if code == _DONE and size > _TWO.size:
+        _, task, then = _TWO.unpack_from(frame)
+        return TaskDone(task=task, body=_rest(frame, _TWO.size), then=then)
+    if code == _RUN and size > _ONE.size:
+        return RunTask(task=_ONE.unpack_from(frame)[1], body=_rest(frame, _ONE.size))
+    if code == _STARTED and size == _ONE.size:
+        return TaskStarted(task=_ONE.unpack(frame)[1])
+    return _decode_json(frame)
+
+
+def _rest(frame: bytes | memoryview, at: int) -> Body:
+    """Return the body behind the head of a frame."""
+    return Body(parts=(frame[at:] if len(frame) < _COPIED else memoryview(frame)[at:],), writable=())
+
+
+def _decode_json(frame: bytes | memoryview) -> Message:
+    view = memoryview(frame)
     at = 4 + int.from_bytes(view[:4], "big")
     try:
         name, sizes, writable, *values = read_json(bytes(view[4:at]))
@@ -266,7 +317,13 @@ def decode(frame: Buffer) -> Message:
         fit = all(_FITS[kind.__annotations__[field]](value) for field, value in fields.items())
         if not fit or not _fits_body(kind, sizes, writable) or at + sum(sizes) != view.nbytes:
             raise ValueError
-    except (ValueError, TypeError, KeyError, RecursionError):  # no JSON, no list, no kind, another number of fields
+    except (
+        ValueError,
+        TypeError,
+        KeyError,
+        IndexError,
+        RecursionError,
+    ):  # no JSON, no list, no kind, another number of fields
         raise ChannelBroken(NOT_OURS) from None
     fields = {field: tuple(value) if type(value) is list else value for field, value in fields.items()}
     if kind in _BODY:

@@ -2,12 +2,11 @@
 
 It comes back as itself, with the worker's traceback as a note and a RemoteError as its cause. It has `rank` and
 `host` as attributes, unless it has attributes of these names itself. One that does not pickle, or comes back with
-another text, is a RemoteError with its text.
+another text, is a RemoteError with its text, and a note has the reason.
 """
 
 from __future__ import annotations
 
-import re
 import sys
 import time
 from functools import partial
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 _ADDRESS = "0x[0-9a-f]+"  # in the repr of an object, which is another one when it is made again
+_PASS_ALL = "pass all arguments of its __init__ to super().__init__"
 _FRAME = r'^(?P<margin>[ |]*)File "(?P<file>.+)", line (?P<line>\d+), in '
 
 
@@ -34,7 +34,8 @@ def from_exception(error: BaseException, task: int) -> TaskFailed:
     if text is None:
         text = f"({type(unsayable).__name__} in its __str__)"
     capture_exception(_drop_place, error)
-    return TaskFailed(task=task, kind=kind, text=text, trace=_trace(error), time_s=time_s, body=_body(error))
+    body, why = _body(error)
+    return TaskFailed(task=task, kind=kind, text=text, trace=_trace(error), time_s=time_s, body=body, why=why)
 
 
 def _drop_place(error: BaseException) -> None:
@@ -56,23 +57,36 @@ def _trace(error: BaseException) -> str:
     return f"no traceback: {type(broken).__name__} while it was made\n" if text is None else text
 
 
-def _body(error: BaseException) -> Body:
-    """Return the pickled exception, or nothing. Many classes do not come back from what pickle keeps of them, or come
-    back with another text. An __init__ that adds to its arguments adds twice. Only a trial here shows that. Then the
-    text is enough. The same holds for each exception of a group."""
-    body, _ = capture_exception(lambda: dump(error, "exception", by_reference=True))
+def _body(error: BaseException) -> tuple[Body, str]:
+    """Return the pickled exception; or nothing, and why. Many classes do not come back from what pickle keeps of
+    them, or come back with another text. An __init__ that adds to its arguments adds twice. Only a trial here shows
+    that. Then the text is enough. The same holds for each exception of a group."""
+    body, fault = capture_exception(lambda: dump(error, "exception", by_reference=True))
     if body is None:
-        return Body()
-    made, _ = capture_exception(body.load)
+        return Body(), f"it does not pickle: {_cause_text(fault)}"
+    made, fault = capture_exception(body.load)
     if not isinstance(made, BaseException):
-        return Body()
+        return Body(), f"it does not unpickle: {_cause_text(fault)}; {_PASS_ALL}"
     before, _ = capture_exception(lambda: list(_descriptions(error)))
     again, _ = capture_exception(lambda: list(_descriptions(made)))
-    return body if again is not None and again == before else Body()
+    if again is not None and again == before:
+        return body, ""
+    return (
+        Body(),
+        f"its type or text changes on the way; {_PASS_ALL}",
+    )
+
+
+def _cause_text(fault: BaseException | None) -> str:
+    """Return the type and the text of what a class raised, as far as it has any."""
+    text, _ = capture_exception(str, fault)
+    return type(fault).__name__ + (f": {text}" if text else "")
 
 
 def _descriptions(error: BaseException) -> Iterator[tuple[type, str]]:
     """Return the type and the text of an exception, then those of the exceptions that it groups."""
+    import re
+
     yield type(error), re.sub(_ADDRESS, "", str(error))
     parts = getattr(error, "exceptions", ())
     for part in parts if isinstance(parts, tuple) else ():
@@ -82,11 +96,22 @@ def _descriptions(error: BaseException) -> Iterator[tuple[type, str]]:
 
 def to_exception(failed: TaskFailed, rank: int, host: str) -> BaseException:
     """Return what to raise beside the caller."""
-    made, _ = capture_foreign(failed.body.load) if failed.body else (None, None)
+    made, fault = capture_foreign(failed.body.load) if failed.body else (None, None)
     if not isinstance(made, BaseException):  # its module is not here, say
+        if failed.body:
+            failed = replace(failed, why=f"it does not unpickle here: {_cause_text(fault)}")
         return to_remote_error(failed, rank, host)
     capture_foreign(_mark, made, with_source_lines(failed), rank, host)
     return made
+
+
+def unreadable_result(cause: BaseException, rank: int, host: str) -> RemoteError:
+    """Return the error of a result whose unpickling here raised `cause`."""
+    kind = type(cause).__name__
+    text = f"the result of rank {rank} on {host} cannot be unpickled here: {kind}: {cause}"
+    error = RemoteError(text, kind=kind, rank=rank, host=host)
+    error.__cause__ = cause
+    return error
 
 
 def to_remote_error(failed: TaskFailed, rank: int, host: str) -> RemoteError:
@@ -94,6 +119,8 @@ def to_remote_error(failed: TaskFailed, rank: int, host: str) -> RemoteError:
     failed = with_source_lines(failed)
     error = RemoteError(f"{failed.kind}: {failed.text}", kind=failed.kind, trace=failed.trace)
     _mark(error, failed, rank, host)
+    if failed.why:
+        add_notes(error, [f"not raised as {failed.kind}: {failed.why}"])
     return error
 
 
@@ -132,6 +159,7 @@ def with_source_lines(failed: TaskFailed) -> TaskFailed:
     """Return the traceback with the source lines that only this process has: those of a notebook's cells and of a
     console, which no file holds. A worker prints frames of such code without them."""
     import linecache
+    import re
 
     lines: list[str] = []
     bare = failed.trace.split("\n")

@@ -46,7 +46,7 @@ def visible(gpus: Sequence[Accelerator], environ: Mapping[str, str]) -> tuple[Ac
     if listed is not None:
         gpus = tuple(_by_rocr(gpus, listed))
     elif hip and len({gpu.product for gpu in gpus}) > 1:
-        # ROCr may count unequal GPUs in an order of its own, so an index is passed on without a guess
+        # ROCr may count unequal GPUs in another order, so an index is passed on without a guess
         gpus = tuple(Accelerator(name=gpu.name, uuid=gpu.uuid if "GPU-" in hip else None) for gpu in gpus)
     return tuple(_by_hip(gpus, hip)) if hip else tuple(gpus)
 

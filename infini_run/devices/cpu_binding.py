@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 
 from infini_run.devices.topology import format_list, memory_allowed, pci_node, read_topology
-from infini_run.errors import UsageError
+from infini_run.errors import UsageError, counted
 from infini_run.record import record, replace
 from infini_run.system.cgroup import count_cpus
 
@@ -140,8 +140,8 @@ def _divide(topology: Topology, nproc: int, homes: Sequence[int | None]) -> list
     if len(cores) < nproc:
         cpus = format_list(cpu for core in cores for cpu in core.cpus)
         raise UsageError(
-            f"--bind=cores: needs whole cores for {nproc} ranks, and {len(cores)} can be used here (CPUs {cpus}); "
-            "start fewer ranks, or use --bind=numa, where ranks share"
+            f"--bind=cores: needs whole cores for {counted(nproc, 'rank')}, and {len(cores)} can be used here (CPUs "
+            f"{cpus}); start fewer ranks, or use --bind=numa, where ranks share"
         )
     if all(home is None for home in homes):
         return _split(cores, nproc)
@@ -156,7 +156,8 @@ def _divide(topology: Topology, nproc: int, homes: Sequence[int | None]) -> list
 
 
 def _assign_nodes(homes: Sequence[int | None], room: dict[int, int]) -> dict[int, list[int]]:
-    """Which ranks get the cores of which node: at home while there is a core for each, else where most is left."""
+    """Return the ranks of each NUMA node: its own while it has a core per rank, then those of others where most is
+    left."""
     ranks_of: dict[int, list[int]] = {node: [] for node in room}
     homeless = []
     for rank, home in enumerate(homes):

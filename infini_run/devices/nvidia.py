@@ -89,13 +89,13 @@ def visible(cards: tuple[Card, ...], environ: Mapping[str, str]) -> tuple[Accele
 
 
 def _is_order_known(cards: tuple[Card, ...], environ: Mapping[str, str]) -> bool:
-    """Whether CUDA counts as NVML does: FASTEST_FIRST, its default, may sort boards that differ."""
+    """Return whether CUDA counts as NVML does. FASTEST_FIRST, its default, may sort boards that differ."""
     models = {(card.itself.product, card.itself.memory_mib) for card in cards}
     return environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID" or len(models) <= 1
 
 
 def _by_index(cards: tuple[Card, ...], environ: Mapping[str, str]) -> tuple[Accelerator | None, ...]:
-    """What each index means to CUDA: of a card in MIG mode its first instance, None where it has none."""
+    """Return what each index means to CUDA. A card in MIG mode is its first instance, or None if it has none."""
     if not _is_order_known(cards, environ):
         return tuple(Accelerator(name=str(index)) for index in range(sum(bool(card.gpus) for card in cards)))
     return tuple(replace(card.gpus[0], name=str(i)) if card.gpus else None for i, card in enumerate(cards))
@@ -139,7 +139,7 @@ def list_cards() -> tuple[Card, ...]:
 
 
 def _ask(question: Callable[[Any], T]) -> T:
-    """What NVML answers; it is shut down again."""
+    """Return what NVML answers, and shut it down."""
     try:
         import pynvml
     except ImportError:
@@ -194,12 +194,12 @@ def _refusal(nvml: Any, error: Any) -> DeviceError:
         " different versions, as after an update: reload the module or reboot",
         nvml.NVML_ERROR_GPU_IS_LOST: "a GPU of this machine has fallen off the bus: see nvidia-smi and dmesg",
     }
-    what = f"the NVIDIA driver does not answer: {error} (NVML error {error.value})"
+    what = f"the NVIDIA driver does not respond: {error} (NVML error {error.value})"
     return DeviceError(broken.get(error.value, what))
 
 
 def _card(nvml: Any, index: int) -> Card | None:
-    # A board whose device file is closed to us is counted by NVML, but has no index in CUDA.
+    # NVML counts a board whose device file this user cannot open, but CUDA gives it no index.
     try:
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
     except nvml.NVMLError_NoPermission:
@@ -262,7 +262,7 @@ def _holders(nvml: Any, gpu: Accelerator) -> Iterator[GpuUser]:
     for process in processes:
         mib = None if process.usedGpuMemory is None else process.usedGpuMemory >> 20
         yield GpuUser(gpu=gpu, pid=process.pid, mib=mib)
-    try:  # from R510 on; the driver's own part is told apart
+    try:  # from R510 on, which counts the driver's own part separately
         used = nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2).used >> 20
     except (nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound):
         return
@@ -280,7 +280,7 @@ def processes_on(nvml: Any, handle: Any) -> Any:
     Raises:
         NVMLError: NVML could not be asked.
     """
-    try:  # by their versions: without one, pynvml has an error of its own for an old driver
+    try:  # by their versions: without one, pynvml raises another error for an old driver
         return nvml.nvmlDeviceGetComputeRunningProcesses_v3(handle)
     except nvml.NVMLError_FunctionNotFound:  # before R510; the same structure
         return nvml.nvmlDeviceGetComputeRunningProcesses_v2(handle)

@@ -121,7 +121,7 @@ def _memory(numbers: Sequence[int], allowed: Iterable[int] | None, root: str) ->
 
 
 def _distances(node: int, numbers: Sequence[int], root: str) -> dict[int, int]:
-    """One column for each node that is online, in the order of their numbers."""
+    """Return the distances from a node, one per node that is online, in the order of their numbers."""
     words = read_text(f"{root}{_NODE}/node{node}/distance").split()
     return {other: int(word) for other, word in zip(numbers, words, strict=False) if word.isdecimal()}
 

@@ -159,10 +159,10 @@ def resolve_nproc(kind: str, environ: Mapping[str, str], gpus_per_proc: int, roo
         found = find(environ, root)
         if not found.gpus:
             raise _nothing_visible(found)
-    except NoGpus:
+    except NoGpus as error:
         if kind == "auto" and gpus_per_proc == 0:
             return count_cpus()
-        raise
+        raise NoGpus(f"--nproc_per_node={kind}: {error}; use --nproc_per_node=N") from None
     if gpus_per_proc == 0:
         _check_shown_together(found.gpus)
     elif gpus_per_proc > len(found.gpus):

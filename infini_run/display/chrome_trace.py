@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import time
 
+from infini_run.core.group import Event
 from infini_run.display.rank_span import RankSpan
 from infini_run.display.trace_format import COUNT_GAP_NS, process_names, slice_event, trace_content, write_trace
 from infini_run.errors import printable
@@ -19,9 +20,9 @@ from infini_run.report.text import signal_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Collection
     from typing import Any, Protocol
 
-    from infini_run.core.group import Event
     from infini_run.display.rank_span import TracedNode
     from infini_run.plan.model import Plan
 
@@ -65,6 +66,7 @@ class ChromeTrace:
         self._live: dict[int, RankSpan] = {}  # by index
         self._spans: list[RankSpan] = []  # of all attempts
         self._attempt = 0  # as TORCHELASTIC_RESTART_COUNT
+        self._attempts: dict[str, int] = {}  # of programs that restart alone
         self._instant_count = 0
         self._events: list[dict[str, Any]] = []
         self._spawn_ns = self._spawned_ns = self._stop_ns = self._last_exit_ns = 0
@@ -82,7 +84,7 @@ class ChromeTrace:
         """
         now_ns = now_ns or time.monotonic_ns()
         if self._plan is None:
-            self._slice("plan", self._begin_ns, now_ns, {"world_size": plan.world_size, "file": plan.file})
+            self._slice("plan", self._begin_ns, now_ns, {"world_size": plan.world_size, "file": plan.workers[0].file})
         self._plan, self._group = plan, group
         self._has_pipes = any(worker.stdout.piped or worker.stderr.piped for worker in plan.workers)
         self._spawn_ns = self._spawned_ns = now_ns
@@ -160,10 +162,13 @@ class ChromeTrace:
 
     def _on_started(self, event: Event) -> None:
         assert self._plan is not None
-        span = RankSpan(event.worker, self._plan.workers[event.worker], event, self._attempt, self._node)
+        worker = self._plan.workers[event.worker]
+        again = self._attempts.get(worker.program, 0)
+        span = RankSpan(event.worker, worker, event, again or self._attempt, self._node)
         self._live[event.worker] = span
         self._spans.append(span)
-        self._spawned_ns = max(self._spawned_ns, event.time_ns)
+        if not again:
+            self._spawned_ns = max(self._spawned_ns, event.time_ns)
 
     def _on_ready(self, event: Event) -> None:
         if event.worker in self._live:
@@ -186,8 +191,11 @@ class ChromeTrace:
         self._instant(f"passed {signal_name(event.signal)} on", event)
 
     def _on_restarting(self, event: Event) -> None:
-        self._attempt = event.code
-        self._instant(f"restart {event.code}", event)
+        if event.name:
+            self._attempts[event.name] = event.code
+        else:
+            self._attempt = event.code
+        self._instant(f"restart {event.code}{' of ' * bool(event.name)}{event.name}", event)
 
     def _on_leftover(self, event: Event) -> None:
         self._instant(f"left behind: {printable(event.name)}", event, {"pid": event.pid})
@@ -201,6 +209,25 @@ class ChromeTrace:
     def _on_other(self, event: Event) -> None:
         self._instant(event.kind.replace("_", " "), event)
 
+    # ---- progress
+
+    def note_progress(self, index: int, value: int, time_ns: int) -> None:
+        """Record the PROGRESS= of a rank, as often as its output at most."""
+        span = self._live.get(index)
+        if span is not None and span.add_progress(time_ns, value, self._gap_ns):
+            self._count += 1
+            if self._count > self._max_samples:
+                self._thin()
+
+    def note_slow(self, ranks: Collection[int], time_ns: int) -> None:
+        """Record which ranks are slow from a time on."""
+        for span in self._live.values():
+            is_slow = span.worker.rank in ranks
+            if is_slow != span.is_slow:
+                span.is_slow = is_slow
+                name = "slow" if is_slow else "no longer slow"
+                self._instant(name, Event(kind="slow", worker=span.index, time_ns=time_ns))
+
     # ---- output
 
     def _sample(self, span: RankSpan, time_ns: int) -> None:
@@ -212,7 +239,8 @@ class ChromeTrace:
         self._gap_ns *= 2
         for span in self._spans:
             span.samples[:-1] = span.samples[:-1:2]
-        self._count = sum(len(span.samples) for span in self._spans)
+            span.progress[:-1] = span.progress[:-1:2]
+        self._count = sum(len(span.samples) + len(span.progress) for span in self._spans)
 
     # ---- the trace
 

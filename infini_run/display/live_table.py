@@ -14,13 +14,15 @@ from infini_run.display.table_rendering import (
     HUNG,
     LIVE,
     OVER,
+    SLOW,
     Row,
     TableRenderer,
     is_of_interrupt,
     plain,
     up_text,
 )
-from infini_run.report.text import signal_name
+from infini_run.errors import printable
+from infini_run.report.text import duration_text, signal_name
 from infini_run.system.signal_numbers import SIGCONT, SIGWINCH
 
 TYPE_CHECKING = False
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from infini_run.display.terminal import TerminalArea
     from infini_run.plan.model import Plan, Worker
     from infini_run.report.exit import Exit
+    from infini_run.report.pace import Pace
 
     Sampling = Callable[[Mapping[int, tuple[Worker, float]], float], dict[int, Usage]]
 
@@ -71,16 +74,24 @@ class LaunchView:
         group: The output and signs of life of its ranks.
         outcome: Returns the state of its ranks so far.
         sample: Returns the use of CPU, memory and GPUs by pid, for live ranks with their start (CLOCK_MONOTONIC).
+        pace: The progress of the ranks.
         host: The node's name, if there are several nodes; else empty.
     """
 
     def __init__(
-        self, plan: Plan, group: Lines, outcome: Callable[[], RankStates], sample: Sampling, host: str = ""
+        self,
+        plan: Plan,
+        group: Lines,
+        outcome: Callable[[], RankStates],
+        sample: Sampling,
+        pace: Pace,
+        host: str = "",
     ) -> None:
         self._plan = plan
         self._group = group
         self._outcome = outcome
         self._sample = sample
+        self._pace = pace
         self._host = host
         self._samples: dict[int, Usage] = {}
         self._sampled_s = 0.0
@@ -124,7 +135,7 @@ class LaunchView:
         """
         exits = self._outcome().exits()
         self._refresh(exits, now_s)
-        return [self._row(exit_) for exit_ in exits]
+        return [self._row(exit_, now_s) for exit_ in exits]
 
     def _refresh(self, exits: tuple[Exit, ...], now_s: float) -> None:
         if now_s - self._sampled_s < TICK_S * 0.9:
@@ -132,7 +143,7 @@ class LaunchView:
         self._sampled_s = now_s
         self._samples = self._sample(living(self._plan, exits, now_s), now_s)
 
-    def _row(self, exit_: Exit) -> Row:
+    def _row(self, exit_: Exit, now_s: float) -> Row:
         is_over = exit_.end_s is not None
         if is_over:
             self._over.add(exit_.rank)
@@ -157,6 +168,10 @@ class LaunchView:
             memory=sample.memory,
             gpu_memory=sample.gpu_memory,
             gpu=sample.gpu,
+            progress=self._pace.value(exit_.rank),
+            rate=None if is_over or is_lost else self._pace.rate(exit_.rank, now_s),
+            program=exit_.program,
+            program_rank=exit_.program_rank,
         )
 
     def _state(self, exit_: Exit, sample: Usage) -> tuple[str, int]:
@@ -172,6 +187,8 @@ class LaunchView:
             return kind, HUNG
         if sample.is_suspended:
             return "suspended", HUNG
+        if exit_.rank in self._pace.slow:
+            return "slow", SLOW
         return ("ready" if exit_.ready_s is not None else "running"), LIVE
 
     def last_line(self, rank: int) -> str:
@@ -206,14 +223,22 @@ class LiveTable:
         screen: The terminal.
         environ: The launcher's environment, for the colors.
         footer: Returns a line for below the ranks.
+        begin_s: When the launch began, since the epoch. None: now.
     """
 
-    def __init__(self, screen: TerminalArea, environ: Mapping[str, str], footer: Callable[[], str] = str) -> None:
+    def __init__(
+        self,
+        screen: TerminalArea,
+        environ: Mapping[str, str],
+        footer: Callable[[], str] = str,
+        begin_s: float | None = None,
+    ) -> None:
         self._screen = screen
         self._painter = TableRenderer(environ)
         self._footer = footer
+        self._imports: dict[int, tuple[str, int]] = {}  # by node: the last ones of --preload, and their time
         self._launches: dict[int, LaunchView] = {}  # by node
-        self._begin_s = time.time()
+        self._begin_s = time.time() if begin_s is None else begin_s
         self._drawn_s = self._due_s = self._sampled_s = 0.0
         self._is_hidden = False  # another job, or a rank that asks, has the terminal
         self.shown: set[int] = set()  # ranks that have a line now
@@ -245,6 +270,25 @@ class LiveTable:
             self._screen.leave_in_place()  # the shell wrote below it meanwhile
         if number in (SIGCONT, SIGWINCH):  # the screen has changed under the table
             self._due_s = 0.0
+
+    def note_imports(self, names: str, time_ns: int, node: int = 0) -> None:
+        """Note the imports of --preload on a node, for the last line of the table.
+
+        Args:
+            names: The modules.
+            time_ns: How long they took.
+            node: The index of the node.
+        """
+        self._imports[node] = names, time_ns
+        self._due_s = 0.0
+
+    def _last_row(self) -> str:
+        """Return what the table says below the ranks. Of several nodes, the slowest imports count."""
+        texts = [self._footer()]
+        if self._imports:
+            names, time_ns = max(self._imports.values(), key=lambda imports: imports[1])
+            texts.append(f"preloaded {printable(names)} in {duration_text(time_ns / 1e9)}")
+        return "; ".join(filter(None, texts))
 
     def stop(self, node: int | None = None) -> None:
         """Note the stop of the ranks of a node. None: those of all nodes."""
@@ -328,13 +372,17 @@ class LiveTable:
         columns, lines = self._screen.size()
         width = columns - 1  # in the last column a terminal may wrap already
         rows = [row for launch_view in self._launches.values() for row in launch_view.rows(now_s)]
-        where = f" on {len(self._launches)} nodes" if len(self._launches) > 1 else ""
-        title = f"infini-run, {len(rows)} rank{'s' if len(rows) != 1 else ''}{where}, "
-        title += up_text(time.time() - self._begin_s)
+        title = self.title(len(rows), len(self._launches), time.time() - self._begin_s)
         self.shown.clear()
-        frame = self._painter.frame(rows, title, (width, lines - 1), self._last_line, self._footer())
+        frame = self._painter.frame(rows, title, (width, lines - 1), self._last_line, self._last_row())
         if not self._screen.draw(frame, width):
             self._due_s = now_s + _GAP_S
+
+    @staticmethod
+    def title(ranks: int, nodes: int, up_s: float) -> str:
+        """Return the start of the first line: how many ranks on how many nodes run for how long."""
+        where = f" on {nodes} nodes" if nodes > 1 else ""
+        return f"infini-run, {ranks} rank{'s' if ranks != 1 else ''}{where}, {up_text(up_s)}"
 
     def _last_line(self, rank: int) -> str:
         self.shown.add(rank)

@@ -94,7 +94,8 @@ def draw(timeline: Timeline) -> Any:
     lines = [_restart_line(bar, timeline) for bar in sorted(restarts, key=lambda bar: bar.start_s)]
     axes.set_xlabel(_plain("\n".join(["seconds since the first start", *lines])))
     axes.set_xlim(-0.01 * span_s, span_s * 1.04)
-    _name_ranks(axes, ranks)
+    names = {bar.rank: bar.name for bar in bars if bar.name}
+    _name_ranks(axes, [names.get(rank, f"rank {rank}") for rank in ranks])
     figure.legend(loc="outside lower right", ncols=6, fontsize=8, frameon=False)
     return figure
 
@@ -163,13 +164,15 @@ def _draw_failures(
 
 
 def _describe(bar: Bar) -> str:
-    return f"rank {bar.rank}{', first' if bar.is_first else ''}: {bar.end}"
+    return f"{bar.name or f'rank {bar.rank}'}{', first' if bar.is_first else ''}: {bar.end}"
 
 
 def _restart_line(bar: Bar, timeline: Timeline) -> str:
     """Return what ended an earlier attempt."""
     number = sum(start_s <= bar.start_s for start_s, _ in timeline.attempts)
-    return f"attempt {number} failed after {bar.end_s - bar.start_s:.1f} s: rank {bar.rank}: {bar.end}"
+    return (
+        f"attempt {number} failed after {bar.end_s - bar.start_s:.1f} s: {bar.name or f'rank {bar.rank}'}: {bar.end}"
+    )
 
 
 def _plain(text: str) -> str:
@@ -182,9 +185,9 @@ def _last_start(timeline: Timeline) -> float:
     return timeline.attempts[-1][0] if timeline.attempts else float("-inf")
 
 
-def _name_ranks(axes: Any, ranks: list[int]) -> None:
+def _name_ranks(axes: Any, names: list[str]) -> None:
     """Rank 0 at the top."""
-    step = max(1, -(-len(ranks) // _NAMED))
-    ticks = range(0, len(ranks), step)
-    axes.set_yticks(list(ticks), [f"rank {ranks[row]}" for row in ticks], fontsize=8)
-    axes.set_ylim(len(ranks) - 0.4, -0.6)
+    step = max(1, -(-len(names) // _NAMED))
+    ticks = range(0, len(names), step)
+    axes.set_yticks(list(ticks), [_plain(names[row]) for row in ticks], fontsize=8)
+    axes.set_ylim(len(names) - 0.4, -0.6)

@@ -52,12 +52,14 @@ class RankSpan:
     def __init__(self, index: int, worker: Worker, started: Event, attempt: int, node: TracedNode | None) -> None:
         self.index = index
         self.worker = worker
-        self.name = f"rank {worker.rank}, attempt {attempt}" if attempt else f"rank {worker.rank}"
+        self.name = f"{worker.name}, attempt {attempt}" if attempt else worker.name
         self.pid = started.pid
         self.start_ns = started.time_ns
         self.lost_ns = self.ready_ns = self.stop_ns = 0
         self.end: Event | None = None
         self.samples: list[tuple[int, int, int]] = []  # time, bytes of stdout, bytes of stderr
+        self.progress: list[tuple[int, int]] = []  # time, PROGRESS=
+        self.is_slow = False
         self._attempt = attempt
         self._facts: dict[str, Any] = {}
         if node is not None:
@@ -75,6 +77,13 @@ class RankSpan:
         if (self.samples[-1][1:] if self.samples else (0, 0)) == volume:
             return False
         self.samples.append((max(time_ns, self.start_ns), *volume))
+        return True
+
+    def add_progress(self, time_ns: int, value: int, gap_ns: int) -> bool:
+        """Add a PROGRESS=. Return whether it was kept: the last one is at least a gap before it."""
+        if self.progress and time_ns - self.progress[-1][0] < gap_ns:
+            return False
+        self.progress.append((max(time_ns, self.start_ns), value))
         return True
 
     def events(self, now_ns: int, us: Callable[[int], int]) -> list[dict[str, Any]]:
@@ -99,6 +108,9 @@ class RankSpan:
         for time_ns, out, err in self.samples:
             at = {"ph": "C", "ts": us(min(time_ns, end_ns)), "pid": self.pid, "tid": self.pid}
             events.append({"name": "output (bytes)", "cat": "output", **at, "args": {"stdout": out, "stderr": err}})
+        for time_ns, value in self.progress:
+            at = {"ph": "C", "ts": us(min(time_ns, end_ns)), "pid": self.pid, "tid": self.pid}
+            events.append({"name": "progress", "cat": "progress", **at, "args": {"PROGRESS": value}})
         return events
 
     def _instant(self, name: str, time_us: int) -> dict[str, Any]:
@@ -118,6 +130,8 @@ class RankSpan:
             "attempt": self._attempt,
             **self._facts,
         }
+        if self.worker.program:
+            args |= {"program": self.worker.program, "program_rank": self.worker.program_rank}
         if self.worker.devices:
             args["devices"] = ",".join(self.worker.devices)
         if self.lost_ns:

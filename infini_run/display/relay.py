@@ -1,5 +1,6 @@
-"""The agent's side of --live and --trace: it sends events and counts to the head in frames. To NodeLaunch it looks
-like Observers. Its import comes with a request of the head.
+"""The agent's side of --live, --trace, --events, and --metrics: it sends events and counts to the head in frames.
+
+To NodeLaunch it looks like Observers. Its import comes with a request of the head.
 
 It sends events at once. For a trace, it counts output after events, at most ten times a second. It reads CPU and
 memory only when the head asks. That is once a second, while its table is visible, and after the answer to the last
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from infini_run.display.live_table import RankStates
     from infini_run.display.resource_usage import Sampler
     from infini_run.plan.model import Plan
+    from infini_run.report.pace import Pace
 
 _LINE = 1000  # bytes of a last line
 MOST_LINES = 500  # that one answer has
@@ -33,12 +35,23 @@ class ObserverRelay:
         send: Sends a message of plain types to the head.
         has_room: Returns whether the connection takes messages that may be dropped.
         counts: The head asks for the counts of the output.
+        signs_s: The seconds between two messages about signs of life of the ranks. 0: the head asks for none.
     """
 
-    def __init__(self, send: Callable[[list[Any]], None], has_room: Callable[[], bool], *, counts: bool) -> None:
+    def __init__(
+        self,
+        send: Callable[[list[Any]], None],
+        has_room: Callable[[], bool],
+        *,
+        counts: bool,
+        signs_s: float = 0.0,
+    ) -> None:
         self._send = send
         self._has_room = has_room
         self._counts = counts
+        self._signs_s = signs_s
+        self._signs: dict[int, int] = {}  # as they were sent last
+        self._next_signs_s = time.monotonic() + signs_s
         self._begin_ns = time.monotonic_ns()
         self._pending: list[Any] = []
         self._plan: Plan | None = None
@@ -47,27 +60,31 @@ class ObserverRelay:
         self._sampler: Sampler | None = None
         self._live: set[int] = set()  # indices of workers
         self._volumes: dict[int, tuple[int, int]] = {}  # as they were sent last
+        self._progress: dict[int, Event] = {}  # of the ranks that live, by index
         self._next_ns = 0
         self._is_behind = False
 
     # ---- as Observers
 
-    def begin(self, plan: Plan, group: Group, outcome: Callable[[], RankStates]) -> None:
+    def begin(self, plan: Plan, group: Group, outcome: Callable[[], RankStates], pace: Pace) -> None:
         """Begin an attempt, before its ranks start.
 
         Args:
             plan: The plan of the attempt.
             group: Its processes.
             outcome: Returns the state of its ranks so far.
+            pace: Their progress, of which the head knows without the relay.
         """
         self._plan, self._group, self._outcome = plan, group, outcome
         self._live.clear()
         self._volumes.clear()
+        self._signs.clear()
+        self._progress.clear()
         ranks = [
-            [worker.rank, worker.local_rank, list(worker.devices), worker.stdout.piped or worker.stderr.piped]
+            [worker.rank, worker.local_rank, list(worker.devices), worker.stdout.piped + worker.stderr.piped]
             for worker in plan.workers
         ]
-        self._queue("begin", self._begin_ns, time.monotonic_ns(), plan.file, ranks)
+        self._queue("begin", self._begin_ns, time.monotonic_ns(), plan.workers[0].file, ranks)
         self._flush()
 
     def on_event(self, event: Event) -> None:
@@ -77,9 +94,20 @@ class ObserverRelay:
         elif event.kind == "exited":
             self._count(event.time_ns, {event.worker} & self._live)
             self._live.discard(event.worker)
+            if event.worker in self._progress:
+                last = self._progress.pop(event.worker)
+                self._queue("progress", last.worker, last.value, last.time_ns)
         flags = event.dumped_core | event.after_stop << 1 | event.status_lost << 2
         numbers = [event.worker, event.pid, event.code, event.signal, flags, event.time_ns]
         self._queue("event", event.kind, *numbers, event.user_us, event.system_us, event.max_rss_kib, event.name)
+
+    def on_progress(self, event: Event) -> None:
+        """Keep the progress of a rank. The head gets it seldom (multinode/progress_messages.py), and the last value
+        here, before the exit of the rank."""
+        self._progress[event.worker] = event
+
+    def note_slow(self, time_ns: int) -> None:
+        """Do nothing: the head compares the ranks of all nodes."""
 
     def add_span(self, name: str, start_ns: int, end_ns: int, text: str = "") -> None:
         """Send a span of this node's own work to the head, once the attempt has begun. As of Observers."""
@@ -90,7 +118,11 @@ class ObserverRelay:
         self._queue("stop", time.monotonic_ns())
 
     def timeout_s(self, asked_s: float | None) -> float | None:
-        """Return the seconds until the next count of the output, at most `asked_s`. None: there is no limit."""
+        """Return the seconds until the next count of the output, or the next signs of life, at most `asked_s`. None:
+        there is no limit."""
+        if self._signs_s and self._group is not None:
+            wait_s = max(0.0, self._next_signs_s - time.monotonic())
+            asked_s = wait_s if asked_s is None else min(wait_s, asked_s)
         if not self._is_behind:
             return asked_s
         wait_s = max(0.0, (self._next_ns - time.monotonic_ns()) / 1e9)
@@ -103,6 +135,9 @@ class ObserverRelay:
         if self._counts and not self._is_behind and self._has_room():
             self._next_ns = now_ns + COUNT_GAP_NS
             self._count(now_ns, self._live)
+        if self._signs_s and now_ns / 1e9 >= self._next_signs_s:
+            self._next_signs_s = now_ns / 1e9 + self._signs_s
+            self._send_signs()
         self._flush()
 
     def print_above(self, text: str) -> bool:
@@ -118,6 +153,12 @@ class ObserverRelay:
         self._queue("end", now_ns)
         self._flush()
         self._group, self._is_behind = None, False
+
+    def after_fork_in_child(self) -> None:
+        """Do nothing: the connection is another part's."""
+
+    def trace_so_far(self) -> None:
+        """Return None: the head has the trace."""
 
     def close(self) -> str:
         """Release what the samples needed. Safe twice. Returns an empty text: there is never a problem."""
@@ -166,6 +207,16 @@ class ObserverRelay:
         if changed:
             self._volumes |= changed
             self._queue("written", now_ns, [[index, *volume] for index, volume in changed.items()])
+
+    def _send_signs(self) -> None:
+        """Send the last sign of life of each rank that has given a later one, unless the connection is full."""
+        if self._group is None or not self._has_room():
+            return
+        signs = {at: self._group.activity(at)[0] for at in self._live}
+        later = {at: sign_ns for at, sign_ns in signs.items() if sign_ns > self._signs.get(at, 0)}
+        if later:
+            self._signs |= later
+            self._queue("signs", [[at, sign_ns] for at, sign_ns in later.items()])
 
     def _queue(self, *what: Any) -> None:
         self._pending.append(what)

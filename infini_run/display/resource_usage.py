@@ -57,12 +57,20 @@ _SHORTEST_S = 0.2
 
 class Sampler:
     """Measures CPU, memory and GPUs of live ranks. It keeps the last values, because CPU use is a difference of
-    two."""
+    two.
 
-    def __init__(self) -> None:
+    Args:
+        has_gpus: It asks NVML, which may take seconds to start.
+
+    Attributes:
+        cards: Without NVML: the GPUs as somebody else has read them.
+    """
+
+    def __init__(self, *, has_gpus: bool = True) -> None:
         self._before: dict[int, tuple[float, float]] = {}  # by pid: when, CPU seconds
         self._meter: NvmlMeter | None = None
-        self._opened = False
+        self._opened = not has_gpus
+        self.cards: Sequence[GpuUsage] = ()
 
     def sample(self, ranks: Mapping[int, tuple[Worker, float]], now_s: float) -> dict[int, Usage]:
         """Return what ranks use, by pid.
@@ -74,7 +82,7 @@ class Sampler:
         if not self._opened:
             self._opened, self._meter = True, open_meter()
         table = ProcessTable()
-        cards = self._meter.read() if self._meter is not None else []
+        cards = self.cards if self._meter is None else self._meter.read()
         found = {}
         for pid, (worker, start_s) in ranks.items():
             pids = {process.pid for process in table.tree(pid)} if cards else set()

@@ -1,6 +1,7 @@
 """The table of --live: the facts of each rank in, lines for a terminal of this size out. Pure; rich draws it.
 
-More ranks than lines: those that failed come first, then those that hang, then the busiest; one line counts the rest.
+More ranks than lines: those that failed come first, then those that hang, those that are slow, and the busiest; one
+line counts the rest.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from typing import Any
 
-FAILED, HUNG, LIVE, OVER = range(4)  # kinds of rows, in the order of what to see first
-_STYLES = {FAILED: "bold red", HUNG: "bold yellow", LIVE: "green", OVER: "dim"}
+FAILED, HUNG, SLOW, LIVE, OVER = range(5)  # kinds of rows, in the order of what to see first
+_STYLES = {FAILED: "bold red", HUNG: "bold yellow", SLOW: "yellow", LIVE: "green", OVER: "dim"}
 _FOOTED = 4  # lines for ranks, below which a footer goes
 _HOST = 16  # columns of a host's name, at most
+_PROGRESS = 20  # columns of a rank's progress, at most
 _LINE = 16  # columns below which a last line says nothing
 _IDLE, _STEP = 0.02, 0.25  # of a CPU: below, a rank does nothing; ranks within a step do not change places
 
@@ -29,9 +31,12 @@ class Row:
 
     Attributes:
         state: One or two words.
-        kind: FAILED, HUNG, LIVE, or OVER, which decides the order and the color.
+        kind: FAILED, HUNG, SLOW, LIVE, or OVER, which decides the order and the color.
         since_s: When the state began, for the order of those that failed or hang.
         host: Empty if there is one node.
+        progress: Its highest PROGRESS=.
+        rate: By how much that rises in a second.
+        program, program_rank: As in Exit.
     """
 
     rank: int
@@ -45,6 +50,10 @@ class Row:
     gpu_memory: int | None = None
     gpu: float | None = None
     host: str = ""
+    progress: int | None = None
+    rate: float | None = None
+    program: str = ""
+    program_rank: int = 0
 
 
 def select_rows(rows: Sequence[Row], room: int) -> tuple[list[Row], list[Row]]:
@@ -105,6 +114,15 @@ def size_text(size: int | None) -> str:
 def share_text(share: float | None) -> str:
     """Return a share of 1 in percent, such as `97%`. None: empty."""
     return "" if share is None else f"{share * 100:.0f}%"
+
+
+def progress_text(progress: int | None, rate: float | None) -> str:
+    """Return a PROGRESS= and its rate, such as `1200 4.1/s`. None: empty, or without the rate."""
+    if progress is None:
+        return ""
+    if rate is None:
+        return str(progress)
+    return f"{progress} {rate:.0f}/s" if rate >= 99.5 else f"{progress} {rate:.2g}/s"
 
 
 class TableRenderer:
@@ -194,12 +212,14 @@ def is_of_interrupt(line: str) -> bool:
 
 
 _COLUMNS: tuple[tuple[str, int, int, Callable[[Row], str]], ...] = (  # title, width, how soon it goes, what it shows
-    ("RANK", 5, 0, lambda row: str(row.rank)),
+    ("PROGRAM", _HOST, 0, lambda row: row.program),
+    ("RANK", 5, 0, lambda row: str(row.program_rank if row.program else row.rank)),
     ("HOST", _HOST, 1, lambda row: row.host),
     ("STATE", 11, 0, lambda row: row.state),
     ("PID", 7, 3, lambda row: "" if row.pid is None else str(row.pid)),
     ("UP", 8, 4, lambda row: up_text(row.up_s)),
     ("CPU", 6, 1, lambda row: share_text(row.cpu)),
+    ("PROGRESS", _PROGRESS, 1, lambda row: progress_text(row.progress, row.rate)),
     ("MEM", 5, 2, lambda row: size_text(row.memory)),
     ("GPUMEM", 6, 2, lambda row: size_text(row.gpu_memory)),
     ("GPU", 4, 1, lambda row: share_text(row.gpu)),
@@ -211,11 +231,15 @@ def _grid(rows: Sequence[Row], columns: int, last_line: Callable[[int], str]) ->
     from rich.text import Text
 
     has_gpu = any(row.gpu_memory is not None or row.gpu is not None for row in rows)
-    name = min(_HOST, max(4, *(len(row.host) for row in rows), 0))
+    fitted = {
+        "PROGRAM": max(len(printable(row.program)) for row in rows),
+        "HOST": max(len(printable(row.host)) for row in rows),
+        "PROGRESS": max(len(progress_text(row.progress, row.rate)) for row in rows),
+    }
     wanted = [
-        (title, name if title == "HOST" else width, goes, show)
+        (title, min(width, max(len(title), fitted[title])) if title in fitted else width, goes, show)
         for title, width, goes, show in _COLUMNS
-        if (has_gpu or not title.startswith("GPU")) and (title != "HOST" or any(row.host for row in rows))
+        if (has_gpu or not title.startswith("GPU")) and fitted.get(title, 1)
     ]
     while sum(width + 1 for _, width, _, _ in wanted) + _LINE > columns and max(column[2] for column in wanted):
         wanted.remove(max(wanted, key=lambda column: column[2]))
@@ -224,12 +248,15 @@ def _grid(rows: Sequence[Row], columns: int, last_line: Callable[[int], str]) ->
         box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold", width=columns, collapse_padding=True
     )
     for title, width, _, _ in wanted:
-        left = title in ("STATE", "HOST")
+        left = title in ("STATE", "HOST", "PROGRAM")
         grid.add_column(title, width=width, justify="left" if left else "right", no_wrap=True, overflow="ellipsis")
     if rest >= _LINE // 2:
         grid.add_column("LAST LINE", width=rest, no_wrap=True, overflow="ellipsis")
     for row in rows:
-        cells = [Text(show(row), style=_STYLES[row.kind] if title == "STATE" else "") for title, _, _, show in wanted]
+        cells = [
+            Text(printable(show(row)), style=_STYLES[row.kind] if title == "STATE" else "")
+            for title, _, _, show in wanted
+        ]
         if rest >= _LINE // 2:
             cells.append(Text(last_line(row.rank)))
         grid.add_row(*cells)

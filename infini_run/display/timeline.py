@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 
-from infini_run.errors import UsageError, printable
+from infini_run.errors import UsageError, counted, printable
 from infini_run.record import record, replace
 from infini_run.report.error_file import read_error_file
 from infini_run.value_types import number
@@ -32,6 +32,7 @@ class Bar:
         kind: done, failed, stopped (by the launcher) or unknown.
         is_first: It is the first failure of its attempt.
         host: Empty: not known.
+        name: What people call the rank, such as `trainer 3`; empty: its number.
     """
 
     rank: int
@@ -42,6 +43,7 @@ class Bar:
     ready_s: float | None = None
     is_first: bool = False
     host: str = ""
+    name: str = ""
 
 
 @record
@@ -139,9 +141,9 @@ def _from_report(path: str, content: Mapping[str, Any]) -> Timeline:
     except (KeyError, TypeError, ValueError, AttributeError):
         raise UsageError(f"--plot: {printable(path)} is an incomplete report; {_HOW}") from None
     title = f"{content.get('run_id') or content.get('launch_id')} on {content.get('host')}"
-    after = f" after {restarts} restart{'s' * (restarts > 1)}" if restarts else ""
+    after = f" after {counted(restarts, 'restart')}" if restarts else ""
     return Timeline(
-        title=printable(f"{title}: {world} ranks, exit code {code}{after}"),
+        title=printable(f"{title}: {counted(world, 'rank')}, exit code {code}{after}"),
         bars=(*earlier, *last),
         attempts=_spans([*([bar] for bar in earlier), last]),
     )
@@ -170,6 +172,7 @@ def _bar(rank: Mapping[str, Any], content: Mapping[str, Any]) -> Bar:
         end=printable(str(_end(rank))),
         is_first=content.get("first_failure") is not None and content["first_failure"] == rank["rank"],
         host=printable(str(rank.get("host") or "")),
+        name=printable(f"{rank['program']} {rank.get('program_rank')}") if rank.get("program") else "",
     )
 
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     Json = dict[str, Any]
 
+IMPORTS = "preload"  # the span of the imports of --preload
 COUNT_GAP_NS = 100_000_000  # the least time between two counts of the output
 
 

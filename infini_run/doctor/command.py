@@ -6,8 +6,8 @@ from infini_run.doctor.finding import PROBLEM, Finding, failing, note, ok
 from infini_run.doctor.machines import WAVE, Machine, look_at
 from infini_run.doctor.rank_zero import CONNECT, LISTEN, NAME, place_of
 from infini_run.doctor.rendering import render_json, render_text
-from infini_run.errors import UsageError
 from infini_run.multinode.engines import Contact, exit_text, find_engine, lines_of
+from infini_run.options.nodes import check_doctor_engine
 from infini_run.record import replace
 from infini_run.system.interpreter import executable_text, own_python
 from infini_run.version import VERSION
@@ -22,10 +22,6 @@ if TYPE_CHECKING:
 _CALL = "infini_run.doctor.machine.run"
 _LIMIT_S = 30.0
 _CLOCK_NOTE_S, _CLOCK_PROBLEM_S = 1.0, 300.0  # of Kerberos, for one, a default
-_REFUSED = {  # engines without a command for each node that brings back what is written there, and why
-    "pbs": "pbs_tmrsh brings back nothing of what is written on a node",
-    "mpi": "one mpirun reaches all nodes, and ends all if one fails",
-}
 
 
 def run_doctor(
@@ -66,12 +62,8 @@ def _explain_own(code: int | None, stderr: str) -> str:
 def _nodes(
     options: Options, node_list: NodeList, environ: Mapping[str, str], contact: Contact | None = None
 ) -> list[Machine]:
-    """A command for each node, which looks at it. contact: another call than that."""
-    why = _REFUSED.get(node_list.engine)
-    if why:
-        raise UsageError(
-            f"--doctor with --engine={node_list.engine}: {why}; use --engine=ssh, or run it on each node"
-        )
+    """Return the command that checks each node. contact: another call than that."""
+    check_doctor_engine(node_list.engine, f"--engine={node_list.engine}")
     engine = find_engine(node_list.engine)
     options = replace(options, least_nodes=1)  # the loss of one node does not end the command of another
     machines = []
@@ -137,6 +129,6 @@ def compare(node: Mapping[str, object], here: Mapping[str, object], clock_s: flo
 
 
 def _comparable(value: object) -> str:
-    """A version without its last number."""
+    """Return a version without its last number."""
     parts = str(value or "").split(".")
     return ".".join(parts[:2])

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 
 from infini_run.doctor.finding import Finding, failing, note, ok
-from infini_run.node.resources import NEW_S, is_folder_name
-from infini_run.plan.program import MEMORY
+from infini_run.plan.program import MEMORY, NEW_S, is_folder_name
 from infini_run.system.secure_files import count_abandoned
 
 TYPE_CHECKING = False
@@ -85,7 +84,8 @@ def check_home(environ: Mapping[str, str]) -> Finding:
 
 
 def _not_writable(folder: str) -> str:
-    """Why no file can be made there; empty: one can. Mode bits do not know of a read-only or a full file system."""
+    """Return why no file can be created there; empty: one can. Mode bits do not show a read-only or full file
+    system."""
     probe = os.path.join(folder, f".infini-run-doctor-{os.getpid()}-{os.urandom(4).hex()}")
     try:
         os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
@@ -96,7 +96,7 @@ def _not_writable(folder: str) -> str:
 
 
 def _space(folder: str) -> tuple[int, int]:
-    """Bytes of its file system, and how many of them are free for this user."""
+    """Return the bytes of its file system, and how many of them are free for this user."""
     status = os.statvfs(folder)
     return status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize
 

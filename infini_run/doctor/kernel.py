@@ -31,14 +31,14 @@ def _version() -> Finding:
 
 
 def _numbers(release: str) -> tuple[int, int]:
-    """The first two numbers of `5.14.0-427.el9`."""
+    """Return the first two numbers of `5.14.0-427.el9`."""
     major, _, rest = release.partition(".")
     minor = rest[: len(rest) - len(rest.lstrip("0123456789"))]
     return (int(major), int(minor)) if major.isdecimal() and minor else (0, 0)
 
 
 def _call(libc: ctypes.CDLL, number: int, *args: int) -> int:
-    """A system call's result, or -errno."""
+    """Return a system call's result, or -errno."""
     result = int(libc.syscall(ctypes.c_long(number), *(ctypes.c_long(arg) for arg in args)))
     return -ctypes.get_errno() if result < 0 else result
 

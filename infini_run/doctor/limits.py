@@ -6,6 +6,7 @@ import os
 from resource import RLIM_INFINITY, RLIMIT_CORE, RLIMIT_NOFILE, RLIMIT_NPROC, getrlimit
 
 from infini_run.doctor.finding import Finding, failing, note, ok
+from infini_run.errors import counted
 from infini_run.node.resources import FDS_OF_LAUNCHER, FDS_PER_RANK
 from infini_run.system.cgroup import count_cpus, own_folders, read_text
 
@@ -38,11 +39,11 @@ def describe_files(soft: int, hard: int, ranks: int) -> Finding:
         return ok("open files", "no limit")
     room = max(0, (hard - FDS_OF_LAUNCHER - 3) // (2 * _PIPES + FDS_PER_RANK))
     soft_text = "unlimited" if soft == RLIM_INFINITY else str(soft)
-    text = f"ulimit -n is {soft_text} (hard: {hard}), enough for the pipes of {_count(room, 'rank')}"
+    text = f"ulimit -n is {soft_text} (hard: {hard}), enough for the pipes of {counted(room, 'rank')}"
     if room == 0:
         return failing("open files", f"ulimit -n is {soft_text} (hard: {hard}), too few for one rank; raise it")
     if room < ranks:
-        return note("open files", f"{text}, fewer than the {_count(ranks, 'CPU')}; raise ulimit -Hn for more ranks")
+        return note("open files", f"{text}, fewer than the {counted(ranks, 'CPU')}; raise ulimit -Hn for more ranks")
     if soft != RLIM_INFINITY and soft < _FEW_FILES:
         return note(
             "open files", f"{text}; a rank has {soft}, too few for many data loaders; run ulimit -n {_FEW_FILES}"
@@ -51,7 +52,7 @@ def describe_files(soft: int, hard: int, ranks: int) -> Finding:
 
 
 def _processes_left() -> list[tuple[int, str]]:
-    """How many more processes and threads there may be, and by which limit."""
+    """Return how many more processes and threads there may be, and by which limit."""
     left = []
     soft, _ = getrlimit(RLIMIT_NPROC)
     if soft != RLIM_INFINITY and os.geteuid() != 0:  # root is not bound by it (setrlimit(2))
@@ -69,7 +70,7 @@ def _processes_left() -> list[tuple[int, str]]:
 
 
 def _threads_of(uid: int) -> int:
-    """The threads of a user's processes, as far as /proc shows them."""
+    """Return the threads of a user's processes, as far as /proc shows them."""
     count = 0
     for name in os.listdir("/proc"):
         if name.isdecimal():
@@ -91,11 +92,12 @@ def describe_processes(left: list[tuple[int, str]], ranks: int) -> Finding:
     if not left:
         return ok("processes", "no limit")
     most, limit = min(left)
-    text = f"{max(0, most)} more processes or threads can start ({limit})"
+    what = "process or thread" if most == 1 else "processes or threads"
+    text = f"{max(0, most)} more {what} can start ({limit})"
     if most < 1:  # the doctor's own two processes make room for a launcher and its guard
         return failing("processes", f"{text}: no rank can start; raise it")
     if most < _THREADS * ranks:
-        why = f"too few for {_count(ranks, 'rank')}, one per CPU, with {_THREADS} threads each"
+        why = f"too few for {counted(ranks, 'rank')}, one per CPU, with {_THREADS} threads each"
         return note("processes", f"{text}, {why}")
     return ok("processes", text)
 
@@ -114,7 +116,3 @@ def describe_core(soft: int, pattern: str) -> Finding:
     size = "whole" if soft == RLIM_INFINITY else f"of at most {soft >> 20} MiB"
     where = pattern if pattern.startswith("/") else f"{pattern or 'core'} in its working directory"
     return note("core files", f"{size}, to {where}: if many ranks crash, they write as much as they hold in memory")
-
-
-def _count(number: int, what: str) -> str:
-    return f"1 {what}" if number == 1 else f"{number} {what}s"

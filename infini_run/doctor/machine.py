@@ -43,7 +43,7 @@ def answer(to_check: Sequence[tuple[str, Callable[[], list[Finding]]]]) -> None:
 
 
 def facts() -> dict[str, Any]:
-    """What the machines of a launch are compared by."""
+    """Return the facts that must agree on all machines of a launch."""
     from infini_run.multinode.agent_setup import own_address
     from infini_run.node.ports import free_port
     from infini_run.version import VERSION
@@ -61,7 +61,7 @@ def facts() -> dict[str, Any]:
 
 
 def checks(environ: Mapping[str, str]) -> list[tuple[str, Callable[[], list[Finding]]]]:
-    """The checks in their order, those that may hang last."""
+    """Return the checks in their order, those that may hang last."""
     from infini_run.doctor.files import check_files
     from infini_run.doctor.kernel import check_kernel
     from infini_run.doctor.limits import check_limits

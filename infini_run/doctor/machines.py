@@ -14,7 +14,7 @@ from infini_run.doctor.finding import Finding, failing, note
 from infini_run.doctor.machine import MAGIC
 from infini_run.errors import ProgramMissing, StartError, printable
 from infini_run.system.resource_limits import explain_command
-from infini_run.system.shell import find_program
+from infini_run.system.shell import find_program, missing_text
 from infini_run.system.signal_numbers import SIGTERM
 from infini_run.value_types import MARKER_VARIABLE
 
@@ -125,7 +125,7 @@ def _records(text: bytes) -> list[dict[str, Any]]:
 
 
 def _of_login(before: bytes) -> list[Finding]:
-    """What a shell prints that is not at a terminal: agents skip it, as far as it is short."""
+    """Return what a login shell prints without a terminal. Agents skip it if it is short."""
     first = next((line for line in before.decode("utf-8", "replace").splitlines() if line.strip()), "")
     if not first:
         return []
@@ -161,7 +161,7 @@ class _Wave:
     def run(self) -> None:
         group = Group(
             len(self._machines),
-            mark=b"",  # a connection that ssh keeps for others (ControlPersist) is no stray
+            mark=b"",  # a connection that ssh keeps for others (ControlPersist) is no leftover process
             grace_s=0.0,
             stop_signal=SIGTERM,
             stop_scope="group",
@@ -203,7 +203,7 @@ class _Wave:
         program = machine.argv[0]
         path = program if "/" in program else find_program(program, self._environ.get("PATH") or os.defpath)
         if not path:
-            raise ProgramMissing(f"{program} is not on PATH: --engine needs it", program)
+            raise ProgramMissing(missing_text(program), program)
         own = [os.fsencode(f"{name}={value}") for name, value in machine.env.items()]
         spec = SpawnSpec(rank, os.fsencode(path), [os.fsencode(word) for word in machine.argv], own)
         spec.dies_with_us = is_main_thread()

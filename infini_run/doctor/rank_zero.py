@@ -12,7 +12,7 @@ import time
 
 from infini_run.doctor.finding import Finding, failing, ok
 from infini_run.doctor.machine import answer
-from infini_run.errors import LinkError, UsageError, printable
+from infini_run.errors import LinkError, UsageError, counted, printable
 from infini_run.multinode import tcp
 from infini_run.record import record
 
@@ -41,11 +41,11 @@ class RankZeroAddress:
     port: int
 
     def to_listen(self, count: int) -> str:
-        """The word for `listen`, which returns after `count` connections."""
+        """Return the argument of `listen`, which returns after `count` connections."""
         return f"{count}:{self.port}"
 
     def to_connect(self) -> str:
-        """The word for `connect`."""
+        """Return the argument of `connect`."""
         return f"{self.address}:{self.port}"
 
 
@@ -88,7 +88,8 @@ def _listen(count: int, port: int) -> Finding:
                 came += 1
     finally:
         listener.close()
-    return ok(NAME, f"listens on port {port} of this node, as MASTER_PORT, and {came} of {count} nodes connected")
+    nodes = counted(count, "node")
+    return ok(NAME, f"listens on port {port} of this node, as MASTER_PORT, and {came} of {nodes} connected")
 
 
 def connect() -> None:

@@ -84,7 +84,7 @@ def _summary(machines: Sequence[Machine]) -> str:
 
 
 def _columns() -> int:
-    """The width of the terminal; 100 where there is none."""
+    """Return the width of the terminal; 100 if there is none."""
     try:
         return os.get_terminal_size(1).columns
     except OSError:

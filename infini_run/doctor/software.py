@@ -61,13 +61,13 @@ def check_gpus(environ: Mapping[str, str]) -> list[Finding]:
 
 
 def _models(found: VisibleGpus) -> str:
-    """Their models, and the driver's version, as far as they are known."""
+    """Return their models and the driver's version, as far as they are known."""
     from infini_run.devices.visible import module_of
 
     models = ", ".join(dict.fromkeys(gpu.product for gpu in found.gpus if gpu.product))
     ask = getattr(module_of(found.vendor), "driver_version", None)
     try:
         version = ask() if ask else ""
-    except DeviceError:  # it has none that it tells
+    except DeviceError:  # it reports none
         version = ""
     return (f" ({models})" if models else "") + (f", driver {version}" if version else "")

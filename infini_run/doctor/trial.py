@@ -7,6 +7,7 @@ import os
 
 from infini_run.doctor.finding import Finding, failing, note, ok
 from infini_run.errors import StartError
+from infini_run.record import record
 from infini_run.system.cgroup import read_text
 from infini_run.system.resource_limits import with_limit_hint
 from infini_run.system.shell import find_program
@@ -17,9 +18,25 @@ if TYPE_CHECKING:
 
 _MOUNTS = ("/sys/fs/cgroup", "/sys/fs/cgroup/unified")  # where the core looks for v2
 _WITHOUT = (
-    "infini-run finds leftover processes by process group, environment, and parents; a process that hides from all "
-    "three survives"
+    "infini-run finds leftover processes by process group, environment, and parents; if infini-run is SIGKILLed, a "
+    "process that hides from all three survives"
 )
+_BOOTED = "/run/systemd/system"  # sd_booted(3)
+
+
+@record
+class TrialPlace:
+    """Where the doctor runs.
+
+    Args:
+        is_root: whether it is root, to whom another manager delegates than to a user.
+        is_process_1: whether the command is process 1 of its PID namespace, as in a container.
+        has_systemd: whether systemd runs here, and delegates.
+    """
+
+    is_root: bool
+    is_process_1: bool
+    has_systemd: bool
 
 
 def check_launch(environ: Mapping[str, str]) -> list[Finding]:
@@ -41,11 +58,13 @@ def check_launch(environ: Mapping[str, str]) -> list[Finding]:
         guard = note("launch", "a process started, but not the guard: if infini-run is killed, its ranks survive")
     else:
         guard = ok("launch", "a process started with its guard, which ends ranks if infini-run is killed")
-    return [guard, describe_cgroup(read_text("/proc/self/cgroup"), output, os.geteuid() == 0)]
+    # this process is the child of the command, or of what the engine started: 1 is the command in a container
+    place = TrialPlace(is_root=os.geteuid() == 0, is_process_1=os.getppid() == 1, has_systemd=os.path.isdir(_BOOTED))
+    return [guard, describe_cgroup(read_text("/proc/self/cgroup"), output, place)]
 
 
 def _launch(program: str, environ: Mapping[str, str]) -> tuple[set[str], str]:
-    """The kinds of its events, and what the process has read of its cgroups."""
+    """Return the kinds of its events, and what the process read of its cgroups."""
     from infini_run.core.group import GUARD, PIPE, Group, SpawnSpec, debug_flags
     from infini_run.system.signal_numbers import SIGTERM
     from infini_run.value_types import MARKER_VARIABLE
@@ -74,17 +93,23 @@ def _launch(program: str, environ: Mapping[str, str]) -> tuple[set[str], str]:
         group.close()
 
 
-def describe_cgroup(own: str, of_rank: str, is_root: bool) -> Finding:
-    """Say which cgroups there are, and whether each rank has one.
+def describe_cgroup(own: str, of_rank: str, place: TrialPlace) -> Finding:
+    """Say which cgroups there are, and whether each rank has one, or needs none.
 
     Args:
         own: /proc/self/cgroup of this process.
         of_rank: the same of the process that was launched.
-        is_root: who delegates to root is another than who delegates to a user.
+        place: where the doctor runs.
     """
     if any(line.startswith("0::") and "/infini-run-doctor-" in line for line in of_rank.splitlines()):
         text = "v2, and delegated: each rank has its cgroup, and everything left in it is killed at once"
         return ok("cgroup", text)
+    if place.is_process_1:
+        return ok(
+            "cgroup",
+            "none per rank, and none is needed: infini-run is process 1 here, and when it ends, the kernel ends all "
+            "processes of its PID namespace",
+        )
     has_v2 = any(line.startswith("0::") for line in own.splitlines()) and any(
         os.path.exists(f"{mount}/cgroup.controllers") for mount in _MOUNTS
     )
@@ -92,8 +117,8 @@ def describe_cgroup(own: str, of_rank: str, is_root: bool) -> Finding:
         return note("cgroup", f"none is visible here: {_WITHOUT}")
     if not has_v2:
         return note("cgroup", f"v1, while a cgroup per rank needs v2: {_WITHOUT}")
-    command = "systemd-run --scope" if is_root else "systemd-run --user --scope"
-    return note(
-        "cgroup",
-        f"v2, but not delegated to this user: {_WITHOUT}; {command} -p Delegate=yes infini-run ... delegates one",
-    )
+    text = f"v2, but not delegated to this user: {_WITHOUT}"
+    if place.has_systemd:
+        command = "systemd-run --scope" if place.is_root else "systemd-run --user --scope"
+        text += f"; {command} -p Delegate=yes infini-run ... delegates one"
+    return note("cgroup", text)

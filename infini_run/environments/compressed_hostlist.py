@@ -45,7 +45,8 @@ def _parts(name: str) -> list[str]:
 
 
 def _difference(a: Sequence[str], b: Sequence[str]) -> int:
-    """The index of the one number in which two names differ; -1 if they differ in more, in text, or not at all."""
+    """Return the index of the one number in which two names differ; -1 if more differs, text differs, or nothing
+    does."""
     if len(a) != len(b):
         return -1
     places = [at for at, (x, y) in enumerate(zip(a, b, strict=True)) if x != y]

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from infini_run.environments.environment import Reader
 
-    # The facts, or None: this process is none of its kind. Raises UsageError: a variable makes no sense.
+    # The facts, or None: this process is none of its kind. Raises UsageError: a variable is invalid.
     Detector = Callable[[Variables], ClusterEnvironment | None]
 
 DETECTORS: tuple[Detector, ...] = (

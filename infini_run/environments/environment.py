@@ -8,7 +8,7 @@ engine's variables are read in one file of this package, and nowhere else.
 from __future__ import annotations
 
 from infini_run.environments.hostlist import Host, expand, quoted, repeats
-from infini_run.errors import UsageError
+from infini_run.errors import UsageError, counted
 from infini_run.record import record
 from infini_run.value_types import MAX_INT, number
 
@@ -27,8 +27,8 @@ UNKNOWN: Fact = ((), "")
 _FIRST_PORT, _PORTS = 29500, 3200
 _PORTS_APART = 97  # between two steps of one job, which may run at once
 
-# Variables that mpirun, mpiexec and srun set for their own process alone: a rank that imports MPI would use them in
-# our place.
+# Variables that mpirun, mpiexec, and srun set for infini-run's process alone. A rank that imports MPI would use them
+# in place of infini-run.
 _LAUNCHER_PREFIXES = (
     "OMPI_",
     "PMIX_",
@@ -207,7 +207,7 @@ class Variables:
         return ClusterEnvironment(engine=engine, form=form, sources=tuple(sources), **values)
 
     def _source(self, name: str) -> str:
-        """What messages show of a variable that is set, or of a file."""
+        """Return what messages show of a variable that is set, or of a file."""
         return self.setting(name) if name and self.has(name) else name if name.startswith("/") else ""
 
 
@@ -255,7 +255,8 @@ def checked(cluster: ClusterEnvironment) -> ClusterEnvironment:
     _below(cluster, "local_rank", "tasks_per_node")
     _below(cluster, "rank", "world_size")
     if cluster.hosts and cluster.nnodes and len(cluster.hosts) != cluster.nnodes:
-        raise UsageError(f"{cluster.source('nnodes')}, but {cluster.source('hosts')} are {len(cluster.hosts)} hosts")
+        named = f"{cluster.source('hosts')} names {counted(len(cluster.hosts), 'host')}"
+        raise UsageError(f"{cluster.source('nnodes')}, but {named}")
     if cluster.is_task and (cluster.rank < 0 or not cluster.world_size):
         raise UsageError(
             f"{cluster.source('tasks_per_node')}, but the rank of this process is unknown; start one per node"

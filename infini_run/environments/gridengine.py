@@ -20,7 +20,7 @@ def detect(around: Variables) -> ClusterEnvironment | None:
 
 
 def _hosts(around: Variables) -> tuple[Host, ...]:
-    """A host that two queues give has two lines."""
+    """Return the hosts with their slots. A host that two queues give has two lines."""
     slots: dict[str, int] = {}
     path = around.text("PE_HOSTFILE")
     for line in around.file(path).splitlines():

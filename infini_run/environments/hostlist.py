@@ -10,7 +10,7 @@ The grammar of node lists is Slurm's (`scontrol show hostnames`), leading zeros 
 
 from __future__ import annotations
 
-from infini_run.errors import UsageError
+from infini_run.errors import UsageError, counted
 from infini_run.record import record, replace
 from infini_run.value_types import MAX_INT, MOST_RANKS, number
 
@@ -200,7 +200,7 @@ def quoted(text: str) -> str:
 
 
 def _split(text: str) -> Iterator[tuple[int, str]]:
-    """The items of a list, each with the place where it begins."""
+    """Return the items of a list, each with the place where it begins."""
     start, opened = 0, -1
     for at, char in enumerate(text):
         if char == "[":
@@ -246,7 +246,7 @@ def _again(name: str) -> str:
 
 
 def _line(words: Sequence[str]) -> tuple[Host, ...]:
-    """A line of a host file. Of what may follow the name, max_slots (Open MPI) has no meaning here."""
+    """Read a line of a host file. max_slots (Open MPI) after the name has no effect here."""
     hosts = tuple(host for _, host in _parse(words[0]))
     if "," in words[0] and len(list(_split(words[0]))) > 1:
         raise _SyntaxError(0, words[0], "expected one host per line")
@@ -258,7 +258,7 @@ def _line(words: Sequence[str]) -> tuple[Host, ...]:
         if equals and name != "slots":
             raise _SyntaxError(0, word, "expected only slots=N after a host")
         if hosts[0].slots:
-            raise _SyntaxError(0, word, f"{hosts[0].name} has {hosts[0].slots} slots already")
+            raise _SyntaxError(0, word, f"{hosts[0].name} has {counted(hosts[0].slots, 'slot')} already")
         slots = _slots(0, value if equals else word)
         hosts = tuple(replace(host, slots=slots) for host in hosts)
     return hosts
@@ -314,7 +314,7 @@ def _check_name(at: int, text: str, what: str) -> None:
 
 
 def _names(at: int, text: str, room: int) -> list[str]:
-    """Every name of `text`: the product of its brackets, the last one counting fastest."""
+    """Return every name of `text`: the product of its brackets, the last one counting fastest."""
     names, start = [""], at
     while text:
         plain, opened, rest = text.partition("[")

@@ -41,7 +41,8 @@ def _domain(around: Variables, host: str) -> str:
 
 
 def _is_first_job(job: str, domain: str) -> bool:
-    """A JobSet's service has its own name by default, and its Jobs are `<jobset>-<name>-<number>`."""
+    """Return whether a Job is the first of its JobSet, or in none. By default, a JobSet's service has the JobSet's
+    name, and its Jobs are `<jobset>-<name>-<number>`."""
     service = domain.partition(".")[0]
     is_of_a_set = bool(service) and job.startswith(service + "-")
     return not is_of_a_set or not number(job.rpartition("-")[2])

@@ -73,5 +73,5 @@ def site_of(engine: str, around: Variables, words: Words, hosts: Fact = UNKNOWN)
 
 
 def _is_even(rank: int, nnodes: int, local_rank: int, local_size: int) -> bool:
-    """Whether such a rank is in a world of as many processes on each node, node after node or one on each in turn."""
+    """Return whether this rank fits a world of equal nodes, filled node after node or one rank on each in turn."""
     return rank < 0 or (rank - local_rank) % local_size == 0 or rank // max(1, nnodes) == local_rank

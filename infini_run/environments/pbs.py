@@ -37,7 +37,7 @@ def detect(around: Variables) -> ClusterEnvironment | None:
 
 
 def _hosts(around: Variables, path: str) -> tuple[Host, ...]:
-    """A line for each process (mpiprocs), by host in the order in which they first come."""
+    """Return the hosts in the order in which they first come. The file has a line per process (mpiprocs)."""
     names = around.file(path).split()
     for name in names:
         if not name.isascii() or not name.isprintable() or name.startswith("-"):

@@ -65,8 +65,7 @@ def allocation(around: Variables) -> ClusterEnvironment | None:
 
 
 def _with_tasks(around: Variables, hosts: tuple[Host, ...]) -> tuple[Host, ...]:
-    """The hosts, each with its tasks, where the user has asked for tasks. Where nobody has, SLURM_TASKS_PER_NODE
-    counts CPUs."""
+    """Return the hosts, with their tasks if the user asked for tasks. Otherwise SLURM_TASKS_PER_NODE counts CPUs."""
     if not around.first("SLURM_NTASKS", "SLURM_NTASKS_PER_NODE"):
         return hosts
     counts = around.counts("SLURM_TASKS_PER_NODE")

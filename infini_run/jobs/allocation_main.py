@@ -14,7 +14,7 @@ import time
 
 from infini_run.core.signal_pipe import SignalPipe
 from infini_run.errors import InfiniRunError
-from infini_run.jobs.allocation.job_run import ENGINES, JobRun, print_line, try_write, with_programs
+from infini_run.jobs.allocation.job_run import JobRun, print_line, try_write, with_programs
 from infini_run.jobs.allocation.result import restart_reason
 from infini_run.jobs.allocation.time_limit import slurm_id
 from infini_run.jobs.errors import QueryError
@@ -22,6 +22,7 @@ from infini_run.jobs.folder.job_dir import JobDir
 from infini_run.jobs.folder.records import REQUEUED, JobResult
 from infini_run.jobs.folder.task import Task, task_of
 from infini_run.jobs.request.array import whole_id
+from infini_run.jobs.request.launch_words import ENGINES
 from infini_run.jobs.scheduler import CANCELLED, NODE_FAIL, PREEMPTED
 from infini_run.lean_os import drop_coerced_locale
 from infini_run.record import replace
@@ -43,7 +44,7 @@ def run(folder: JobDir, environ: Mapping[str, str]) -> int:
             cancelled = JobResult(
                 state=CANCELLED,
                 code=128 + signal.SIGTERM,
-                reason="it was cancelled",
+                reason="it was canceled",
                 attempt=number,
                 end_s=time.time(),
             )
@@ -58,7 +59,8 @@ def run(folder: JobDir, environ: Mapping[str, str]) -> int:
 
                 keep_out(folder, job, with_programs(environ), print_line=print_line)
             return _end(folder, ending)
-        print_line(why)
+        if not ending.reason.startswith(why.rstrip(")")):  # else the report has it, with pid and time
+            print_line(why)
         _note_requeue(folder, ending, why)
         if job.request.scheduler in ENGINES:
             from infini_run.jobs.allocation.requeue import requeue

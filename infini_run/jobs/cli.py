@@ -6,9 +6,17 @@ import _signal as signal
 import os
 import sys
 
-from infini_run.errors import InfiniRunError, UsageError, printable
-from infini_run.jobs.options.table import OF_A_RANK, PREFIXES, TABLES, VERBS, defaults
-from infini_run.jobs.stderr import print_line
+from infini_run.errors import InfiniRunError, UsageError
+from infini_run.jobs.lines import drop_stream, print_answer, print_line
+from infini_run.jobs.options.table import (
+    ALL_FLAGS,
+    OF_A_RANK,
+    OTHER_VARIABLES,
+    PREFIXES,
+    TABLES,
+    VERBS,
+    defaults,
+)
 from infini_run.lean_os import drop_coerced_locale
 from infini_run.options.grammar import parse, quote
 
@@ -36,22 +44,17 @@ def main() -> None:
         sys.stdout.flush()
     except InfiniRunError as error:
         for line in str(error).splitlines():
-            print(f"infini-job: {printable(line)}", file=sys.stderr)
+            print_line(line)
         code = error.exit_code
-    except BrokenPipeError:  # the reader of the output has enough
-        _drop_output()
+    except BrokenPipeError:  # the reader of logs has enough
+        drop_stream(1)
         code = 0
     except OSError as error:  # of a job's directory: the disk is full, or may only be read
-        print(f"infini-job: {printable(str(error.filename or 'the output'))}: {error.strerror}", file=sys.stderr)
+        print_line(f"{error.filename or 'the output'}: {error.strerror}")
         if not error.filename:
-            _drop_output()
+            drop_stream(1)
         code = 1
     sys.exit(code)
-
-
-def _drop_output() -> None:
-    """Drop unwritten output: else the interpreter tries again at its end, and exits with 120."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def _open_closed_streams() -> None:
@@ -67,7 +70,7 @@ def _open_closed_streams() -> None:
 def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Raises InfiniRunError: what is wrong, one line each."""
     if not argv or argv[0].lstrip("-") in _HELP:
-        return _help("")
+        return _help(next((word for word in argv[1:2] if word in VERBS), ""))
     verb = argv[0]
     if verb.startswith("-") and verb.lstrip("-").partition("=")[0] == "completion":
         return _completion(argv, environ)
@@ -86,7 +89,8 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         raise UsageError(f"unknown command {quote(verb)}; {hint}")
     values, args, question = _read(verb, argv[1:], environ)
     if question:
-        return _help(verb)
+        return _help(verb, "".join(args) if question == "help" else "")
+    _warn_of_variables(environ)
     if verb == "submit" and args:
         _warn_of_late_flag(list(argv), args)
     return int(_DO[verb](values, args, environ))
@@ -109,28 +113,60 @@ def _verb_first(argv: Sequence[str]) -> list[str]:
     raise UsageError(text + ("; for the version, use --version" if argv[0] == "-V" else ""))
 
 
-def _read(verb: str, argv: Sequence[str], environ: Mapping[str, str]) -> tuple[dict[str, Any], tuple[str, ...], bool]:
-    """Return the flags; the other words; whether the user asked for help. A word ends the flags of submit only: the
-    program."""
+def _read(verb: str, argv: Sequence[str], environ: Mapping[str, str]) -> tuple[dict[str, Any], tuple[str, ...], str]:
+    """Return the flags; the other words; the flag that asks for help, or "". Then the words are the flag that the
+    question is about. A word ends the flags of submit only: the program."""
     values: dict[str, Any] = defaults(verb)
     args: list[str] = []
-    rest = tuple(argv)
+    rest, programs = _split_programs(argv) if verb == "submit" else (tuple(argv), ())
     environ = {name: text for name, text in environ.items() if name not in OF_A_RANK}
     while True:
         parsed = parse(rest, environ, TABLES[verb], PREFIXES, _hint_of_flag if verb == "submit" else None)
         if parsed.question:
-            return values, (), True
+            subject = parsed.subject or "".join(parsed.program[:1])
+            return values, (subject,) if "=" not in subject else (), parsed.question
         first = not args
         values |= {name: s.value for name, s in parsed.settings.items() if first or s.precedence == 0}
         if verb == "submit" or not parsed.program:
-            return values, (*args, *(parsed.program if verb == "submit" else ())), False
+            return values, (*args, *(parsed.program if verb == "submit" else ()), *programs), ""
         args.append(parsed.program[0])
         rest = parsed.program[1:]
 
 
+def _split_programs(argv: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the words of a submission, and those of its programs, which begin with --program or --programs."""
+    from infini_run.jobs.request.programs import names_programs
+
+    for at, word in enumerate(argv):
+        if names_programs((word,)):
+            try:
+                program = parse(argv[:at], {}, TABLES["submit"], PREFIXES).program
+            except UsageError:  # the word is a flag's value, or the flags are wrong
+                continue
+            if program or "--" in argv[:at]:
+                break
+            return tuple(argv[:at]), tuple(argv[at:])
+    return tuple(argv), ()
+
+
+def _warn_of_variables(environ: Mapping[str, str]) -> None:
+    """Of variables that set no flag of any command."""
+    from infini_run.options.table import unknown_variables
+
+    prefix = PREFIXES[0].text
+    names = unknown_variables(environ, prefix, ALL_FLAGS, OTHER_VARIABLES)
+    if names:
+        from infini_run.options.notices import of_variables
+
+        print_line(of_variables(names, prefix, ALL_FLAGS, "infini-job submit"))
+
+
 def _warn_of_late_flag(argv: Sequence[str], program: Sequence[str]) -> None:
+    from infini_run.jobs.request.programs import names_programs
     from infini_run.options.options import find_late_flag
 
+    if names_programs(program):
+        return
     if ":" in program:
         from infini_run.options.notices import of_colon
 
@@ -151,10 +187,10 @@ def _hint_of_flag(name: str) -> str:
     return of_flag(name)
 
 
-def _help(verb: str) -> int:
+def _help(verb: str, name: str = "") -> int:
     from infini_run.jobs.options.help import help_text
 
-    return _print(help_text(verb))
+    return _print(help_text(verb, name))
 
 
 def _completion(argv: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -176,7 +212,7 @@ def _completion(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 def _print(text: str) -> int:
-    print(text, flush=True)
+    print_answer(text)
     return 0
 
 
@@ -201,7 +237,7 @@ def _submit(values: dict[str, Any], args: Sequence[str], environ: Mapping[str, s
         print_line(planned.layout.remark)
     _warn_of_program(args, values, environ)
     if values["print"]:
-        print(planned.text, end="")
+        print_answer(planned.text, end="")
     if values["check"]:
         could_run(planned, scheduler)
         if scheduler.name == "pbs":
@@ -216,10 +252,8 @@ def _submit(values: dict[str, Any], args: Sequence[str], environ: Mapping[str, s
     folder, order = submit(planned, scheduler, environ, print_line=print_line)
     try:
         _print_submitted(folder, order, scheduler, as_json=values["json"])
-    except BrokenPipeError:  # nobody wants to read it
-        raise
     except OSError as error:
-        _drop_output()
+        drop_stream(1)
         raise InfiniRunError(f"the output: {error.strerror}; submitted job {order.name}") from None
     if not values["wait"]:
         return 0
@@ -231,7 +265,11 @@ def _submit(values: dict[str, Any], args: Sequence[str], environ: Mapping[str, s
 def _warn_of_program(program: Sequence[str], values: Mapping[str, Any], environ: Mapping[str, str]) -> None:
     """Warn if the program is missing. The job would report this only in its turn. The nodes may differ from here, so
     this rejects nothing."""
+    from infini_run.jobs.request.programs import names_programs
+
     if values["container"] or values["run_options"] or values["env"]:  # then something else may be meant, or found
+        return
+    if names_programs(program):
         return
     from infini_run.errors import NotExecutable, ProgramMissing
     from infini_run.plan.program import find_command
@@ -264,7 +302,7 @@ def _print_submitted(folder: JobDir, order: Submission, scheduler: Scheduler, *,
 def _status(values: dict[str, Any], args: Sequence[str], environ: Mapping[str, str]) -> int:
     """Show the status of these jobs; without names, of those that have not finished."""
     from infini_run.jobs.job import find_jobs
-    from infini_run.jobs.tables import print_statuses
+    from infini_run.jobs.tables import statuses_text
 
     problems: list[str] = []
     found = find_jobs(args, dir=values["dir"], problem=problems.append)
@@ -275,7 +313,7 @@ def _status(values: dict[str, Any], args: Sequence[str], environ: Mapping[str, s
     if values["json"]:
         _print_json([status.to_json() for status in shown])
     elif shown:
-        print_statuses(shown, is_long=True)
+        _print(statuses_text(shown, is_long=True))
     elif not args:
         more = f"; run infini-job list for {len(found)} finished" if found else ""
         _print(f"no job is waiting or running{more}")
@@ -284,7 +322,7 @@ def _status(values: dict[str, Any], args: Sequence[str], environ: Mapping[str, s
 
 def _list(values: dict[str, Any], args: Sequence[str], environ: Mapping[str, str]) -> int:
     from infini_run.jobs.job import find_jobs
-    from infini_run.jobs.tables import print_statuses
+    from infini_run.jobs.tables import statuses_text
 
     _refuse_args("list", args)
     problems: list[str] = []
@@ -294,8 +332,16 @@ def _list(values: dict[str, Any], args: Sequence[str], environ: Mapping[str, str
     if values["json"]:
         return _print_json([status.to_json() for status in found])
     if not found:
-        return 0 if problems else _print("no jobs in this directory")
-    return print_statuses(found, is_long=False)
+        return 0 if problems else _print(f"no jobs in this directory{_of_others(values, environ)}")
+    return _print(statuses_text(found, is_long=False))
+
+
+def _of_others(values: dict[str, Any], environ: Mapping[str, str]) -> str:
+    """Return which jobs there belong to others, who alone can read them; "" without any."""
+    from infini_run.jobs.folder.job_store import home, owners
+
+    others = ", ".join(f"{count} of {user}" for user, count in owners(home(values["dir"], environ)).items())
+    return others and f" are yours; only its owner can read a job ({others})"
 
 
 def _logs(values: dict[str, Any], args: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -324,6 +370,19 @@ def _logs(values: dict[str, Any], args: Sequence[str], environ: Mapping[str, str
     if scheduler is None and any(not one.attempts() for one in tasks_of(folder, tasks) or (folder,)):
         silence.explain(query_status([folder], lambda order: scheduler_of(order, above, environ))[0])
     return 0
+
+
+def _ask_ranks(verb: str, values: dict[str, Any], args: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Ask the launch of a running job, as infini-run --top and others do."""
+    from infini_run.jobs.folder.job_store import find_folder, home
+    from infini_run.jobs.running_job import ask_job
+    from infini_run.jobs.schedulers.detect_scheduler import scheduler_of
+    from infini_run.jobs.status.status_query import query_status
+
+    above = home(values["dir"], environ)
+    folder = find_folder(above, _one(verb, args))
+    status = query_status([folder], lambda order: scheduler_of(order, above, environ))[0]
+    return ask_job(verb, folder.read_submission().request, status, values.get("ranks"), environ)
 
 
 def _newest(above: str) -> JobDir:
@@ -387,14 +446,14 @@ def _forget(values: dict[str, Any], args: Sequence[str], environ: Mapping[str, s
 def _clusters(values: dict[str, Any], args: Sequence[str], environ: Mapping[str, str]) -> int:
     from infini_run.jobs.folder.job_store import home
     from infini_run.jobs.schedulers.detect_scheduler import facts_of, find_schedulers
-    from infini_run.jobs.tables import print_facts
+    from infini_run.jobs.tables import facts_text
 
     _refuse_args("clusters", args)
     found = [(scheduler, facts_of(scheduler)) for scheduler in find_schedulers(home(values["dir"], environ), environ)]
     if values["json"]:
         return _print_json([facts.to_json() for _, facts in found])
     for scheduler, facts in found:
-        print_facts(scheduler, facts)
+        _print(facts_text(scheduler, facts))
     return 0
 
 
@@ -431,6 +490,9 @@ _DO = {
     "status": _status,
     "list": _list,
     "logs": _logs,
+    "top": lambda values, args, environ: _ask_ranks("top", values, args, environ),
+    "follow": lambda values, args, environ: _ask_ranks("follow", values, args, environ),
+    "stacks": lambda values, args, environ: _ask_ranks("stacks", values, args, environ),
     "cancel": _cancel,
     "forget": _forget,
     "clusters": _clusters,

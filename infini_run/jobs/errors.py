@@ -20,3 +20,17 @@ class SubmitError(InfiniRunError):
 
 class QueryError(InfiniRunError):
     """A batch scheduler did not answer, or nothing that can be understood: no news of any job."""
+
+
+class JobFailed(InfiniRunError):
+    """A function's job that ended without a result, and no rank has written an exception. `name`: of the job or the
+    task; `state`: how it ended."""
+
+    def __init__(self, message: str, name: str, state: str, exit_code: int = 1) -> None:
+        super().__init__(message)
+        self.name = name
+        self.state = state
+        self.exit_code = exit_code
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (str(self), self.name, self.state, self.exit_code)

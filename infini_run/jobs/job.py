@@ -2,11 +2,14 @@
 
 job = ir.submit(["python", "train.py"], slots=16, time="4h")
 status = job.wait()
+job = ir.submit(train, slots=16, time="4h")
+loss = job.result()
 """
 
 from __future__ import annotations
 
 import os
+import select
 import time
 
 from infini_run.errors import InfiniRunError, UsageError
@@ -26,55 +29,162 @@ from infini_run.system.monkey_patches import check_waits
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from asyncio import Future
+    from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+    from typing import Any, overload
+    from typing import Generic as Generic
 
-    from typing_extensions import Unpack
+    from typing_extensions import TypeVar, Unpack
 
     from infini_run.jobs.folder.records import Submission
     from infini_run.jobs.options.keywords import SubmitOptions
     from infini_run.jobs.scheduler import Scheduler
     from infini_run.jobs.status.job_status import Status
 
+    T = TypeVar("T")
+    R = TypeVar("R", default=Any)
+else:
+
+    class Generic:
+        """typing's Generic, without the import: infini-job starts sooner."""
+
+        def __class_getitem__(cls, _: object) -> type:
+            return cls
+
+    R = None
+
 __all__ = ["Job", "find_job", "find_jobs", "submit"]
 
 
+if TYPE_CHECKING:
+
+    @overload
+    def submit(
+        command: Callable[[], R], *, array: None = None, env: Mapping[str, str] | None = None,
+        inherit_env: bool = True, cwd: str | os.PathLike[str] | None = None, **flags: Unpack[SubmitOptions],
+    ) -> Job[R]: ...  # fmt: skip
+    @overload
+    def submit(
+        command: Callable[[int], R], *, array: str | int, env: Mapping[str, str] | None = None,
+        inherit_env: bool = True, cwd: str | os.PathLike[str] | None = None, **flags: Unpack[SubmitOptions],
+    ) -> Job[list[R]]: ...  # fmt: skip
+    @overload
+    def submit(
+        command: Callable[[T], R], *, array: Iterable[T], env: Mapping[str, str] | None = None,
+        inherit_env: bool = True, cwd: str | os.PathLike[str] | None = None, **flags: Unpack[SubmitOptions],
+    ) -> Job[list[R]]: ...  # fmt: skip
+    @overload
+    def submit(
+        command: Sequence[str], *, array: str | int | Sequence[int] | None = None,
+        env: Mapping[str, str] | None = None, inherit_env: bool = True,
+        cwd: str | os.PathLike[str] | None = None, **flags: Unpack[SubmitOptions],
+    ) -> Job[None]: ...  # fmt: skip
+
+
 def submit(
-    command: Sequence[str],
-    *,
+    command: Sequence[str] | Callable[..., object],
+    *arguments: object,
+    array: str | int | Iterable[Any] | None = None,
     env: Mapping[str, str] | None = None,
     inherit_env: bool = True,
     cwd: str | os.PathLike[str] | None = None,
     **flags: Unpack[SubmitOptions],
 ) -> Job:
-    """Submit a command as a job, once, and return it; nothing waits for it to begin.
+    """Submit a command or a function as a job, once, and return it; nothing waits for it to begin.
 
     Args:
-        command: What each rank runs: a program and its arguments.
+        command: What each rank runs: a program and its arguments; or a function, such as `functools.partial(train,
+            lr=0.1)`, which each rank calls. `Job.result` returns what that returned. If it has a method `checkpoint`,
+            rank 0 calls that before the time limit, and the next run makes the call that it returns.
+        arguments: None: those of a function go into `functools.partial`, those of a program into its list.
+        array: Run it as one task per item of a list or range, and call the function with that item; a text such as
+            "0-9%3" or a number are indices, and the function gets its task's index. None: no array.
         env: Variables to add to the environment of the ranks, which goes with the job; None: none.
         inherit_env: The ranks have this process's environment, too.
         cwd: The directory in which the ranks start, on every node; None: the current one.
-        **flags: Those of `infini-job submit` by their names: `slots=16, slots_per_node=8, scheduler="slurm",
-            time="4h", pool="gpu", warn="5m", restarts=2, array="0-9%3"`; `array` may be a list or a range, too.
+        flags: Those of `infini-job submit` by their names: `slots=16, slots_per_node=8, scheduler="slurm",
+            time="4h", pool="gpu", warn="5m", restarts=2`.
 
     Returns:
         The job, as its directory and its scheduler.
 
     Raises:
-        UsageError: The request is invalid, or there is no scheduler; nothing is left.
+        TypeError: There are `arguments`, or an unknown flag.
+        UsageError: The request is invalid, the function is too large or takes other arguments, or there is no
+            scheduler; nothing is left.
+        UnpicklableError: The function does not pickle; nothing is left.
         SubmitError: The scheduler did not take the job; nothing is left, unless its `kind` is `timed_out`: then the
             job may exist, and `find_job` finds it.
         QueryError: The scheduler does not answer; nothing is left.
     """
     check_waits("a job")
+    if arguments:
+        raise TypeError(_unexpected(command, arguments))
     check_names("submit", flags, TABLES["submit"], submit)
     environ = make_environment(env, inherit_env)
+    if not callable(command):
+        return _hand_in(command, read_flags({**flags, "array": array}, environ), environ, cwd)
+    from infini_run.jobs.function import split_array
+
+    indices, items = split_array(array)
+    return submit_function(command, items, {**flags, "array": indices}, environ, cwd)
+
+
+def _unexpected(command: Sequence[str] | Callable[..., object], arguments: Sequence[object]) -> str:
+    """Return the error of arguments that stand beside the command."""
+    text = f"submit() takes 1 positional argument but {1 + len(arguments)} were given"
+    if not callable(command):
+        return f"{text}; use a list, the program and its arguments"
+    from infini_run.crews.callables import name_of
+
+    return f"{text}; use functools.partial({name_of(command)}, ...)"
+
+
+def submit_function(
+    function: Callable[..., object] | None,
+    items: Any,
+    flags: Mapping[str, object],
+    environ: Mapping[str, str],
+    cwd: str | os.PathLike[str] | None,
+) -> Job[Any]:
+    """Submit a function, or calls.
+
+    Args:
+        function: What each rank calls; None: each item is a call without arguments.
+        items: A tuple, one per task of an array; None: its index is its item.
+        flags: Those of `submit`; `array` has the indices.
+        environ: The environment of the ranks.
+        cwd: The directory in which they start.
+
+    Raises:
+        UsageError, UnpicklableError, SubmitError, QueryError: As `submit`.
+    """
+    from infini_run.jobs.function import command_of, pack_call
+
     values = read_flags(flags, environ)
+    content = pack_call(function, items, values)
+    return _hand_in(command_of(function or items[0], values), values, environ, cwd, content)
+
+
+def _hand_in(
+    command: Sequence[str],
+    values: dict[str, Any],
+    environ: Mapping[str, str],
+    cwd: str | os.PathLike[str] | None,
+    function: bytes = b"",
+) -> Job[Any]:
     if cwd is not None:
         values["cwd"] = check_words("cwd", (cwd,))[0]
-    planned, scheduler = prepare(command, values, environ, print_line=_print_line)
+    try:
+        planned, scheduler = prepare(command, values, environ, print_line=_print_line)
+    except (QueryError, UsageError) as error:
+        import re  # infini-job starts sooner without
+
+        error.args = (re.sub(r"--scheduler=(\w+)", r'scheduler="\1"', str(error)),)
+        raise
     if planned.layout.remark:
         _print_line(planned.layout.remark)
-    folder, _ = hand_in(planned, scheduler, environ, print_line=_print_line)
+    folder, _ = hand_in(planned, scheduler, environ, print_line=_print_line, function=function)
     return Job(folder, scheduler)
 
 
@@ -84,11 +194,15 @@ def _print_line(text: str) -> None:
     print_line(text, name="infini-job")
 
 
-class Job:
+class Job(Generic[R]):
     """A job that this process submitted, or that `find_job` found. It holds nothing that needs a close.
+
+    `Job[float]` is for type checkers: what `result` returns.
 
     name: unique. path: its directory, in which all is.
     """
+
+    _rank = 0  # that of `result`
 
     def __init__(self, folder: JobDir, scheduler: Scheduler) -> None:
         check_waits("a job")
@@ -96,6 +210,11 @@ class Job:
         self._scheduler = scheduler
         self.name = folder.name
         self.path = folder.path
+
+    def __dir__(self) -> list[str]:
+        from infini_run.public_names import public_names
+
+        return public_names(self)
 
     def __repr__(self) -> str:
         return f"<Job {self.name} in {os.path.dirname(self.path)}>"
@@ -130,10 +249,16 @@ class Job:
             UsageError: `timeout_s` is no number.
             InfiniRunError: Its directory is gone.
         """
-        from infini_run.jobs.status.watch import JobWatcher
-
         if timeout_s is not None and (isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float))):
             raise UsageError(f"timeout_s={timeout_s!r}: give a number of seconds, or None for no limit")
+        return self._wait_for_end(timeout_s, changed)
+
+    def _wait_for_end(
+        self, timeout_s: float | None, changed: Callable[[Status], None] | None, also: Sequence[int] = ()
+    ) -> Status:
+        """Wait as `wait` does; a descriptor of `also` that is readable, or closed at its other end, ends that."""
+        from infini_run.jobs.status.watch import JobWatcher
+
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         follow = JobWatcher(self._folder, self._scheduler)
         try:
@@ -143,11 +268,159 @@ class Job:
                 left_s = None if deadline is None else deadline - time.monotonic()
                 if left_s is not None and left_s <= 0:
                     break
-                if follow.poll(left_s) and changed is not None:
+                if follow.poll(left_s, also) and changed is not None:
                     changed(follow.status)
+                if also and select.select(also, (), (), 0)[0]:
+                    break
             return follow.status
         finally:
             follow.close()
+
+    def result(self, timeout_s: float | None = None) -> R:
+        """Wait for the job of a function, and return what that returned on rank 0.
+
+        Args:
+            timeout_s: Seconds to wait at most; None: no limit.
+
+        Returns:
+            The value; of an array a list, one value per task.
+
+        Raises:
+            BaseException: What the function raised: on the first rank, or in the first task, to fail. It has the
+                rank's traceback.
+            JobFailed: The job ended without a result: it was canceled, reached its limit, or a rank exited.
+            TimeoutError: The job is not finished within `timeout_s`.
+            UsageError: The job runs a command.
+            CannotUnpickle: The result needs code that is missing here, or other versions made it.
+            InfiniRunError: Its directory is gone.
+        """
+        found: R = self._values(self._wait_for_function(timeout_s), self._value_of)
+        return found
+
+    def results(self, timeout_s: float | None = None) -> list[R]:
+        """Wait for the job of a function, and return what that returned on every rank, in the order of ranks; of an
+        array a list of such lists.
+
+        Args:
+            timeout_s: Seconds to wait at most; None: no limit.
+
+        Raises:
+            BaseException: What the function raised: on the first rank, or in the first task, to fail. It has the
+                rank's traceback.
+            JobFailed: The job ended without a result: it was canceled, reached its limit, or a rank exited.
+            TimeoutError: The job is not finished within `timeout_s`.
+            UsageError: The job runs a command.
+            CannotUnpickle: A result needs code that is missing here, or other versions made it.
+            InfiniRunError: Its directory is gone.
+        """
+        found: list[R] = self._values(self._wait_for_function(timeout_s), _of_all_ranks)
+        return found
+
+    def exception(self, timeout_s: float | None = None) -> BaseException | None:
+        """Wait for the job of a function, and return why it has no result: what `result` raises; None: it has one.
+
+        Args:
+            timeout_s: Seconds to wait at most; None: no limit.
+
+        Raises:
+            TimeoutError: The job is not finished within `timeout_s`.
+            UsageError: The job runs a command.
+            InfiniRunError: Its directory is gone.
+        """
+        status = self._wait_for_function(timeout_s)
+        return self._failure(self._each(status))
+
+    def __await__(self) -> Generator[Any, None, R]:
+        """Await what `result` returns. The job keeps running if the coroutine is canceled."""
+        return self._await_result().__await__()
+
+    async def _await_result(self) -> R:
+        """Wait for the end in a thread, which ends with the coroutine."""
+        from asyncio import get_running_loop
+        from threading import Thread
+
+        from infini_run.crews.supervision.loop_waiters import resolve
+
+        self._check_function()
+        loop = get_running_loop()
+        ended: Future[None] = loop.create_future()
+        found: list[Status] = []
+        reader, writer = os.pipe()
+
+        def wait() -> None:
+            try:
+                found.append(self._wait_for_end(None, None, (reader,)))
+            except InfiniRunError:  # the directory is gone
+                return  # `result` raises that anew
+            finally:
+                os.close(reader)
+                resolve(loop, ended)
+
+        thread = Thread(target=wait, name="infini-job-wait", daemon=True)
+        try:
+            try:
+                thread.start()
+            except RuntimeError:  # no more threads
+                os.close(reader)
+                raise
+            await ended
+            thread.join()  # it has nothing left to do
+        finally:
+            os.close(writer)
+        if not found:
+            return self.result()
+        value: R = self._values(found[0], self._value_of)
+        return value
+
+    def _value_of(self, folder: JobDir, status: Status) -> Any:
+        from infini_run.jobs.function import result_of
+
+        return result_of(folder, status, self._rank)[0]
+
+    def _values(self, status: Status, value_of: Callable[[JobDir, Status], Any]) -> Any:
+        """Return the value of a finished job, or those of an array's tasks. Raises as `result`."""
+        each = self._each(status)
+        failure = self._failure(each)
+        if failure is not None:
+            raise failure
+        values = [value_of(*pair) for pair in each]
+        return values if status.tasks else values[0]
+
+    def _failure(self, each: Sequence[tuple[JobDir, Status]]) -> BaseException | None:
+        """Return what `result` raises, of the first task without a result; None: each has one."""
+        from infini_run.crews.remote_exception import add_notes
+        from infini_run.jobs.function import failure_of
+
+        for folder, status in each:
+            failure = failure_of(folder, status)
+            if failure is not None:
+                if status.task >= 0:
+                    add_notes(failure, [f"task {status.task} of job {self.name}"])
+                return failure
+        return None
+
+    def _each(self, status: Status) -> list[tuple[JobDir, Status]]:
+        if not status.tasks:
+            return [(self._folder, status)]
+        return [(task_of(self._folder, task.task), task) for task in status.tasks]
+
+    def _wait_for_function(self, timeout_s: float | None) -> Status:
+        """Return how the job of a function ended. Raises UsageError, TimeoutError, InfiniRunError."""
+        self._check_function()
+        status = self.wait(timeout_s)
+        if not status.is_final and timeout_s is not None:
+            from infini_run.crews.errors import AskTimeout
+
+            raise AskTimeout(f"job {self.name} is {status.state} after {timeout_s:g} s")
+        return status
+
+    def _check_function(self) -> None:
+        """Raise UsageError: the job runs a command; InfiniRunError: its directory is gone."""
+        self._folder.require()
+        if not os.path.lexists(self._folder.function):
+            raise UsageError(
+                f"job {self.name}: its command is not a function and has no result; use wait() and logs()"
+            )
 
     def logs(
         self, *, follow: bool = False, task: int | Sequence[int] | None = None, rank: int | None = None,
@@ -231,7 +504,7 @@ class Job:
         # a process starts them, and signals those that it has started: a second signal would end their grace
         if starts_tasks := self._scheduler.find(self._folder.queue_name):
             return [starts_tasks]
-        # ids anew: what has begun since `status` may not have seen that it is cancelled
+        # ids anew: what has begun since `status` may not have seen that it is canceled
         folders = [task_of(self._folder, task.task) for task in live]
         return [folder.id for folder in folders if folder.id]
 
@@ -243,6 +516,13 @@ class Job:
             InfiniRunError: Something of it stays.
         """
         forget(self._folder, self.status())
+
+
+def _of_all_ranks(folder: JobDir, status: Status) -> list[Any]:
+    from infini_run.jobs.function import result_of
+
+    first, ranks = result_of(folder, status, 0)
+    return [first, *(result_of(folder, status, rank)[0] for rank in range(1, ranks))]
 
 
 def forget(folder: JobDir, status: Status) -> None:
@@ -273,7 +553,7 @@ def refuse_task(folder: JobDir) -> None:
         )
 
 
-def find_job(name: str, *, dir: str | os.PathLike[str] = "") -> Job:  # noqa: A002
+def find_job(name: str, *, dir: str | os.PathLike[str] = "") -> Job[Any]:  # noqa: A002
     """Return the job, or the task `NAME.K`, of that name.
 
     Args:

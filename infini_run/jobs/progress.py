@@ -10,8 +10,8 @@ import os
 import sys
 
 from infini_run.errors import InfiniRunError, printable
+from infini_run.jobs.lines import print_answer, print_text, write_line
 from infini_run.jobs.schedulers.slurm_output import is_never_met
-from infini_run.jobs.stderr import write_line
 from infini_run.jobs.tables import scheduler_lines, sentence
 
 TYPE_CHECKING = False
@@ -44,21 +44,20 @@ def wait(job: Job) -> int:
         if is_hopeless(status):
             text += f": {status.advice or status.reason}"
         if status.state == "QUEUED" and is_never_met(status.reason):
-            print("\r\033[K" if is_live else "", end="", file=sys.stderr)
+            print_text("\r\033[K" if is_live else "", end="")
             why = f"({status.reason}): its dependency cannot be met"
             raise InfiniRunError(f"job {job.name} cannot start {why}; run infini-job cancel {job.name}")
         if text == shown or (status.is_final and is_live):
             return
         shown = text
-        print(f"\r\033[K{printable(text)}" if is_live else printable(text), file=sys.stderr, flush=True,
-              end="" if is_live else "\n")  # fmt: skip
+        print_text(f"\r\033[K{printable(text)}" if is_live else printable(text), end="" if is_live else "\n")
 
     status = job.wait(changed=changed)
     if is_live:
-        print("\r\033[K", end="", file=sys.stderr)
-    print(printable(sentence(status)), flush=True)
-    for text in scheduler_lines(status):
-        print(f"  {printable(text)}", flush=True)
+        print_text("\r\033[K", end="")
+    print_answer(
+        "\n".join((printable(sentence(status)), *(f"  {printable(each)}" for each in scheduler_lines(status))))
+    )
     return 1 if status.exit_code is None else status.exit_code
 
 

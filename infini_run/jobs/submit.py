@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from infini_run.jobs.request.node_shape import Layout
     from infini_run.jobs.scheduler import Facts, Scheduler
 
+FUNCTION_START = "function_start.py"  # the program of a function's rank; or in another Python
+FUNCTION_MAIN = "from infini_run.jobs.function_main import main; main()"
 _PAUSES_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)  # between two looks; a controller that is back is no event
 _TRIES = 3
 _NO_LIMIT = "--warn: no effect on this machine without a limit; add --time=TIME"
@@ -113,7 +115,12 @@ def check(planned: SubmissionPlan, scheduler: Scheduler) -> str:
 
 
 def submit(
-    planned: SubmissionPlan, scheduler: Scheduler, environ: Mapping[str, str], *, print_line: Callable[[str], None]
+    planned: SubmissionPlan,
+    scheduler: Scheduler,
+    environ: Mapping[str, str],
+    *,
+    print_line: Callable[[str], None],
+    function: bytes = b"",
 ) -> tuple[JobDir, Submission]:
     """Write the job's directory, and hand its script over, once.
 
@@ -122,6 +129,7 @@ def submit(
         scheduler: Where it goes.
         environ: The caller's, which goes with the job.
         print_line: Gets a line about each step that takes longer than it should.
+        function: The pickled call that the command runs; empty: the command runs none.
 
     Returns:
         The directory, and the submission.
@@ -144,6 +152,8 @@ def submit(
         folder.write_submission(order, environment(strip_scheduler_environment(environ), request))
         folder.write_script(planned.text)
         make_tasks(folder)
+        if function:
+            folder.write_function(function)
         for name, text in planned.programs.items():
             folder.write_program(name, text)
         id_ = hand_over(scheduler, folder.script, request.queue_name, print_line=print_line, folder=folder)
@@ -261,5 +271,7 @@ def _wait_for_id(folder: JobDir, before: str, limit_s: float) -> None:
 
 
 def shown_command(command: tuple[str, ...]) -> str:
-    """Return a command as a shell reads it."""
+    """Return a command as a shell reads it; of a function's job, the function's name."""
+    if len(command) > 1 and command[-2].endswith((f"/jobs/{FUNCTION_START}", FUNCTION_MAIN)):
+        return f"function {command[-1]}"
     return joined(command)

@@ -5,7 +5,6 @@ The one rule: every text of a job, a rank, or a scheduler is made printable firs
 
 from __future__ import annotations
 
-import sys
 import time
 
 from infini_run.errors import printable
@@ -27,24 +26,23 @@ def short_id(id_: str) -> str:
 
 
 def sentence(status: Status) -> str:
-    """Return `FAILED 7 node2 rank 5: rank 5 on node2 failed: exit code 7 (...)`."""
+    """Return `FAILED exit 7 on node2, rank 5: rank 5 on node2 failed: exit code 7 (...)`."""
     return status.headline + (f": {status.reason}" if status.reason else "")
 
 
-def print_statuses(found: Sequence[Status], *, is_long: bool) -> int:
-    """Print a line per status; is_long: also each task, with what else is known. Return the exit code 0."""
+def statuses_text(found: Sequence[Status], *, is_long: bool) -> str:
+    """Return a line per status; is_long: also each task, with what else is known."""
     rows = [row for status in found for row in (_rows(status) if is_long else [_row(status)])]
     if is_long:
         found = [one for status in found for one in (status, *status.tasks)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
     for status, row in zip(found, rows, strict=True):
         line = "  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True) if width)
-        print(printable(line.rstrip()))
+        lines.append(printable(line.rstrip()))
         if is_long:
-            for text in _details(status):
-                print(f"  {printable(text)}")
-    sys.stdout.flush()
-    return 0
+            lines += [f"  {printable(text)}" for text in _details(status)]
+    return "\n".join(lines)
 
 
 def _row(status: Status) -> tuple[str, ...]:
@@ -96,19 +94,18 @@ def _details(status: Status) -> list[str]:
     if status.advice:
         found.append(f"{status.hold}: {status.advice}")
     if status.attempt > 0:
-        found.append(f"attempt {status.attempt}, after {status.attempt} restart{'s' * (status.attempt > 1)}")
+        found.append(f"run {status.attempt}, after {status.attempt} restart{'s' * (status.attempt > 1)}")
     if status.query_error:
         found.append(f"state unknown since then: {status.query_error}")
     return found
 
 
-def print_facts(scheduler: Scheduler, facts: Facts) -> None:
-    """Print what a scheduler is and has, or why it does not answer."""
+def facts_text(scheduler: Scheduler, facts: Facts) -> str:
+    """Return what a scheduler is and has, or why it does not answer."""
     from infini_run.jobs.scheduler import Kind
 
     if facts.query_error:
-        print(printable(f"{scheduler.name} does not respond: {facts.query_error}"))
-        return
+        return printable(f"{scheduler.name} does not respond: {facts.query_error}")
     about = [f"{scheduler.name} {facts.version}"]
     about += [f"select/{facts.select}"] if facts.select else []
     about.append("GPUs as a resource" if facts.has_gres else "no GPUs as a resource")
@@ -116,12 +113,13 @@ def print_facts(scheduler: Scheduler, facts: Facts) -> None:
         about.append("accounting" if facts.has_accounting else "no accounting")
     if scheduler.name == "pbs":
         about.append("history" if facts.has_history else "no history")
-    print(printable(", ".join(about)))
+    lines = [", ".join(about)]
     for pool in facts.pools:
         kinds = pool.kinds or (Kind(nodes=pool.nodes, cpus=pool.cpus_per_node, gpus=pool.gpus_per_node),)
         limit = f", up to {_span(pool.limit_s)}" if pool.limit_s else ""
         default = " (default)" if pool.is_default else ""
-        print(printable(f"  {pool.name}{default}: {', '.join(map(_kind, kinds))}{limit}"))
+        lines.append(f"  {pool.name}{default}: {', '.join(map(_kind, kinds))}{limit}")
+    return "\n".join(map(printable, lines))
 
 
 def _kind(kind: Kind) -> str:

@@ -13,7 +13,7 @@ import time
 
 from infini_run.errors import InfiniRunError, LinkError, StartError, printable
 from infini_run.multinode import message_schema, protocol
-from infini_run.multinode.agent_setup import NodeSetup, check_version, hello, make_node_plan, prepare
+from infini_run.multinode.agent_setup import NodeSetup, check_version, free_ports, hello, make_node_plan, prepare
 from infini_run.multinode.hang_phase import pack_snapshots
 from infini_run.multinode.head_link import HeadLink, TurnedAway
 from infini_run.multinode.lease import LEAST_LEASE
@@ -21,6 +21,7 @@ from infini_run.multinode.progress_messages import ProgressSender
 from infini_run.multinode.protocol import HANDSHAKE_S, pack, pack_json, unpack_json
 from infini_run.multinode.rank_stdio import RankStdio
 from infini_run.multinode.record_codec import to_jsonable
+from infini_run.record import replace
 from infini_run.system.poller import READ, Poller
 from infini_run.system.resource_limits import with_limit_hint
 from infini_run.system.signal_numbers import SIGSTOP, SIGTSTP
@@ -98,6 +99,7 @@ class Agent:
         self._stop: dict[str, Any] | None = None  # these three may come before the ranks have started
         self._is_killed = False
         self._signals: list[int] = []
+        self._programs: list[str] = []  # that may start
         self._signal_pipe: SignalPipe | None = None  # of a launcher that the user has started
         self._is_idle = False  # no ranks run, and all that was to be said of the last ones is said
         self._has_run = False  # ranks
@@ -227,7 +229,7 @@ class Agent:
         self._preload = AgentPreload(
             setup,
             launch_id,
-            entry=self.entry,
+            entry=_entry_of_ranks(self.entry, setup.options),
             poller=self._poller,
             print_line=self._stdio.print_line,
             on_refusal=self._send_refusal,
@@ -294,13 +296,12 @@ class Agent:
             self._return_signals()  # also if they cannot start: a launcher that rejoins may receive a stop
 
     def _is_over(self) -> bool:
-        """Whether the attempt that is about to start will be stopped at once."""
+        """Return whether the attempt that is about to start will be stopped at once."""
         return self._stop is not None or self._is_killed or self._link.is_lost
 
     def _run_attempt(self, setup: NodeSetup, launch: dict[str, Any], plan: Plan, options: Options) -> None:
         from infini_run.core.group import release_caller_descriptors
         from infini_run.node.launch import NodeLaunch
-        from infini_run.node.ports import free_port
 
         assert self._stdio is not None
         for notice in plan.nodes[0].notices:
@@ -309,14 +310,15 @@ class Agent:
         progress = ProgressSender(self._send_progress, lambda: self._link.connection.has_room, launch["nnodes"])
         given: dict[str, Any] = {
             "environ": setup.environ,
-            "entry": self.entry,
+            "entry": self.entry and _entry_of_ranks(self.entry, options),
             "cwd": setup.cwd,
             "print_line": self._stdio.print_line,
             "has_head": True,
             "heading": launch["heading"],
-            "observers": self._open_relay(),
+            "observers": self._open_relay(options.metrics_interval_s),
             "lease_s": 0.0 if self._link.lease is None else self._link.lease.length_s,
             "lease_since_s": 0.0 if self._link.lease is None else self._link.lease.since_ns / 1e9,
+            **self._make_last_word(),
             "stdins": {} if self._stream is None else {plan.workers[0].rank: self._stream.child_socket.fileno()},
         }
         zygote = None if self._preload is None else self._preload.zygote
@@ -327,31 +329,40 @@ class Agent:
             from infini_run.node.warm_launch import WarmLaunch
 
             run = WarmLaunch(plan, options, zygote=zygote, **given)
+        run.on_look = lambda: self._link.connection.send(pack_json(protocol.EVENT, {"suspects": True}))
         run.on_hang = lambda snapshots, ranks: self._link.connection.send(pack_snapshots(snapshots, ranks))
+        run.on_seen = lambda: self._link.connection.send(pack_snapshots((), ()))
+        run.on_program_up = self._send_up
+        run.on_program_end = lambda name: self._link.connection.send(pack_json(protocol.EVENT, {"finished": name}))
         self._start(run)
         if self._stream is not None:
             self._stream.child_socket.close()
         self._launch = run
         release_caller_descriptors()
+        run.start_programs(self._programs)
         for number in self._signals:
             _forward_signal(run, number)
         if self._is_killed:
             run.kill()
         elif self._stop is not None:
-            run.stop(self._stop["signal"], by_signal=self._stop["by_signal"])
+            _stop(run, **self._stop)
         while not run.ended:
-            for event in run.poll(progress.wait_s(self._link.wait_s()), also=(self._poller.fileno(),)):
-                self._send_event(event)
+            events = run.poll(progress.wait_s(self._link.wait_s()), also=(self._poller.fileno(),))
+            for event in events:
+                self._send_event(event, options.again_code)
                 if event.kind == "progress":
                     progress.note(event)
                 if event.kind == "suspend":
                     self._link.suspend(run.suspend, self._stdio.print_line)
+            if not run.ended:  # else the report has them
+                self._send_exits([event for event in events if event.kind == "exited"], options.again_code)
             if run.first is not None:
                 self._send_failure(run.first, time.monotonic_ns())
             progress.run_due()
             self._link.poll(0)
             self._keep_lease(run)
         self._lived_s = None if run.first is None else run.lived_s
+        run.record_statuses()  # the head's --report has them, also if nothing failed
         run.close()
         self._launch = None
         if self._link.lease is not None:
@@ -363,10 +374,22 @@ class Agent:
         if self._link.is_lost:
             raise self._link.lost_error()
         report = run.outcome.report()
-        done = {"report": to_jsonable(report), "port": free_port(), "progress": run.progress}
+        done = {"report": to_jsonable(report), "ports": free_ports(setup), "progress": run.progress}
         self._link.connection.send(pack_json(protocol.DONE, done))
         if report.stuck and self._link.lease is not None:
             self._await_end(launch["launch_id"], [process.pid for process in report.stuck])
+
+    def _make_last_word(self) -> dict[str, Any]:
+        """Return what the guard needs to report that the ranks are dead, once this process is. The head gets the
+        word's hash before a rank lives."""
+        connection = self._link.connection
+        if self._link.lease is None or connection.write_fd != connection.fileno():  # two pipes: ssh reports it
+            return {}
+        from infini_run.multinode.last_word import make_last_word
+
+        word, hashed = make_last_word()
+        connection.send(hashed)
+        return {"last_word": word, "link_fd": connection.fileno()}
 
     def _start(self, run: NodeLaunch) -> None:
         """Start the ranks. Raises as NodeLaunch.start; LinkError if their lease has run out, which is no refusal."""
@@ -478,7 +501,7 @@ class Agent:
                 self._link.send_error(LinkError(why))  # as far as the connection works
             self._link.give_up(why)
 
-    def _open_relay(self) -> ObserverRelay | None:
+    def _open_relay(self, signs_s: float) -> ObserverRelay | None:
         if not self._observe:
             return None
         from infini_run.display.relay import ObserverRelay
@@ -487,6 +510,7 @@ class Agent:
             lambda content: self._link.connection.send(pack_json(protocol.OBSERVATIONS, content)),
             lambda: self._link.connection.has_room,
             counts="trace" in self._observe,
+            signs_s=signs_s if "signs" in self._observe else 0.0,
         )
         return self._relay
 
@@ -495,25 +519,38 @@ class Agent:
         if relay is not None:
             relay.close()
 
-    def _send_event(self, event: Event) -> None:
+    def _send_up(self, name: str) -> None:
+        """Report that a program is up here. Its lines so far go first: those of programs that waited come later."""
+        assert self._stdio is not None
+        self._stdio.send_waiting()
+        self._link.connection.send(pack_json(protocol.EVENT, {"up": name}))
+
+    def _send_event(self, event: Event, again_code: int) -> None:
         if event.kind == "signalled":
             self._link.connection.send(pack_json(protocol.EVENT, {"signalled": event.signal}))
         if event.is_failure:
-            self._send_failure(event.rank, event.time_ns)
+            self._send_failure(event.rank, event.time_ns, event.asks_again(again_code))
         if event.kind in ("started", "ready"):
             self._link.connection.send(pack_json(protocol.EVENT, {event.kind: event.rank, "pid": event.pid}))
 
-    def _send_failure(self, rank: int, time_ns: int) -> None:
+    def _send_exits(self, exits: Sequence[Event], again_code: int) -> None:
+        if exits:
+            failed = [event.rank for event in exits if event.is_failure and not event.asks_again(again_code)]
+            content = {"exited": [event.rank for event in exits], "failed_ranks": failed}
+            self._link.connection.send(pack_json(protocol.EVENT, content))
+
+    def _send_failure(self, rank: int, time_ns: int, asks_again: bool = False) -> None:
         """Report the first failure here, with its time by this node's CLOCK_MONOTONIC and with its age: no two nodes'
         clocks agree."""
         if not self._has_reported_failure:
             self._has_reported_failure = True
             age_ns = max(0, time.monotonic_ns() - time_ns)
-            event = {"failed": rank, "age_ns": age_ns, "time_ns": time_ns}
+            event = {"failed": rank, "age_ns": age_ns, "time_ns": time_ns, "asks_again": asks_again}
             self._link.connection.send(pack_json(protocol.EVENT, event))
 
     def _send_progress(self, entries: list[list[int]]) -> None:
-        self._link.connection.send(pack_json(protocol.EVENT, {"progress": entries}))
+        content = {"progress": entries, "time_ns": time.monotonic_ns()}
+        self._link.connection.send(pack_json(protocol.EVENT, content))
 
     # ---- the head's words
 
@@ -528,9 +565,13 @@ class Agent:
         elif kind == protocol.STOP:
             self._stop = message_schema.read(payload, message_schema.STOP)
             if run is not None:
-                run.stop(self._stop["signal"], by_signal=self._stop["by_signal"])
+                _stop(run, **self._stop)
         elif kind == protocol.SNAPSHOT_REQUEST and run is not None:
-            run.take_snapshots()
+            run.take_snapshots(**message_schema.read(payload, message_schema.SNAPSHOT_REQUEST))
+        elif kind == protocol.START:
+            self._programs += message_schema.read(payload, message_schema.START)["programs"]
+            if run is not None:
+                run.start_programs(self._programs)
         elif kind == protocol.CAUSE and run is not None:
             run.outcome.record_cause(message_schema.read(payload, message_schema.CAUSE)["ranks"])
         elif kind == protocol.KILL:
@@ -541,7 +582,7 @@ class Agent:
             content = message_schema.read(payload, message_schema.SIGNAL)
             number = content["signal"]
             if content["ranks"]:
-                _signal_ranks(run, number, content["ranks"])
+                _signal_ranks(run, number, content["ranks"], content["by"])
             elif run is not None:
                 _forward_signal(run, number)
             elif len(self._signals) < _EARLY_SIGNALS:
@@ -552,6 +593,7 @@ class Agent:
             self._start_check(self._setup)
         elif kind == protocol.LAUNCH:
             self._stop, self._is_killed, self._signals = None, False, []  # what comes later is for these ranks
+            self._programs = []
             if self._stream is not None and self._stream.is_closed:
                 from infini_run.multinode.byte_stream import AgentStream
 
@@ -563,12 +605,21 @@ class Agent:
         if self._launch is None:
             asker.finish({"error": "no ranks run on this node"})
         else:
+            if request.get("question") == "earlier" and self._stdio is not None:
+                self._stdio.send_waiting()  # what comes behind the answer is not in it
             self._launch.control.ask(asker, request)
 
     def _on_link_lost(self) -> None:
         """Kill all ranks: nobody can direct this node any more."""
         if self._launch is not None:
             self._launch.kill()
+
+
+def _stop(run: NodeLaunch, signal: int, by_signal: bool, after_s: float) -> None:
+    if after_s:
+        run.stop_later(after_s)
+    else:
+        run.stop(signal, by_signal=by_signal)
 
 
 def _forward_signal(run: NodeLaunch, number: int) -> None:
@@ -598,12 +649,18 @@ class _HeadAsks:
         self._connection.send(pack_json(protocol.ANSWERED, {"number": self._number, "answer": content}))
 
 
-def _signal_ranks(run: NodeLaunch | None, number: int, ranks: Sequence[int]) -> None:
+def _signal_ranks(run: NodeLaunch | None, number: int, ranks: Sequence[int], by: str) -> None:
     """Send a signal that another process asked for to some ranks of this node."""
     here = set() if run is None else {worker.rank for worker in run.plan.workers}
     for rank in here.intersection(ranks):
         assert run is not None
-        run.signal(number, rank)
+        run.signal(number, rank, by=by)
+
+
+def _entry_of_ranks(entry: ProcessState, options: Options) -> ProcessState:
+    """Return the state that ranks start with: this process's, and the signal that they themselves unblock."""
+    held = 1 << options.blocked_signal - 1 if options.blocked_signal else 0
+    return replace(entry, blocked=entry.blocked | held)
 
 
 def _take_over_process() -> ProcessState:

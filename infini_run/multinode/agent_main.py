@@ -63,9 +63,7 @@ def _node_index(text: str) -> int:
     try:
         return int(value)
     except ValueError:
-        raise UsageError(
-            f"{text} is {value or 'not set'} here: cannot tell which node of the engine this is"
-        ) from None
+        raise UsageError(f"{text} is {value or 'unset'} here: cannot tell which node of the engine this is") from None
 
 
 def _token(path: str) -> bytes:

@@ -48,6 +48,7 @@ def options_of_agents(options: Options) -> Options:
     console = "prefix" if is_folded or options.console in ("auto", "inherit") else options.console
     colored = not is_folded and is_colored(options.color, (1, 2), os.environ)
     ours = {"engine": "local", "hosts": "", "hostfile": "", "report": "", "export": (), "trace": ""}
+    ours |= {"events": "", "metrics": "", "termination_log": ""}
     ours["live"] = "on" if options.live == "on" else "off"
     ours["color"], timestamps = "always" if colored else "never", options.timestamps and not is_folded
     return replace(options, console=console, timestamps=timestamps, **ours)

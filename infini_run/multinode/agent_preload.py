@@ -69,7 +69,7 @@ class AgentPreload:
             self._poller.watch(fd, READ, self._go_on)
 
     def _unwatch(self) -> None:
-        """Before the process may be given up, whose descriptors are closed then."""
+        """Stop watching, before the process is given up and its descriptors close."""
         while self._fds:
             self._poller.unwatch(self._fds.pop())
 
@@ -89,13 +89,13 @@ class AgentPreload:
         """Wait until the ranks of the next attempt can be forked, or must start cold.
 
         Args:
-            plan: Of that attempt.
+            plan: The plan of that attempt.
             lived_s: For how long the last attempt lived after its fork, in seconds. None: it did not fail here.
-            link: What is listened to meanwhile.
-            is_over: Whether nobody waits for it any more.
+            link: The Link, which is read meanwhile.
+            is_over: Returns whether nobody waits for it any more.
 
         Returns:
-            False: this node has refused before, and the head will say so.
+            False: this node has refused before, and the head reports that.
 
         Raises:
             UsageError, StartError: As WarmZygote.prepare.
@@ -128,7 +128,7 @@ class AgentPreload:
 
 
 def _first_plan(setup: NodeSetup, launch_id: str) -> Plan:
-    """The plan as far as it is known before the other nodes have connected."""
+    """Return the part of the plan that is known before the other nodes connect."""
     options = setup.options
     launch = {
         "node": 0,
@@ -139,4 +139,5 @@ def _first_plan(setup: NodeSetup, launch_id: str) -> Plan:
         "heading": "",
     }
     launch |= {"world_size": setup.nproc * options.nnodes, "host": setup.host, "launch_id": launch_id, "restarts": 0}
+    launch |= {"programs": []}
     return make_node_plan(setup, {**launch, "master_addr": options.master_addr, "master_port": 1})[0]

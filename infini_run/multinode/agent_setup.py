@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 
-from infini_run.errors import UsageError
+from infini_run.errors import LinkError, UsageError
 from infini_run.multinode.agent_options import WorkerNeeds, options_of_agents, working_directory
 from infini_run.multinode.connection import TOKEN
 from infini_run.multinode.record_codec import decode_record
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from infini_run.options.options import Options
-    from infini_run.plan.model import Command, Plan
+    from infini_run.plan.model import Command, FoundProgram, Plan, RankRange
 
 
 @record
@@ -27,24 +27,26 @@ class NodeSetup:
 
     Args:
         options: those of this node.
-        command: the program, at its path here.
+        commands: each program, at its path here.
         environ: the environment of the ranks, without what is each rank's own.
         cwd: where the ranks start.
         warnings: lines for this node's user.
         host: name of this node.
         nproc: number of its ranks.
+        counts: how many of them each of several programs has.
         gpus: that its check looks at, and nobody may hold.
         log_dir: that its check looks at; empty: there is none.
         check_environ: the environment of its check.
     """
 
     options: Options
-    command: Command
+    commands: tuple[Command, ...]
     environ: dict[str, str]
     cwd: str
     warnings: tuple[str, ...]
     host: str
     nproc: int
+    counts: tuple[int, ...]
     gpus: int
     log_dir: str
     check_environ: dict[str, str]
@@ -65,7 +67,7 @@ def prepare(spec: Mapping[str, Any], own: Options | None, own_environ: Mapping[s
     """
     from infini_run.environments.launcher_variables import close_inherited_on_exec, strip_launcher_environment
     from infini_run.options.options import Options
-    from infini_run.plan.program import find_command, inspect_node
+    from infini_run.plan.program import inspect_node
 
     cwd = spec["cwd"] if own is None else working_directory()
     try:
@@ -87,26 +89,48 @@ def prepare(spec: Mapping[str, Any], own: Options | None, own_environ: Mapping[s
         warnings = _idle_flags(own, options, spec["asked"])
         # the head has the terminal, stdin, and what it shows there
         options = replace(options_of_agents(own), live=options.live, stdin=options.stdin)
-    command = find_command(options.program, environ, module=options.module, no_python=options.no_python)
+        options = options.on_node(own.node_rank) if own.programs else options
+    commands = _find_commands(options, environ)
     if options.preload:
         from infini_run.plan.held_program import check_held
 
-        check_held(command, environ, f"--preload={','.join(options.preload)}")
+        check_held(commands[0], environ, f"--preload={','.join(options.preload)}")
     node = inspect_node(options, environ)
     needs = WorkerNeeds(**spec["workers"]) if spec["workers"] else _needs_of_ranks(options, node.nproc)
     check_environ = {**environ, **needs.environ}
     return NodeSetup(
         options=options,
-        command=command,
+        commands=commands,
         environ=environ,
         cwd=cwd,
         warnings=warnings,
         host=node.host,
         nproc=node.nproc,
+        counts=node.counts,
         gpus=_count_gpus(needs, check_environ),
         log_dir=needs.log_dir and os.path.join(cwd, needs.log_dir),
         check_environ=check_environ,
     )
+
+
+def _find_commands(options: Options, environ: Mapping[str, str]) -> tuple[Command, ...]:
+    """Return what to execute for each program. One that has no rank here may be missing."""
+    from infini_run.plan.model import Command
+    from infini_run.plan.program import find_command
+
+    commands = []
+    for each in options.programs or (options,):
+        if not each.nproc_per_node:
+            commands.append(Command(file=each.program[0], argv=each.program))
+            continue
+        if each.cwd and not os.path.isdir(each.cwd):
+            here = os.uname().nodename
+            raise UsageError(f"cwd={each.cwd} of {each.name} is not a directory on {here}; use one that is there")
+        variables = {**environ, **dict(each.env)}
+        commands.append(
+            find_command(each.program, variables, module=each.module, no_python=each.no_python, cwd=each.cwd)
+        )
+    return tuple(commands)
 
 
 def _needs_of_ranks(options: Options, nproc: int) -> WorkerNeeds:
@@ -142,6 +166,13 @@ def _check_same(own: Options, heads: Options) -> None:
     ):
         if ours != theirs:
             raise UsageError(f"--{name}={ours} here, {theirs} on node 0; use the same on every node")
+    programs = [[(each.name, each.on_nodes, each.ends_job) for each in options.programs] for options in (own, heads)]
+    if programs[0] != programs[1] or own.one_world != heads.one_world:
+        here, there = (", ".join(each.name for each in options.programs) or "none" for options in (own, heads))
+        raise UsageError(
+            f"--program: {here} here, {there} on node 0; use the same names, --on_nodes, --ends_job, and --one_world "
+            "on every node"
+        )
 
 
 def _node_count(options: Options) -> str:
@@ -151,11 +182,15 @@ def _node_count(options: Options) -> str:
 
 
 def _idle_flags(own: Options, heads: Options, asked: Sequence[str]) -> tuple[str, ...]:
-    """Return a line about flags of this command line that only have an effect in that of node 0."""
+    """Return a line about flags of this command line that only have an effect in that of node 0, and one about logs
+    that only its ranks have."""
     idle = [f"--{name}" for name in HEADS_OWN if getattr(own, name) not in ("", "auto", "off") and name not in asked]
     if own.stdin not in (0, heads.stdin):
         idle.append(f"--stdin={own.stdin}")
-    return (f"infini-run: {', '.join(idle)}: no effect here; set it on node 0",) if idle else ()
+    lines = [f"infini-run: {', '.join(idle)}: no effect here; set it on node 0"] if idle else []
+    if heads.log_dir and not own.log_dir:
+        lines.append("infini-run: --log_dir: set on node 0 only, so ranks of this node have no log; add it here")
+    return tuple(lines)
 
 
 def hello(setup: NodeSetup, engine_facts: Sequence[str], *, nothing_old_lives: bool) -> dict[str, Any]:
@@ -166,7 +201,6 @@ def hello(setup: NodeSetup, engine_facts: Sequence[str], *, nothing_old_lives: b
         engine_facts: values of the variables that the engine asked for.
     """
     from infini_run.multinode.old_world import machine_id
-    from infini_run.node.ports import free_port
     from infini_run.version import VERSION
 
     return {
@@ -175,12 +209,20 @@ def hello(setup: NodeSetup, engine_facts: Sequence[str], *, nothing_old_lives: b
         "pid": os.getpid(),
         "start_ticks": _start_ticks(),
         "nproc": setup.nproc,
-        "port": free_port(),
+        "counts": list(setup.counts),
+        "ports": free_ports(setup),
         "address": own_address(),
         "machine": machine_id(),
         "is_clear": nothing_old_lives,
         "facts": list(engine_facts),
     }
+
+
+def free_ports(setup: NodeSetup) -> list[int]:
+    """Return a free port for each program."""
+    from infini_run.node.ports import free_port
+
+    return [free_port() for _ in setup.commands]
 
 
 def make_node_plan(setup: NodeSetup, launch: Mapping[str, Any]) -> tuple[Plan, Options]:
@@ -189,7 +231,7 @@ def make_node_plan(setup: NodeSetup, launch: Mapping[str, Any]) -> tuple[Plan, O
     Args:
         launch: the head's LAUNCH frame, checked.
     """
-    from infini_run.plan.model import RankRange, make_plan
+    from infini_run.plan.model import make_plan
     from infini_run.plan.program import error_folder, inspect_node, launch_folder
 
     options = replace(
@@ -202,26 +244,60 @@ def make_node_plan(setup: NodeSetup, launch: Mapping[str, Any]) -> tuple[Plan, O
         master_port=launch["master_port"],
     )
     launch_id = launch["launch_id"]
+    programs, spans = _found_programs(setup, options, launch)
     folder = launch_folder(options, launch_id, setup.environ)
     plan = make_plan(
         options,
-        setup.command,
-        [replace(inspect_node(options, setup.environ), host=launch["host"])],
+        programs,
+        (replace(inspect_node(options, setup.environ), host=launch["host"]),),
         launch_id=launch_id,
-        master_port=options.master_port,
         environ=setup.environ,
         folder=folder,
         error_dir=error_folder(options, folder),
         may_use_terminal=False,
-        span=RankRange(first=launch["first"], world_size=launch["world_size"], most=launch["most"]),
+        spans=spans,
     )
     if launch["restarts"]:
         from infini_run.plan.restart_policy import with_new_launch_id
 
-        plan = with_new_launch_id(
-            plan, launch_id=launch_id, master_port=options.master_port, restarts=launch["restarts"]
-        )
+        ports = tuple(program.master_port for program in programs)
+        plan = with_new_launch_id(plan, launch_id=launch_id, master_ports=ports, restarts=launch["restarts"])
     return plan, options
+
+
+def _found_programs(
+    setup: NodeSetup, options: Options, launch: Mapping[str, Any]
+) -> tuple[tuple[FoundProgram, ...], tuple[RankRange, ...]]:
+    """Return the programs, and the ranks of each on this node. Raises LinkError: the head knows others."""
+    from infini_run.plan.model import FoundProgram, RankRange
+
+    places = launch["programs"]
+    if len(places) != len(options.programs):
+        raise LinkError("what came over the link is not what infini-run sends: other programs")
+    if not places:
+        found = FoundProgram(options=options, command=setup.commands[0], master_port=options.master_port)
+        return (found,), (RankRange(first=launch["first"], world_size=launch["world_size"], most=launch["most"]),)
+    programs = tuple(
+        FoundProgram(
+            options=replace(program, logs=os.path.join(setup.cwd, program.logs)) if program.logs else program,
+            command=command,
+            master_port=place["port"],
+            master_addr=place["addr"],
+            hosts=tuple(place["hosts"]),
+        )
+        for program, command, place in zip(options.programs, setup.commands, places, strict=True)
+    )
+    spans = tuple(
+        RankRange(
+            first=place["first"],
+            world_size=place["size"],
+            most=place["most"],
+            node=place["node"],
+            nnodes=place["nnodes"],
+        )
+        for place in places
+    )
+    return programs, spans
 
 
 def _log_dir(setup: NodeSetup, restarts: int) -> str:

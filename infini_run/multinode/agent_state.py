@@ -9,9 +9,11 @@ from infini_run.multinode.clock_offset import ClockOffset
 from infini_run.multinode.lease import AgentTime
 from infini_run.multinode.output import LineBuffer
 from infini_run.multinode.progress_messages import RankProgress
+from infini_run.plan.rank_numbers import NodeRanks
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
 
     from infini_run.environments.hostlist import Host
@@ -58,10 +60,13 @@ class RemoteAgent:
         self.clock = ClockOffset()
         self.time = AgentTime()
         self.hello: dict[str, Any] = {}
-        self.free_port = 0
+        self.free_ports: Sequence[int] = ()  # a port per program
         self.line_buffers = {protocol.OUT: LineBuffer(), protocol.ERR: LineBuffer()}
-        self.ranks = range(0)  # that it runs, or ran last
+        self.ranks = NodeRanks()  # that it runs, or ran last
         self.rank_pids: dict[int, int] = {}
+        self.ready_ranks: set[int] = set()  # that have sent READY=1
+        self.exited_ranks: set[int] = set()  # while others of this node run
+        self.failed_ranks: set[int] = set()  # of those
         self.progress = RankProgress()
         self.was_running = False
         self.first_failure_s = float("inf")  # by the head's monotonic clock
@@ -71,12 +76,19 @@ class RemoteAgent:
         self.is_unexplained = False  # it was lost, and the reason is not known yet
         self.is_ended_by_engine = False  # the engine was asked to end it
         self.is_leaving = False  # it was asked to stop, and the others continue
+        self.last_word_hash = b""  # of what its guard sends when its ranks are dead; b"": it has no ranks, or said it
+        self.last_word_s = float("-inf")  # when that came (monotonic)
         self.fence_s = float("-inf")  # until then its processes may live (monotonic), for independent_nodes.py
 
     def on_answer(self, payload: bytes) -> None:
         """Note an answer to a clock_question. The agent was alive at the time of that question, however late the head
         reads the answer. A busy or suspended head may read an answer, or any frame, long after it was sent."""
         self.alive_s = max(self.alive_s, self.clock.add_answer(payload))
+
+    @property
+    def has_last_word(self) -> bool:
+        """Whether its guard has proved that its ranks are dead, and it has sent nothing since then."""
+        return self.last_word_s > self.last_received_s
 
     @property
     def last_received_wall_s(self) -> float:

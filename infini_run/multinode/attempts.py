@@ -6,9 +6,19 @@ from infini_run.errors import UsageError
 from infini_run.multinode import protocol
 from infini_run.multinode.head_report import attempt_report
 from infini_run.multinode.protocol import pack_json
-from infini_run.multinode.rendezvous import address_warning, count_ranks, rendezvous_address, uneven_notice
+from infini_run.multinode.rendezvous import (
+    address_warning,
+    count_ranks,
+    place_programs,
+    reader_of,
+    rendezvous_address,
+    uneven_notice,
+)
 from infini_run.options.nodes import MANUAL
 from infini_run.plan.model import spans_of
+from infini_run.plan.rank_numbers import NodeRanks, RankNumbers
+from infini_run.plan.start_order import StartOrder, UpCount
+from infini_run.report.pace import Pace
 from infini_run.system.addresses import read_hosts
 
 TYPE_CHECKING = False
@@ -35,6 +45,9 @@ class Attempts:
         self._join = join
         self._stdin = stdin
         self._has_stream = has_stream
+        self._order: StartOrder | None = None  # of programs, where some wait for others
+        self._up = UpCount({})  # the nodes of those that others wait for
+        self._awaited: dict[str, set[RemoteAgent]] = {}  # the nodes where a program with --ends_job has not finished
 
     def in_order(self) -> Sequence[RemoteAgent]:
         """Return all agents in the order of their node ranks: as in the list, or by their names if the head assigns
@@ -56,16 +69,28 @@ class Attempts:
         Args:
             agents: those that run ranks, in the order of their node ranks.
         """
-        state, restarts = self._state, self._state.restarts
+        state, restarts, options = self._state, self._state.restarts, self._state.options
         try:
-            counts = count_ranks(agents, self._state.options.stdin)
+            by_program = count_ranks(options, agents)
+            numbers = RankNumbers([each.name for each in options.programs] or [""], list(map(sum, by_program)))
+            _number_ranks(agents, by_program, numbers)
+            self._stdin.nodes = reader_of(options.stdin, numbers, agents)
         except UsageError as error:
             state.fail(error)
             return
+        counts = [len(agent.ranks) for agent in agents]
         spans = spans_of(counts)
-        state.world_size = spans[0].world_size
+        state.numbers, state.ender = numbers, ""
+        self._awaited = {
+            each.name: {agent for agent, count in zip(agents, of, strict=True) if count}
+            for each, of in zip(options.programs, by_program, strict=False)
+            if each.ends_job
+        }
+        if any(each.after for each in options.programs):
+            self._order = StartOrder(options.programs)
+            nodes = {each.name: sum(map(bool, of)) for each, of in zip(options.programs, by_program, strict=True)}
+            self._up = UpCount(nodes)
         state.begin_output(has_labels=not self._has_stream)
-        self._stdin.nodes, self._stdin.first_ranks = agents, [span.first for span in spans]
         self._join.end()
         restarts.begin()
         address, port = rendezvous_address(
@@ -73,14 +98,17 @@ class Attempts:
         )
         if not restarts.total:
             self._print_warnings(agents, address, counts)
+        rows = place_programs(options, agents, by_program) if options.programs else [[] for _ in agents]
+        state.pace = Pace()
+        state.unanswered = ()
         if self._state.observers is not None:
-            self._state.observers.begin(agents, state.launch_id, restarts.total)
-        for node, (agent, span, nproc) in enumerate(zip(agents, spans, counts, strict=True)):
+            self._state.observers.begin(agents, state.launch_id, restarts.total, numbers, state.pace)
+        for node, (agent, span, nproc, programs) in enumerate(zip(agents, spans, counts, rows, strict=True)):
             self._state.agents.set_state(agent, "running")
             agent.report, agent.first_failure_s = None, float("inf")
-            agent.rank_pids.clear()
+            for known in (agent.rank_pids, agent.ready_ranks, agent.exited_ranks, agent.failed_ranks):
+                known.clear()
             agent.progress.latest.clear()
-            agent.ranks = range(span.first, span.first + nproc)
             content = {
                 "node": node,
                 "nnodes": len(agents),
@@ -94,17 +122,37 @@ class Attempts:
                 "launch_id": f"{state.launch_id}.{restarts.total}" if restarts.total else state.launch_id,
                 "restarts": restarts.total,
                 "heading": restarts.heading,
+                "programs": programs,
             }
             self._state.agents.send(agent, pack_json(protocol.LAUNCH, content))
 
     def _print_warnings(self, agents: Sequence[RemoteAgent], address: str, counts: Sequence[int]) -> None:
         node_list = self._state.node_list
-        if not node_list.counts and not self._has_stream and (uneven := uneven_notice(agents, counts)):
+        is_known = node_list.counts or self._state.options.programs  # who asked for it knows
+        if not is_known and not self._has_stream and (uneven := uneven_notice(agents, counts)):
             self._state.notice(uneven)
         if node_list.engine != MANUAL:  # in a manual launch, the others have just reached node 0 at that address
             warning = address_warning(address, agents, read_hosts())
             if warning:
                 self._state.notice(warning)
+
+    def on_program_up(self, agent: RemoteAgent, name: str) -> None:
+        """Start the programs that wait for one, once it is up on all its nodes."""
+        if self._order is None or not self._up.note(name, agent.index):
+            return
+        names = self._order.on_up(name)
+        if names and not self._state.is_stopping:
+            self._state.agents.send_all(pack_json(protocol.START, {"programs": names}), "running")
+
+    def on_program_end(self, agent: RemoteAgent, name: str) -> None:
+        """Stop the job once a program with --ends_job has finished on all its nodes."""
+        awaited, state = self._awaited.get(name, set()), self._state
+        if agent not in awaited:
+            return
+        awaited.discard(agent)
+        if not awaited and not state.is_stopping:
+            state.ender = name
+            state.stop()
 
     def should_restart(self) -> bool:
         """Return whether all ranks restart, at once or after a delay, once all nodes finished. A signal or a lost
@@ -125,3 +173,14 @@ class Attempts:
                 self._state.observers.rest()
             state.print(line)
         return bool(line)
+
+
+def _number_ranks(agents: Sequence[RemoteAgent], counts: Sequence[Sequence[int]], numbers: RankNumbers) -> None:
+    """Number the ranks of each node: those of each program in a row, from node to node."""
+    nexts = list(numbers.firsts)
+    for node, agent in enumerate(agents):
+        spans = []
+        for at, of in enumerate(counts):
+            spans.append(range(nexts[at], nexts[at] + of[node]))
+            nexts[at] += of[node]
+        agent.ranks = NodeRanks(spans)

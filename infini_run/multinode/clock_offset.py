@@ -51,6 +51,7 @@ class ClockOffset:
         self.offset_s = 0.0
         self.monotonic_s = 0.0
         self.bound_s = float("inf")
+        self.round_trip_s = 0.0  # of the last question and its answer; 0: there was none
         self._known_s = 0.0
         self._questions = 1
 
@@ -74,6 +75,7 @@ class ClockOffset:
         half_ns = (now_ns - asked_ns) // 2
         if half_ns < 0:
             return -float("inf")
+        self.round_trip_s = 2 * half_ns / 1e9
         offset_s = (wall_ns - (our_wall_ns - half_ns)) / 1e9
         monotonic_s = (monotonic_ns - (now_ns - half_ns)) / 1e9
         self.add(offset_s, monotonic_s, half_ns / 1e9, now_ns / 1e9)

@@ -8,13 +8,14 @@ import time
 from infini_run.core.nonblocking_writer import CONSOLE_WAIT_S, write_all
 from infini_run.core.signal_pipe import SignalPipe, end_as_interrupted, is_in_foreground
 from infini_run.environments.hostlist import Host
-from infini_run.errors import LinkError, StartError, UsageError, printable
-from infini_run.multinode.agent_options import options_of_agents, working_directory
+from infini_run.errors import InfiniRunError, LinkError, UsageError, printable
+from infini_run.multinode.agent_options import exported, options_of_agents, working_directory
 from infini_run.multinode.connection import TOKEN
 from infini_run.multinode.head import Head
 from infini_run.options.nodes import MANUAL, NodeList
 from infini_run.options.table import HANDED_OUT
 from infini_run.record import replace
+from infini_run.system.stdio import fill_stdio
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,11 +23,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from infini_run.core.group import ProcessState
+    from infini_run.environments.environment import ClusterEnvironment
     from infini_run.multinode.head_observers import HeadObservers
     from infini_run.options.options import Options
+    from infini_run.plan.model import Node
+    from infini_run.report.report import Report
 
 _SHORT_TOKEN = 16  # characters
-_LONGEST_TOKEN = 1 << 20  # bytes of a file that are read
+_LONGEST_TOKEN = 4096  # characters, as one variable of an agent holds 128 KiB
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0  # between two attempts to join
 _FDS_PER_NODE, _FDS_OF_OURS = 12, 512  # a command has those of its group, a pipe and a connection
 
@@ -55,16 +59,17 @@ def run_on_hosts(
         from infini_run.system.secure_files import check_writable
 
         check_writable("report", options.report)
-    _fill_stdio()
-    signals = SignalPipe()
     observers: HeadObservers | None = None
-    if options.trace or options.live == "on" or (options.live == "auto" and os.isatty(2)):
+    is_written = options.trace or options.events or options.metrics
+    if is_written or options.live == "on" or (options.live == "auto" and os.isatty(2)):
         from infini_run.multinode.head_observers import open_observers
 
         observers, options = open_observers(options, environ, print_line=print_line)
+    fill_stdio()
+    signals = SignalPipe()
     head = Head(options, node_list, environ=environ, observers=observers, listening=listening)
-    head.start()
     try:
+        head.start()
         raise_fd_limit(len(node_list.hosts))
         if os.getpid() == 1:
             head.reap_orphans()  # those that came before this process took signals
@@ -73,24 +78,49 @@ def run_on_hosts(
             for number in signals.read():
                 head.on_signal(number)
         report = head.report()
+        if observers is not None:
+            observers.finish(report)
+    except InfiniRunError as error:
+        if observers is not None:
+            observers.finish(error)
+        raise
     finally:
         head.close()
         problem = "" if observers is None else observers.close()
         if problem:
             print_line(f"infini-run: {printable(problem)}")
-    if options.report:
-        from infini_run.system.secure_files import save_report
-
-        problem = save_report(options.report, report.to_json())
-        if problem:
-            print_line(f"infini-run: {printable(problem)}")
     text = report.text()
+    for problem in save_end(options, report, text):
+        print_line(f"infini-run: {printable(problem)}")
     if text:
         data = os.fsencode(f"{text}\n")
         write_all(2, data, CONSOLE_WAIT_S if report.received_signal else None, lambda: signals.fd)
     if report.exit_code == 128 + report.received_signal and is_in_foreground():
         end_as_interrupted(report.received_signal)
     return report.exit_code
+
+
+def save_end(options: Options, report: Report, text: str) -> list[str]:
+    """Write the files of --report and --termination_log, if the options ask for them.
+
+    Args:
+        options: with the files' paths.
+        report: how the launch ended.
+        text: the report in words.
+
+    Returns:
+        A sentence per file that is not writable.
+    """
+    problems = []
+    if options.report:
+        from infini_run.system.secure_files import save_report
+
+        problems.append(save_report(options.report, report.to_json()))
+    if options.termination_log and report.exit_code:
+        from infini_run.system.secure_files import save_message
+
+        problems.append(save_message(options.termination_log, text))
+    return [problem for problem in problems if problem]
 
 
 def raise_fd_limit(nodes: int) -> None:
@@ -104,22 +134,10 @@ def raise_fd_limit(nodes: int) -> None:
         setrlimit(RLIMIT_NOFILE, (wanted, hard))
 
 
-def _fill_stdio() -> None:
-    """Open /dev/null in place of a closed stdin, stdout, or stderr, so that no other descriptor gets that number.
-    Raises StartError if that fails."""
-    try:
-        while (fd := os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)) < 3:
-            pass
-    except OSError as error:
-        text = f"cannot start ranks: /dev/null cannot be opened: {error.strerror}"
-        raise StartError(text, "opening /dev/null", error.errno or 0) from None
-    os.close(fd)
-
-
 def run_as_peer(options: Options, environ: Mapping[str, str], *, print_line: Callable[[str], None]) -> int:
     """Run one of the same commands that the user started on every node, with a token: node 0 is the head, the others
     join it. Returns the exit code; raises UsageError, LinkError, StartError."""
-    _fill_stdio()
+    fill_stdio()
     if not options.rdzv_explicit:
         raise UsageError("a token needs the address of node 0; add --rdzv_endpoint=HOST:PORT")
     if options.isolate:
@@ -284,8 +302,9 @@ def _name_of_token_file(options: Options, environ: Mapping[str, str]) -> str:
 def _token_in(path: str, name: str) -> str:
     """Return the first line of a file that only this user may read, without what surrounds it.
 
-    The owner of the file knows the token, and may change it. Anything but a line of 16 printable characters is
-    rejected: it is a file of another kind, or a guess finds it. Random bytes would end at the first newline.
+    The owner of the file knows the token, and may change it. Anything but a line of 16 to 4096 printable
+    characters is rejected: it is a file of another kind, or a guess finds it. Random bytes would end at the first
+    newline.
 
     Args:
         path: The file, or a pipe that a shell opened for this process.
@@ -297,15 +316,16 @@ def _token_in(path: str, name: str) -> str:
     try:
         with open(path, "rb", opener=_open_at_once) as file:
             problem = _why_no_secret(os.fstat(file.fileno()), path)
-            line = b"" if problem else file.readline(_LONGEST_TOKEN)
+            line = b"" if problem else file.readline(4 * _LONGEST_TOKEN + 1)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         raise UsageError(f"{name}={path}: {getattr(error, 'strerror', error)}") from None
     token = line.decode("utf-8", "surrogateescape").strip()
     if not problem and not token:
         problem = "its first line is empty; use any text that is hard to guess"
-    elif not problem and not (token.isprintable() and len(token) >= _SHORT_TOKEN):
+    elif not problem and not (token.isprintable() and _SHORT_TOKEN <= len(token) <= _LONGEST_TOKEN):
         problem = (
-            f"its first line is not at least {_SHORT_TOKEN} printable characters; run openssl rand -hex 16 > {path}"
+            f"its first line is not {_SHORT_TOKEN} to {_LONGEST_TOKEN} printable characters; "
+            f"run openssl rand -hex 16 > {path}"
         )
     if problem:
         raise UsageError(f"{name}={path}: {problem}")
@@ -329,36 +349,76 @@ def _why_no_secret(found: os.stat_result, path: str) -> str:
     return f"others can read or write it; run chmod 600 {path}" if stat.S_IMODE(found.st_mode) & 0o077 else ""
 
 
-def render_plan(options: Options, node_list: NodeList) -> str:
-    """Return the text of --dry_run for all nodes, as far as this node knows the plan. Raises UsageError if the plan
-    depends on the devices of other nodes."""
+def render_plan(
+    options: Options, node_list: NodeList, cluster: ClusterEnvironment | None, environ: Mapping[str, str]
+) -> str:
+    """Return the text of --dry_run for all nodes, as far as this node knows the plan. Raises UsageError if the
+    number of ranks depends on the devices of other nodes. cluster: what --engine=auto found. environ: has what
+    --export names."""
     from infini_run.plan.dry_run import render_json, render_text
-    from infini_run.plan.model import Command, Node, make_plan
+    from infini_run.plan.model import Command, FoundProgram, make_plan
     from infini_run.plan.program import new_launch_id
 
-    nproc = options.nproc_per_node
-    if isinstance(nproc, str) or options.gpus_per_proc:
-        asked = f"--nproc_per_node={nproc}" if isinstance(nproc, str) else f"--gpus_per_proc={options.gpus_per_proc}"
-        raise UsageError(f"--dry_run with {asked}: the other nodes' counts are known only there; use a number")
+    for each in options.programs or (options,):
+        nproc = each.nproc_per_node
+        if isinstance(nproc, str) and not node_list.counts:
+            raise UsageError(
+                f"--dry_run with --nproc_per_node={nproc}: the number of ranks is known only on the nodes; use "
+                "--nproc_per_node=N"
+            )
     hosts, spares = node_list.hosts[: options.nnodes], node_list.hosts[options.nnodes :]
-    counts = node_list.counts or [nproc] * len(hosts)
+    nodes = tuple(
+        _planned_node(options, index, host.name, node_list.counts[index] if node_list.counts else 0)
+        for index, host in enumerate(hosts)
+    )
     plan = make_plan(
         replace(options, console=options_of_agents(options).console, nnodes=len(hosts)),
-        Command(file=options.program[0], argv=options.program),
-        [Node(index=index, host=host.name, nproc=counts[index]) for index, host in enumerate(hosts)],
+        tuple(
+            FoundProgram(
+                options=each,
+                command=Command(file=each.program[0], argv=each.program),
+                master_port=each.master_port,
+            )
+            for each in options.programs or (options,)
+        ),
+        nodes,
         launch_id=new_launch_id(),
-        master_port=options.master_port,
         environ={},
     )
     later = _known_later(options, node_list)
     render = render_json if options.dry_run == "json" else render_text
     names = [host.name for host in spares]
-    return render(plan, later=later, least_nodes=options.least_nodes, spares=names, preload=options.preload)
+    is_auto = options.preload == ("auto",)
+    return render(
+        plan,
+        cluster,
+        later,
+        least_nodes=options.least_nodes,
+        spares=names,
+        preload=() if is_auto else options.preload,
+        auto="each node reads the imports of the script" if is_auto else "",
+        exported=sorted(exported(options.export, environ)),
+    )
+
+
+def _planned_node(options: Options, index: int, host: str, count: int) -> Node:
+    """Return a node with the ranks that somebody asked for. count: by its list of hosts; 0: as the options say."""
+    from infini_run.plan.model import Node
+
+    if options.programs:
+        counts = tuple(int(each.nproc_per_node) for each in options.on_node(index).programs)
+        return Node(index=index, host=host, nproc=sum(counts), counts=counts)
+    return Node(index=index, host=host, nproc=count or int(options.nproc_per_node))
 
 
 def _known_later(options: Options, node_list: NodeList) -> dict[str, str]:
     """Return the variables that rendezvous.rendezvous_address sets when all nodes are ready, with a description of
     their values."""
+    if options.programs:
+        later = {"JOB_PROGRAMS": "the hosts and ports of all programs"}
+        if options.one_world and options.rdzv_explicit and options.master_port:
+            return later
+        return later | {"MASTER_ADDR": "address of the program's first node", "MASTER_PORT": "free port there"}
     first, later = node_list.hosts[0].name, {}
     if len(node_list.hosts) > 1 and not options.rdzv_explicit:
         later["MASTER_ADDR"] = f"address of {first}"

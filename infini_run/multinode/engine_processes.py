@@ -17,7 +17,7 @@ from infini_run.record import record
 from infini_run.system.fork_hooks import close_link
 from infini_run.system.poller import READ
 from infini_run.system.resource_limits import explain_command
-from infini_run.system.shell import find_program
+from infini_run.system.shell import find_program, missing_text
 from infini_run.system.signal_numbers import SIGTERM
 from infini_run.value_types import MARKER_VARIABLE
 
@@ -152,7 +152,7 @@ class EngineProcesses:
         take longer than the launch."""
         path = find_program(command.argv[0], self._environ.get("PATH", os.defpath))
         if not path:
-            raise ProgramMissing(f"{command.argv[0]} is not on PATH, and --engine needs it", command.argv[0])
+            raise ProgramMissing(missing_text(command.argv[0]), command.argv[0])
         try:
             return self._spawn(command, tries, path, cleans_up)
         except StartError as error:

@@ -16,7 +16,7 @@ from infini_run.plan.labels import fold_label, label
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Container, Iterable
 
     from infini_run.core.line_fold import FoldedLine
 
@@ -44,7 +44,7 @@ class FoldedOutput:
         self._own_labels: dict[int, tuple[bytes, ...]] = {}
         self._kind, self._lines = protocol.OUT, bytearray()  # that are written together
 
-    def add(self, kind: bytes, lines: bytes, ranks: range) -> None:
+    def add(self, kind: bytes, lines: bytes, ranks: Container[int]) -> None:
         """Take whole lines of an agent with these ranks."""
         now_ns, stream = time.monotonic_ns(), _KINDS.index(kind)
         for line in lines.splitlines(keepends=True):
@@ -92,7 +92,7 @@ class FoldedOutput:
 
 
 def _stamp(time_ns: int) -> bytes:
-    """As csrc/io/console_lines.c has it."""
+    """Return the time of a line, in the form of csrc/io/console_lines.c."""
     then_ns = time.time_ns() - (time.monotonic_ns() - time_ns)
     second, rest = divmod(then_ns, 1_000_000_000)
     text = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))

@@ -76,10 +76,11 @@ class Head:
         cwd: directory in which ranks start, on every node; None: the current one.
         on_stream: called with an agent and the bytes that the one process on its node writes to its descriptor 0, a
             socket (byte_stream.py). The output of these processes gets no labels.
-        observers: the live table and the trace; their owner closes them. None: without both.
+        observers: the live table, the trace, the events and metrics; their owner closes them. None: without both.
         listening: a socket that already listens on the link's port. None: the head opens one if it needs it.
         is_independent: if the job continues after the loss of a node, the processes on the others keep running.
         workers: what the processes need that infini-run's start on each node; None: infini-run's are the workers.
+        heading: a line that the logs of the first attempt begin with, which may be an earlier launch's; empty: none.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class Head:
         listening: socket | None = None,
         is_independent: bool = False,
         workers: WorkerNeeds | None = None,
+        heading: str = "",
     ) -> None:
         engine, poller = find_engine(node_list.engine), Poller()
         self._options = options
@@ -119,6 +121,7 @@ class Head:
             print_line=print_line,
             workers=workers,
         )
+        self._state.restarts.heading = heading
         self._losses = NodeLosses(self._state, self._processes)
         self._join = JoinPhase(
             self._state,
@@ -132,7 +135,7 @@ class Head:
         self._liveness = Liveness(self._state, self._losses)
         self._hang = HangPhase(self._state)
         self._end = EndPhase(self._state, self._processes)
-        self._stdin = StdinForwarder(options.stdin, self._agents, poller)
+        self._stdin = StdinForwarder(self._agents, poller, is_wanted=options.stdin != "none")
         self._attempts = Attempts(self._state, self._join, self._stdin, has_stream=on_stream is not None)
         self._control = HeadControl(self._state, environ, self.on_stop_signal)
         self._worlds: WorldChanges | None = None
@@ -349,6 +352,10 @@ class Head:
             self._control.on_answered(agent, **message_schema.read(payload, message_schema.ANSWERED))
         elif kind == protocol.CHECKED and self._state.changes is not None:
             self._state.changes.on_checked(agent, message_schema.read(payload, message_schema.CHECKED)["reason"])
+        elif kind == protocol.LAST_WORD_HASH:
+            from infini_run.multinode.last_word import read_hash
+
+            agent.last_word_hash = read_hash(payload)
         elif kind == protocol.NOTHING_OLD_LIVES and self._state.changes is not None:
             self._state.changes.on_nothing_old_lives(agent)
         elif kind == protocol.OBSERVATIONS and self._observers is not None:
@@ -371,6 +378,11 @@ class Head:
             self._late_stop = event["signalled"], agent
         elif "started" in event:
             agent.rank_pids[event["started"]] = event["pid"]
+        elif "ready" in event and event["ready"] in agent.ranks:
+            agent.ready_ranks.add(event["ready"])
+        elif "exited" in event:
+            agent.exited_ranks.update(rank for rank in event["exited"] if rank in agent.ranks)
+            agent.failed_ranks.update(agent.exited_ranks.intersection(event["failed_ranks"]))
         elif "failed" in event:
             is_first = all(each.first_failure_s == float("inf") for each in self.agents)
             failed_s = agent.clock.latest_s(event["time_ns"], event["age_ns"])
@@ -379,19 +391,40 @@ class Head:
                 self._liveness.ask_running()
                 if self._state.changes is not None:
                     self._state.changes.on_failed(agent)
-            if not self._options.keep_going:
-                self.stop()
+            if event["asks_again"] and self._options.again_wait_s:
+                self._state.stop(after_s=self._options.again_wait_s)
+            elif not self._options.keep_going:
+                self._hang.stop_after_failure(agent)
         elif "signalled" in event:
             changes = self._state.changes
             number = event["signalled"]
             if self._state.stop_signal or changes is None or not changes.on_stop_signal(agent, number):
                 self.on_stop_signal(number, host=agent.name, place_index=agent.index)
         elif "progress" in event:
-            self._state.restarts.note_progress(agent.progress.update(event["progress"], agent.ranks))
+            self._on_progress(agent, event["progress"], event["time_ns"])
+        elif "suspects" in event:
+            self._hang.on_look(agent)
+        elif "up" in event:
+            self._attempts.on_program_up(agent, event["up"])
+        elif "finished" in event:
+            self._attempts.on_program_end(agent, event["finished"])
+
+    def _on_progress(self, agent: RemoteAgent, entries: list[list[int]], sent_ns: int) -> None:
+        pace, is_news = self._state.pace, False
+        used = agent.progress.update(entries, sent_ns, agent.ranks, agent.clock)
+        for rank, value, time_s, count in used:
+            is_news |= pace.note(rank, value, time_s, reports=count, error_s=agent.clock.bound_s)
+        self._state.restarts.note_progress(max((value for _, value, _, _ in used), default=-1))
+        if self._observers is not None:
+            self._observers.on_progress(agent)
+            if is_news:
+                self._observers.note_slow()
 
     def _on_done(self, agent: RemoteAgent, done: dict[str, Any]) -> None:
         agent.report = agent.clock.to_our_time(decode_record(Report, done["report"]))
-        agent.free_port = done["port"]
+        if len(done["ports"]) != len(agent.free_ports):
+            raise LinkError("what came over the link is not what infini-run sends: other programs")
+        agent.free_ports = done["ports"]
         self._state.restarts.note_progress(done["progress"])
         self._agents.set_state(agent, "done")
         for kind, lines in agent.line_buffers.items():
@@ -450,7 +483,7 @@ class Head:
                 state.print(f"{where} again: killing what is left")
                 self.kill()
             elif what != stop_signal.NOTE:
-                self._stop_by_signal(number, where)
+                self._stop_by_signal(number, host, where)
 
     def _who_got_signal(self, host: str) -> str:
         """Return who got the signal. host: of the agent; "": this process."""
@@ -463,12 +496,13 @@ class Head:
             return stop_signal.LAUNCHER
         return stop_signal.LOSABLE_AGENT if is_losable else stop_signal.AGENT
 
-    def _stop_by_signal(self, number: int, where: str) -> None:
+    def _stop_by_signal(self, number: int, host: str, where: str) -> None:
         state = self._state
         state.stop_signal, self._stop_signal_s = number, time.monotonic()
         if self._observers is not None:
-            self._observers.note(f"got {where}")
-        grace_s = self._options.grace_s if state.is_stopping else self._options.signal_grace_s
+            self._observers.on_stop_signal(number, host, where)
+        is_later = state.is_stopping and not state.is_stop_delayed
+        grace_s = self._options.grace_s if is_later else self._options.signal_grace_s
         state.print(f"{where}: stopping; SIGKILL in {grace_s:g} s, or now if repeated")
         state.stop(number if number in stop_signal.BY_USER else 0, by_signal=True)
         self._end.limit_reader()
@@ -489,7 +523,7 @@ class Head:
         self._state.forwarded_signals.add(number)
         if self._observers is not None:
             self._observers.on_signal(number)
-        self._agents.send_all(pack_json(protocol.SIGNAL, {"signal": number, "ranks": []}), "running")
+        self._agents.send_all(pack_json(protocol.SIGNAL, {"signal": number, "ranks": [], "by": ""}), "running")
 
     def _suspend(self) -> None:
         """Suspend the ranks on Ctrl-Z, and then this process until SIGCONT."""
@@ -537,6 +571,8 @@ class Head:
             self._join.listener.after_fork_in_child()
         self._processes.after_fork_in_child()
         self._control.after_fork_in_child()
+        if self._observers is not None:
+            self._observers.after_fork_in_child()
         self._stdin.close()
         self._state.console.close()
         self._is_forgotten = True

@@ -5,18 +5,14 @@ One node has it from the core (csrc/io/control.c); a head has no group that live
 
 from __future__ import annotations
 
-import os
 import time
-from _socket import AF_UNIX, MSG_DONTWAIT, MSG_NOSIGNAL, SO_PEERCRED, SOCK_STREAM, SOL_SOCKET, socket
-from fcntl import LOCK_NB, LOCK_SH, flock
 
-from infini_run.control.launch_facts import ABOUT, COUNTS, pack_counts
-from infini_run.control.server import UCRED, ControlServer
-from infini_run.errors import UsageError
+from infini_run.control.listener import NO_PLACE, ControlListener
+from infini_run.control.server import Client, ControlServer
 from infini_run.multinode import protocol
-from infini_run.multinode.protocol import pack, pack_json
+from infini_run.multinode.protocol import pack_json
 from infini_run.node.control_answers import Notes, stop_text
-from infini_run.plan.model import about_text, control_address, job_in
+from infini_run.plan.model import about_text, job_in, shown_words
 from infini_run.plan.program import PREFIX, folder_bases
 from infini_run.system.poller import READ
 from infini_run.system.signal_numbers import SIGTERM
@@ -29,11 +25,12 @@ if TYPE_CHECKING:
 
     from infini_run.control.server import Asker
     from infini_run.multinode.agent_state import RemoteAgent
+    from infini_run.multinode.head_followers import HeadFollowers
     from infini_run.multinode.head_state import HeadState
+    from infini_run.plan.rank_numbers import NodeRanks
 
-_BACKLOG = 64
 _GATHER_S = 15.0  # for stacks of all nodes: py-spy has 10 s on each
-_TURN = 16  # connections that are taken at a time
+_ORDER = {"stacks": "rank", "nodes": "node", "earlier": "rank"}  # by which answers are sorted
 
 
 class HeadControl:
@@ -48,80 +45,36 @@ class HeadControl:
     def __init__(self, state: HeadState, environ: Mapping[str, str], on_stop: Callable[[int], None]) -> None:
         self._state = state
         self._environ = environ
-        self._folder = ""
-        self._lock_fd = -1
-        self._socket: socket | None = None
+        self._listener = ControlListener()
         self._server: ControlServer | None = None
         self._answers = _HeadAnswers(state, on_stop)
 
     def open(self) -> None:
         """Listen, in the first place that takes a folder with a socket."""
-        for base in folder_bases(self._environ):
-            self._folder = f"{base}/{PREFIX}{self._state.launch_id}"
-            if (address := control_address(self._folder)) and self._listen(address):
-                return
-            self.close()
-
-    def _listen(self, address: str) -> bool:
-        try:
-            os.mkdir(self._folder, 0o700)
-        except OSError:
-            self._folder = ""  # there is one already: of an agent on this machine, or a stranger's
-            return False
-        try:
-            os.chmod(self._folder, 0o700)
-            self._lock_fd = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            flock(self._lock_fd, LOCK_SH | LOCK_NB)  # a folder that nobody holds may be removed
-            self._socket = socket(AF_UNIX, SOCK_STREAM)
-            self._socket.setblocking(False)
-            self._socket.bind(address)
-            os.chmod(address, 0o600)
-            self._socket.listen(_BACKLOG)
-        except OSError:
-            return False
-        self._state.poller.watch(self._socket.fileno(), READ, self._on_connect)
-        return True
+        bases = folder_bases(self._environ)
+        if self._listener.open(f"{base}/{PREFIX}{self._state.launch_id}" for base in bases):
+            self._state.poller.watch(self._listener.fileno(), READ, self._on_connect)
+        else:
+            self._state.notice(NO_PLACE)
 
     def _on_connect(self) -> None:
-        assert self._socket is not None
-        for _ in range(_TURN):
-            try:
-                fd, _ = self._socket._accept()  # type: ignore[attr-defined]
-            except OSError:
-                return
-            os.set_inheritable(fd, False)
-            os.set_blocking(fd, False)
-            if self._greet(fd):
-                self._server = self._server or ControlServer(self._answers, self._state.poller)
-                self._server.add(fd)
-
-    def _greet(self, fd: int) -> bool:
-        """Greet a connection of this user or of root with the facts of the launch, and close any other. Return
-        whether it stays."""
-        client = socket(fileno=fd)
-        try:
-            uid = UCRED.unpack(client.getsockopt(SOL_SOCKET, SO_PEERCRED, UCRED.size))[1]
-            data = pack(ABOUT, self._about()) + pack(COUNTS, pack_counts(self._answers.counts()))
-            if uid in (0, os.geteuid()) and client.send(data, MSG_DONTWAIT | MSG_NOSIGNAL) == len(data):
-                client.detach()
-                return True
-        except OSError:
-            pass
-        client.close()
-        return False
+        for fd in self._listener.greeted(self._about(), self._answers.counts(), self._answers.progress()):
+            self._server = self._server or ControlServer(self._answers, self._state.poller)
+            self._server.add(fd)
 
     def _about(self) -> bytes:
         state = self._state
         return about_text(
             launch_id=state.launch_id,
             start_s=state.start_s,
-            program=state.options.program,
+            program=shown_words(state.options),
             nodes=len(state.world),
             node=-1,
             world=state.world_size,
             ranks=(0, max(0, state.world_size - 1)),
             devices=(),
             job=job_in(self._environ),
+            restart_s=state.restarts.restart_s,
         )
 
     @property
@@ -139,61 +92,65 @@ class HeadControl:
 
     def close(self) -> None:
         """End every connection, and remove the folder. Safe twice."""
+        self._answers.close()
         if self._server is not None:
             self._server.close()
             self._server = None
-        ours, self._socket = self._socket, None
-        if ours is not None:
-            self._state.poller.unwatch(ours.fileno())
-            ours.close()
-        fd, self._lock_fd = self._lock_fd, -1
-        if fd >= 0:
-            os.close(fd)
-        folder, self._folder = self._folder, ""
-        if folder:
-            for remove, path in ((os.unlink, control_address(folder)), (os.rmdir, folder)):
-                try:  # noqa: SIM105  contextlib is slow to import
-                    remove(path)
-                except OSError:  # somebody has removed it, or holds something in it
-                    pass
+        if self._listener.fileno() >= 0:
+            self._state.poller.unwatch(self._listener.fileno())
+        self._listener.close()
 
     def after_fork_in_child(self) -> None:
         """Close the copies of descriptors in a forked child; the folder is the parent's."""
-        self._folder = ""
         if self._server is not None:
             self._server.after_fork_in_child()
             self._server = None
-        ours, self._socket = self._socket, None
-        if ours is not None:
-            ours.close()
-        self.close()
+        self._listener.after_fork_in_child()
 
 
 class _Gathering:
-    """A question to several nodes, until all of them answered."""
+    """A question to several nodes, until all of them answered.
 
-    def __init__(self, client: Asker, nodes: dict[int, RemoteAgent], end_s: float) -> None:
+    Args:
+        client: Who asks.
+        nodes: The nodes, by the indices of their agents.
+        kind: What each answer has a list of: stacks, or nodes.
+        end_s: When it is given up (time.monotonic()).
+        own: What the head itself says.
+
+    Attributes:
+        on_node: Called with the ranks of a node when its answer is here. None: not.
+    """
+
+    def __init__(
+        self, client: Asker, nodes: dict[int, RemoteAgent], kind: str, end_s: float, own: Mapping[str, object]
+    ) -> None:
+        self.on_node: Callable[[NodeRanks], None] | None = None
         self.client = client
         self.missing = nodes
+        self.kind = kind
         self.end_s = end_s
-        self.stacks: list[Any] = []
+        self.own = own
+        self.found: list[Any] = []
         self.problems: list[str] = []
 
     def add(self, agent: RemoteAgent, answer: dict[str, Any]) -> None:
         """Add the answer of a node, once."""
         if self.missing.pop(agent.index, None) is None:
             return
-        stacks = answer.get("stacks")
-        if type(stacks) is list:
-            self.stacks += [stack for stack in stacks if type(stack) is dict and type(stack.get("rank")) is int]
+        if self.on_node is not None:
+            self.on_node(agent.ranks)
+        found, order = answer.get(self.kind), _ORDER[self.kind]
+        if type(found) is list:
+            self.found += [each for each in found if type(each) is dict and type(each.get(order)) is int]
         else:
             self.problems.append(f"{agent.title}: {answer.get('error')}")
 
     def finish(self) -> None:
         """Answer the client, with what came."""
         self.problems += [f"{agent.title}: it did not answer in time" for agent in self.missing.values()]
-        self.stacks.sort(key=lambda stack: int(stack["rank"]))
-        self.client.finish({"stacks": self.stacks, "problems": self.problems})
+        self.found.sort(key=lambda each: int(each[_ORDER[self.kind]]))
+        self.client.finish({**self.own, self.kind: self.found, "problems": self.problems})
 
 
 class _HeadAnswers:
@@ -202,13 +159,23 @@ class _HeadAnswers:
     def __init__(self, state: HeadState, on_stop: Callable[[int], None]) -> None:
         self._state = state
         self._on_stop = on_stop
+        self._followers: HeadFollowers | None = None
         self._gatherings: dict[int, _Gathering] = {}
         self._count = 0
         self._notes = Notes(lambda text, is_kept: state.notice(text) if is_kept else state.print(text))
 
     def answer(self, client: Asker, request: dict[str, Any]) -> None:
         """Answer a request, as Answers.answer."""
-        answers = {"stop": self._stop, "send": self._send, "stacks": self._stacks}
+        answers = {
+            "stop": self._stop,
+            "send": self._send,
+            "stacks": self._stacks,
+            "facts": self._facts,
+            "report": self._report,
+            "trace": self._trace,
+            "follow": self._add_follower,
+            "earlier": self._earlier,
+        }
         answers[request["question"]](client, request)
 
     def _stop(self, client: Asker, request: dict[str, Any]) -> None:
@@ -224,20 +191,64 @@ class _HeadAnswers:
             here = sorted(set(agent.ranks) & ranks)
             if here and agent.state == "running":
                 sent += len(here)
-                self._state.agents.send(agent, pack_json(protocol.SIGNAL, {"signal": number, "ranks": here}))
+                content = {"signal": number, "ranks": here, "by": client.who}
+                self._state.agents.send(agent, pack_json(protocol.SIGNAL, content))
         self._notes.answer_send(client, number, sorted(ranks), sent)
 
+    def _add_follower(self, client: Asker, request: dict[str, Any]) -> None:
+        from infini_run.multinode.head_followers import HeadFollowers
+
+        assert isinstance(client, Client)
+        self._followers = self._followers or HeadFollowers(self._state)
+        here = self._ranks_by_agent(request)
+        follower = self._followers.add(client, None if request["ranks"] is None else self._ranks(request["ranks"]))
+        if not request["tail"]:
+            follower.finish({})
+            return
+        questions = {agent: {**request, "question": "earlier", "ranks": of} for agent, of in here.items() if of}
+        self._gather(follower, "earlier", questions).on_node = follower.note_answered
+
+    def _earlier(self, client: Asker, request: dict[str, Any]) -> None:
+        questions = {agent: {**request, "ranks": of} for agent, of in self._ranks_by_agent(request).items() if of}
+        self._gather(client, "earlier", questions)
+
     def _stacks(self, client: Asker, request: dict[str, Any]) -> None:
+        here = self._ranks_by_agent(request)
+        questions = {agent: {"question": "stacks", "ranks": of} for agent, of in here.items() if of}
+        self._gather(client, "stacks", questions)
+
+    def _facts(self, client: Asker, request: dict[str, Any]) -> None:
+        here = self._ranks_by_agent(request)
+        questions = {agent: {"question": "facts", "ranks": of, "usage": True} for agent, of in here.items()}
+        self._gather(client, "nodes", questions)
+
+    def _report(self, client: Asker, request: dict[str, Any]) -> None:
+        from infini_run.multinode.head_report import attempt_report
+
+        report = self._state.restarts.add_to(attempt_report(self._state)).to_json()
+        questions = {agent: {"question": "report"} for agent in self._state.world}
+        self._gather(client, "nodes", questions, report=report)
+
+    def _trace(self, client: Asker, request: dict[str, Any]) -> None:
+        observers = self._state.observers
+        client.finish({"trace": None if observers is None else observers.trace_so_far()})
+
+    def _ranks_by_agent(self, request: dict[str, Any]) -> dict[RemoteAgent, list[int]]:
+        """Raises UsageError: one of them is not there."""
         ranks = self._ranks(request["ranks"])
-        here = {agent: sorted(set(agent.ranks) & ranks) for agent in self._state.world if agent.state == "running"}
-        nodes = {agent.index: agent for agent in here if here[agent]}
+        return {agent: sorted(set(agent.ranks) & ranks) for agent in self._state.world}
+
+    def _gather(self, client: Asker, kind: str, questions: Mapping[RemoteAgent, object], **own: object) -> _Gathering:
+        """Ask the nodes that run ranks, and answer with what all of them say."""
+        nodes = {agent.index: agent for agent in questions if agent.state == "running"}
         self._count = (self._count + 1) % MAX_INT
-        self._gatherings[self._count] = _Gathering(client, nodes, time.monotonic() + _GATHER_S)
+        gathering = _Gathering(client, nodes, kind, time.monotonic() + _GATHER_S, own)
+        self._gatherings[self._count] = gathering
         for agent in nodes.values():
-            question = {"question": "stacks", "ranks": here[agent]}
-            content = {"number": self._count, "request": question}
+            content = {"number": self._count, "request": questions[agent]}
             self._state.agents.send(agent, pack_json(protocol.QUESTION, content))
         self.run_due(time.monotonic())
+        return gathering
 
     def on_answered(self, agent: RemoteAgent, number: int, answer: dict[str, Any]) -> None:
         """Use the answer of a node's agent; one that comes too late has no use."""
@@ -257,13 +268,20 @@ class _HeadAnswers:
                 del self._gatherings[number]
                 gathering.finish()
 
-    def _ranks(self, asked: Sequence[int] | None) -> set[int]:
+    def close(self) -> None:
+        """Tell who follows the launch that nothing more comes."""
+        if self._followers is not None:
+            self._followers.end()
+
+    def _ranks(self, asked: Sequence[int | str] | None) -> set[int]:
         """Raises UsageError: one of them is not there."""
-        world = range(self._state.world_size)
-        unknown = sorted(rank for rank in asked or () if rank not in world)
-        if unknown:
-            raise UsageError(f"unknown rank {unknown[0]}; use ranks 0 to {len(world) - 1}")
-        return set(world if asked is None else asked)
+        numbers = self._state.numbers
+        return set(range(numbers.world_size) if asked is None else map(numbers.number, asked))
+
+    def progress(self) -> int:
+        """Return the highest PROGRESS= of a rank, as far as the head knows; -1: no rank has sent it."""
+        latest = [value for agent in self._state.world for value, _ in agent.progress.latest.values()]
+        return max(latest, default=-1)
 
     def counts(self) -> dict[str, int]:
         """Return how many ranks are in each state, as far as the head knows."""
@@ -276,7 +294,15 @@ class _HeadAnswers:
 
 def _agent_counts(agent: RemoteAgent) -> dict[str, int]:
     if agent.state == "running":
-        return {"running": len(agent.ranks)}
+        ready, failed = len(agent.ready_ranks - agent.exited_ranks), len(agent.failed_ranks)
+        started = len(agent.rank_pids.keys() - agent.exited_ranks)
+        return {
+            "waiting": len(agent.ranks) - started - len(agent.exited_ranks),
+            "running": started - ready,
+            "ready": ready,
+            "done": len(agent.exited_ranks) - failed,
+            "failed": failed,
+        }
     if agent.state == "done" and agent.report is not None:
         failed = sum(exit_.is_failure for exit_ in agent.report.exits)
         return {"failed": failed, "done": len(agent.report.exits) - failed}

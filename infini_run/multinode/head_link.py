@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _HEARTBEATS = 3  # within the head's patience, while this process is suspended
 _QUEUED = (protocol.SPEC, protocol.LAUNCH, protocol.GOODBYE)  # frames that wait for `next_frame`
-_HEAD_GONE = "the connection to the head has ended"
+_HEAD_GONE = "lost the connection to the head"
 _LATE_S = 1.0  # a wait that ends so long after its end: this process was stopped, or its machine slept
 
 

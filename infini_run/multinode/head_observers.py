@@ -1,7 +1,7 @@
-"""The head's side of --live and --trace: the observations of all nodes (display/relay.py) as one table and one trace.
+"""The head's side of --live, --trace, --events, and --metrics: what all nodes observe (display/relay.py), as one.
 
-This module does for many nodes what display/observers.py does for one, and its import happens only for one of the
-two. Times of a node become the head's times as they arrive (clock_offset.py).
+This module does for many nodes what display/observers.py does for one, and its import happens only for one of these
+flags. Times of a node become the head's times as they arrive (clock_offset.py).
 """
 
 from __future__ import annotations
@@ -9,10 +9,15 @@ from __future__ import annotations
 import os
 import time
 
+from infini_run.core.group import Event
 from infini_run.display.relay import MOST_LINES
+from infini_run.display.trace_format import IMPORTS
 from infini_run.errors import LinkError, printable
 from infini_run.multinode.observed_node import ObservedNode, RemoteGroup, partial_plan, whole_number
 from infini_run.node.outcome import Outcome
+from infini_run.plan.model import reads_output
+from infini_run.plan.rank_numbers import RankNumbers
+from infini_run.report.pace import Pace
 from infini_run.report.text import duration_text, signal_name
 from infini_run.system.signal_numbers import SIGCONT, SIGTSTP
 
@@ -21,13 +26,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
-    from infini_run.core.group import Event
     from infini_run.display.chrome_trace import ChromeTrace
+    from infini_run.display.launch_feed import LaunchFeed
     from infini_run.display.live_table import LiveTable
+    from infini_run.errors import InfiniRunError
     from infini_run.multinode.agent_state import RemoteAgent
     from infini_run.options.options import Options
+    from infini_run.report.hang_snapshot import HangSnapshot
+    from infini_run.report.report import Report
 
-_SPANS = ("preload", "fork")  # of a node's own work
+_SPANS = (IMPORTS, "fork")  # of a node's own work
 _SPAN_TEXT = 1000  # characters
 _INSTANTS = 10_000  # kept of the head's own
 _SURE_S = 1e-3  # of a clock: below, its bound is not worth a word
@@ -35,14 +43,17 @@ _AWAY_S = 0.1  # of a clock that is said to be off
 
 
 class HeadObservers:
-    """Of one launch, all its attempts. path: of the trace; empty: none. display: None: no table."""
+    """Of one launch, all its attempts. path: of the trace; empty: none. display, feed: None: no table, no events and
+    metrics."""
 
-    def __init__(self, path: str, display: LiveTable | None, options: Options) -> None:
+    def __init__(self, path: str, display: LiveTable | None, feed: LaunchFeed | None, options: Options) -> None:
         self._path = path
         self._display = display
+        self._feed = feed
         self._options = options
         self._nodes: dict[int, ObservedNode] = {}  # that run ranks, or ran them last
         self._gone: dict[int, ObservedNode] = {}  # that ran some before, and are still in the trace
+        self._lost: set[RemoteAgent] = set()  # that were reported to the feed
         self._events: list[dict[str, Any]] = []
         self._instant_count = 0  # instants
         self._numbers = 0  # processes of the trace, beside the head
@@ -51,19 +62,31 @@ class HeadObservers:
         self._stop_ns = 0
         self._restarts = 0
         self._launch_id = ""
+        self._pace = Pace()
+        self._numbers_of_ranks = RankNumbers(("",), (0,))
         self._is_over = False
         self._echoes = 0  # after Ctrl-Z: the head continues its ranks, then hears the SIGCONT that continued it
 
     @property
     def wanted(self) -> list[str]:
         """What agents are to send."""
-        return [name for name, is_wanted in (("live", self._display), ("trace", self._path)) if is_wanted]
+        wanted = {
+            "live": self._display,
+            "trace": self._path,
+            "events": self._feed,
+            "signs": self._feed and self._options.metrics,
+        }
+        return [name for name, is_wanted in wanted.items() if is_wanted]
 
     # ---- what the head does
 
-    def begin(self, agents: Sequence[RemoteAgent], launch_id: str, restarts: int) -> None:
-        """Begin an attempt: all ranks start or restart."""
+    def begin(
+        self, agents: Sequence[RemoteAgent], launch_id: str, restarts: int, numbers: RankNumbers, pace: Pace
+    ) -> None:
+        """Begin an attempt: all ranks start or restart. numbers: of all of them; pace: their progress."""
         now_ns = time.monotonic_ns()
+        self._numbers_of_ranks = numbers
+        self._pace = pace
         self._launch_id, self._restarts = launch_id, restarts
         self._slice("rest" if restarts else "reach nodes", self._began_ns, now_ns)
         if restarts:
@@ -78,9 +101,31 @@ class HeadObservers:
         self._gone = before
         if self._display is not None:
             self._display.drop(self._gone)
+        if self._feed is not None:
+            self._feed.launched(
+                launch_id,
+                nodes=len(agents),
+                ranks=numbers.world_size,
+                restarts=restarts,
+                last_sign_ns=self._last_sign_ns,
+                place=numbers.place,
+            )
+
+    def _last_sign_ns(self, rank: int) -> int | None:
+        node = self._node_of(rank)
+        if node is None or node.plan is None:
+            return None
+        at = node.agent.ranks.index(rank)
+        is_read = at < len(node.plan.workers) and reads_output(node.plan.workers[at])
+        return node.group.activity(at)[0] if is_read else None
+
+    def _node_of(self, rank: int) -> ObservedNode | None:
+        return next((node for node in self._nodes.values() if rank in node.agent.ranks), None)
 
     def rest(self) -> None:
         """Rest between two attempts: the last frame stays."""
+        if self._feed is not None:
+            self._feed.restarting(self._restarts + 1)
         self._end_attempt(time.monotonic_ns())
 
     def _end_attempt(self, now_ns: int) -> None:
@@ -97,10 +142,15 @@ class HeadObservers:
         self._stop_ns = self._stop_ns or time.monotonic_ns()
         if self._display is not None:
             self._display.stop()
+        if self._feed is not None:
+            self._feed.stop()
 
     def on_node_lost(self, agent: RemoteAgent, text: str) -> None:
         """Note the loss of a node, and of its ranks."""
         self.note(text)
+        if self._feed is not None and agent not in self._lost:  # later calls only have a better reason
+            self._lost.add(agent)
+            self._feed.node_lost(agent.node_rank, agent.name, sorted(agent.ranks), text)
         node = self._nodes.get(agent.index)
         if node is None:
             return
@@ -109,6 +159,39 @@ class HeadObservers:
         if self._display is not None:
             self._display.on_disconnect(agent.index)
 
+    def on_progress(self, agent: RemoteAgent) -> None:
+        """Note the progress of the ranks of a node."""
+        for rank, (value, sent_s) in agent.progress.take_news():
+            self._note_progress(agent, rank, value, round(sent_s * 1e9))
+
+    def _note_progress(self, agent: RemoteAgent, rank: int, value: int, time_ns: int) -> None:
+        if self._feed is not None:
+            self._feed.on_event(Event(kind="progress", rank=rank, value=value, time_ns=time_ns), agent.name)
+        node = self._nodes.get(agent.index)
+        if node is not None and node.trace is not None:
+            node.trace.note_progress(agent.ranks.index(rank), value, time_ns)
+
+    def on_hang(self, snapshots: Sequence[HangSnapshot]) -> None:
+        """Note a hang that the head reports."""
+        if self._feed is None:
+            return
+        for snapshot in snapshots:
+            if snapshot.kind:
+                node = self._node_of(snapshot.rank)
+                event = Event(kind=snapshot.kind, rank=snapshot.rank, time_ns=time.monotonic_ns())
+                self._feed.on_event(event, "" if node is None else node.agent.name)
+
+    def on_stop_signal(self, number: int, host: str, where: str) -> None:
+        """Note a signal that stops the launch, at the launcher of `host`; empty: at the head."""
+        self.note(f"got {where}")
+        if self._feed is not None:
+            self._feed.signalled(number, host)
+
+    def finish(self, end: Report | InfiniRunError) -> None:
+        """Note how the launch ended, before `close`, as Observers.finish does."""
+        if self._feed is not None:
+            self._feed.finish(end)
+
     def on_signal(self, number: int) -> None:
         """Note a signal to all ranks."""
         self.note(f"passed {signal_name(number)} on")
@@ -116,6 +199,12 @@ class HeadObservers:
         self._echoes = 2 if number == SIGTSTP else max(0, self._echoes - (number == SIGCONT))
         if self._display is not None and not is_echo:
             self._display.note_signal(number)
+
+    def note_slow(self) -> None:
+        """Note that other ranks than before are slow."""
+        for node in self._nodes.values():
+            if node.trace is not None:
+                node.trace.note_slow(self._pace.slow, time.monotonic_ns())
 
     def note(self, text: str) -> None:
         """Note something in the trace, at this moment."""
@@ -131,14 +220,18 @@ class HeadObservers:
     # ---- when
 
     def timeout_s(self) -> float:
-        """Return how long to wait at most. Only a table needs a clock."""
+        """Return how long to wait at most. A trace needs no clock."""
         wait_s = None if self._display is None else self._display.timeout_s(None)
+        if self._feed is not None:
+            wait_s = self._feed.timeout_s(wait_s)
         return float("inf") if wait_s is None else wait_s
 
     def run_due(self) -> None:
-        """Redraw the table, if that is due."""
+        """Redraw the table and write, if that is due."""
         if self._display is not None:
             self._display.run_due()
+        if self._feed is not None:
+            self._feed.run_due()
 
     def usage_requests(self) -> list[tuple[RemoteAgent, list[int]]]:
         """Return the agents to ask what their ranks use, each with the ranks whose last line the table shows. That
@@ -177,6 +270,12 @@ class HeadObservers:
             raise LinkError("unexpected message over the link")
         elif kind == "event":
             self._on_event(node, node.event(*fields))
+        elif kind == "progress":
+            at, value, time_ns = fields
+            rank = node.plan.workers[node.index(at)].rank
+            self._note_progress(node.agent, rank, whole_number(value), node.ours_ns(time_ns))
+        elif kind == "signs":
+            node.group.last_output_ns |= {node.index(at): node.ours_ns(sign_ns) for at, sign_ns in fields[0]}
         elif kind == "written":
             node.group.volumes |= {
                 node.index(at): (whole_number(out), whole_number(err)) for at, out, err in fields[1]
@@ -184,8 +283,7 @@ class HeadObservers:
             if node.trace is not None:
                 node.trace.sample(node.ours_ns(fields[0]))
         elif kind == "span":
-            if node.trace is not None:
-                self._add_span(node.trace, node, *fields)
+            self._add_span(node, *fields)
         elif kind == "stop":
             if node.trace is not None:
                 node.trace.stop(node.ours_ns(fields[0]))
@@ -194,17 +292,21 @@ class HeadObservers:
         elif kind == "end" and node.trace is not None:
             node.trace.end(node.ours_ns(fields[0]))
 
-    def _add_span(self, trace: ChromeTrace, node: ObservedNode, name: str, start: int, end: int, text: str) -> None:
+    def _add_span(self, node: ObservedNode, name: str, start: int, end: int, text: str) -> None:
         """Raises LinkError: a node has no such span, or it ends before it begins."""
         start_ns, end_ns = node.ours_ns(start), node.ours_ns(end)
         if name not in _SPANS or type(text) is not str or end_ns < start_ns:
             raise LinkError("what came over the link is not what infini-run sends")
-        trace.add_span(name, start_ns, end_ns, printable(text[:_SPAN_TEXT]))
+        text = printable(text[:_SPAN_TEXT])
+        if node.trace is not None:
+            node.trace.add_span(name, start_ns, end_ns, text)
+        if self._display is not None and name == IMPORTS:
+            self._display.note_imports(text, end_ns - start_ns, node.agent.index)
 
     def _begin_node(self, node: ObservedNode, begin_ns: int, now_ns: int, file: str, ranks: list[Any]) -> None:
         agent, launch_id = node.agent, self._launch_id
         node.group = RemoteGroup()
-        node.plan = plan = partial_plan(agent, launch_id, str(file), ranks)
+        node.plan = plan = partial_plan(agent.node_rank, launch_id, str(file), ranks, self._numbers_of_ranks.place)
         outcome = node.outcome = Outcome(plan, self._options, oom_kills=-1)
         if self._path:
             if node.trace is None:
@@ -216,7 +318,9 @@ class HeadObservers:
             from infini_run.display.live_table import LaunchView
 
             group = node.group
-            view = LaunchView(plan, group, lambda: outcome, lambda ranks, now_s: group.samples, agent.name)
+            view = LaunchView(
+                plan, group, lambda: outcome, lambda ranks, now_s: group.samples, self._pace, agent.name
+            )
             self._display.begin(view, agent.index)
 
     def _open_trace(self, node: ObservedNode, begin_ns: int) -> ChromeTrace:
@@ -246,6 +350,8 @@ class HeadObservers:
             node.trace.on_event(event)
         if self._display is not None:
             self._display.on_event(event, node.agent.index)
+        if self._feed is not None and event.kind != "signalled":  # the head says what a signal there means
+            self._feed.on_event(event, node.agent.name)
 
     # ---- clocks
 
@@ -307,9 +413,13 @@ class HeadObservers:
         other = {"launch_id": self._launch_id, "world_size": world, "clocks": self._clocks_json()}
         return trace_content(names, events, other)
 
+    def trace_so_far(self) -> dict[str, Any] | None:
+        """Return the trace as it would be written now. None: there is none."""
+        return self.content() if self._path else None
+
     def close(self) -> str:
         """Close at the end of the launch: the last frame stays, and the trace goes to its file. Safe twice. Return
-        why the file is incomplete, or ""."""
+        why a file is incomplete, or ""."""
         if self._is_over:
             return ""
         self._is_over = True
@@ -317,26 +427,32 @@ class HeadObservers:
             self._end_attempt(time.monotonic_ns())
         if self._display is not None:
             self._display.close()
+        problem = "" if self._feed is None else self._feed.close()
         if not self._path or not self._nodes:
-            return ""
+            return problem
         from infini_run.display.trace_format import write_trace
 
-        return write_trace(self._path, self.content())
+        return "; ".join(filter(None, (write_trace(self._path, self.content()), problem)))
+
+    def after_fork_in_child(self) -> None:
+        """Close the copies of descriptors in a forked child."""
+        if self._feed is not None:
+            self._feed.after_fork_in_child()
 
 
 def open_observers(
     options: Options, environ: Mapping[str, str], *, print_line: Callable[[str], None] | None
 ) -> tuple[HeadObservers | None, Options]:
-    """Open the live table and the trace, if the options ask for them.
+    """Open the live table, the trace, the events, and the metrics, if the options ask for them.
 
     Args:
-        print_line: called with a line if there is no terminal for the table.
+        print_line: called with a line if there is no terminal for the table. None: the process is a host program's.
 
     Returns:
-        None without both; and the options, in which live is "on" or "off" now.
+        None without all; and the options, in which live is "on" or "off" now.
 
     Raises:
-        UsageError: rich is missing, or the trace is not writable.
+        UsageError: rich is missing, or a file is not writable.
     """
     from infini_run.display.observers import check_names, open_display
     from infini_run.plan.program import absolute_flag_path
@@ -350,7 +466,12 @@ def open_observers(
     made: list[HeadObservers] = []
     display = open_display(options, environ, print_line, lambda: made[0].clocks())
     options = replace(options, live="off" if display is None else "on")
-    if display is None and not path:
+    feed = None
+    if options.events or options.metrics:
+        from infini_run.display.launch_feed import open_feed
+
+        feed = open_feed(options, owns_process=print_line is not None)
+    if display is None and feed is None and not path:
         return None, options
-    made.append(HeadObservers(path, display, options))
+    made.append(HeadObservers(path, display, feed, options))
     return made[0], options

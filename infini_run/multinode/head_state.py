@@ -12,11 +12,13 @@ from infini_run.multinode.clock_offset import OwnAbsence
 from infini_run.multinode.output import ConsoleWriters
 from infini_run.multinode.protocol import pack_json
 from infini_run.plan.program import new_launch_id
+from infini_run.plan.rank_numbers import RankNumbers
 from infini_run.plan.restart_policy import RestartState
+from infini_run.report.pace import Pace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from typing import Protocol
 
     from infini_run.errors import InfiniRunError
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from infini_run.multinode.head_observers import HeadObservers
     from infini_run.options.nodes import NodeList
     from infini_run.options.options import Options
+    from infini_run.plan.rank_numbers import NodeRanks
     from infini_run.system.poller import Poller
 
     class NodeChanges(Protocol):
@@ -48,6 +51,11 @@ if TYPE_CHECKING:
         def on_stop_signal(self, agent: RemoteAgent, number: int) -> bool: ...
         def on_lost(self, agent: RemoteAgent, text: str) -> None: ...
         def on_ended(self, agent: RemoteAgent) -> None: ...
+
+        def on_last_word(self, agent: RemoteAgent) -> None: ...
+
+        @property
+        def lost_agents(self) -> Iterable[RemoteAgent]: ...
         def on_nothing_old_lives(self, agent: RemoteAgent) -> None: ...
         def on_refused(self, agent: RemoteAgent, text: str) -> None: ...
         def refuse(self, agent: RemoteAgent, text: str) -> None: ...
@@ -67,7 +75,7 @@ class HeadState:
 
     Args:
         agents: all of them, in the order of their nodes.
-        observers: the live table and the trace; None: without both.
+        observers: the live table, the trace, the events and metrics; None: without all.
         print_line: called with each line for the user; None: it goes to the head's stderr, as the nodes' lines do.
         workers: as for a Head.
     """
@@ -93,21 +101,27 @@ class HeadState:
         self.observers = observers
         self.console = ConsoleWriters(poller)
         self._folded: FoldedOutput | None = None
+        self.on_lines: Callable[[bytes, NodeRanks], None] | None = None  # gets lines of ranks, before any are folded
         self._print_line = print_line
         self.launch_id = new_launch_id()
         self.start_s = time.time()
         self.world: list[RemoteAgent] = agents.all  # that run the ranks, or ran them last, by node rank
-        self.world_size = 0  # known as soon as all nodes are ready
+        self.numbers = RankNumbers(("",), (0,))  # of all ranks, known as soon as all nodes are ready
+        self.ender = ""  # the program with --ends_job whose end stopped the others
         self.restarts = RestartState(options)
+        self.pace = Pace()  # of the ranks of this attempt
+        self.unanswered: tuple[str, ...] = ()  # hosts that did not answer at the last hang of this attempt
         self.changes: NodeChanges | None = None  # of a job that continues after the loss of a node
         self.absence = OwnAbsence(options.node_timeout_s * (_LEASE_ABSENCE if options.is_elastic else _ABSENCE))
         self.notices: list[str] = []
+        self.losses: tuple[str, ...] = ()  # of nodes in earlier attempts, a sentence each, the latest first
         self.error: InfiniRunError | None = None  # why the job ended, unless a rank or a signal is the reason
         self.stop_signal = 0  # the signal from outside that asked for the end
         self.forwarded_signals: set[int] = set()  # that were passed on to the ranks of this attempt
         self.is_handing_out = False  # a node has joined that leaves its rank to the head
         self.goodbye = b""  # the frame that lets agents go; b"": it was not sent yet
         self.is_stopping = False
+        self.stop_due_s = float("-inf")  # the agents stop their ranks then (monotonic), which run on until then
         self.is_new_stop = False  # nobody has looked yet whether anything is left to stop
         self.is_unwanted = False  # by the program that owns this launch: no other attempt follows
         self.stop_end_s = float("inf")  # a node that has not stopped by then is lost
@@ -117,6 +131,11 @@ class HeadState:
         """Whether nodes get a check before they run anything, if the job continues after the loss of one."""
         needs = self.workers or self.options
         return bool(self.options.node_check or needs.log_dir or needs.gpus_per_proc)
+
+    @property
+    def world_size(self) -> int:
+        """The number of all ranks; 0: it is not known yet."""
+        return self.numbers.world_size
 
     @property
     def is_joining(self) -> bool:
@@ -147,8 +166,10 @@ class HeadState:
             write=self._write_output,
         )
 
-    def show(self, kind: bytes, lines: bytes, ranks: range) -> None:
+    def show(self, kind: bytes, lines: bytes, ranks: NodeRanks) -> None:
         """Write lines of these ranks to stdout or stderr; above the table, if there is one."""
+        if self.on_lines is not None and lines:
+            self.on_lines(lines, ranks)
         if self._folded is None:
             self._write_output(kind, lines)
         else:
@@ -196,19 +217,27 @@ class HeadState:
             self.error = error
         self.stop()
 
-    def stop(self, number: int = 0, *, by_signal: bool = False) -> None:
+    @property
+    def is_stop_delayed(self) -> bool:
+        """Whether the ranks run on, and are stopped later."""
+        return self.is_stopping and time.monotonic() < self.stop_due_s
+
+    def stop(self, number: int = 0, *, by_signal: bool = False, after_s: float = 0.0) -> None:
         """Begin to stop the ranks of every node.
 
         Args:
             number: the signal that ranks get; 0: the one of --stop_signal.
             by_signal: a signal from outside asked for it: ranks then have the grace for that.
+            after_s: how long they run on before; such a signal ends that time.
         """
-        if self.is_stopping:
+        if self.is_stopping and not (by_signal and self.is_stop_delayed):
             return
+        self.stop_due_s = time.monotonic() + after_s
         self.is_stopping = self.is_new_stop = True
         grace_s = self.options.signal_grace_s if by_signal else self.options.grace_s
         graces = 1 if by_signal else 2  # after a signal, ranks and leftover processes share one
-        self.stop_end_s = time.monotonic() + graces * grace_s + _SLACK_S
-        self.agents.send_all(pack_json(protocol.STOP, {"signal": number, "by_signal": by_signal}), "running")
+        self.stop_end_s = self.stop_due_s + graces * grace_s + _SLACK_S
+        content = {"signal": number, "by_signal": by_signal, "after_s": after_s}
+        self.agents.send_all(pack_json(protocol.STOP, content), "running")
         if self.observers is not None:
             self.observers.stop()

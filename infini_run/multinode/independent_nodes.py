@@ -20,7 +20,7 @@ from infini_run.report.text import signal_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from infini_run.multinode.agent_state import RemoteAgent
     from infini_run.multinode.head_state import HeadState
@@ -174,7 +174,7 @@ class IndependentNodes:
         agent.is_leaving, agent.loss = True, f"{agent.title}: got {signal_name(number)} there, and leaves"
         state.notice(agent.loss)
         if agent.state == "running":
-            state.agents.send(agent, pack_json(protocol.STOP, {"signal": 0, "by_signal": True}))
+            state.agents.send(agent, pack_json(protocol.STOP, {"signal": 0, "by_signal": True, "after_s": 0}))
         else:
             self._let_go(agent)
         return True
@@ -190,12 +190,24 @@ class IndependentNodes:
         agent.loss = agent.loss or text
         if agent.was_running:
             agent.fence_s = agent.last_received_s + self._state.options.node_timeout_s + FENCE_S
+        if agent.has_last_word:
+            agent.fence_s = time.monotonic()
         self._state.notice(text)
 
     def on_ended(self, agent: RemoteAgent) -> None:
         """Note the proof that the process of a lost agent is gone."""
         if agent is self._lost.get(agent.index):
             agent.fence_s = min(agent.fence_s, time.monotonic() + GUARD_WAIT_S)
+
+    @property
+    def lost_agents(self) -> Iterable[RemoteAgent]:
+        """The lost agents whose processes may live."""
+        return self._lost.values()
+
+    def on_last_word(self, agent: RemoteAgent) -> None:
+        """Note the proof that nothing lives any more of what a lost agent started."""
+        if agent is self._lost.get(agent.index):
+            agent.fence_s = min(agent.fence_s, time.monotonic())
 
     def on_earlier_job(self, node_timeout_s: float) -> None:
         """Ignore an earlier job: no manual launch joins such a job."""

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from infini_run.multinode.head_state import HeadState
     from infini_run.multinode.listener import AgentListener, Identity
     from infini_run.multinode.node_losses import NodeLosses
+    from infini_run.options.options import Options
 
 _LEASE = 0.9  # of --node_timeout: the ranks of a node that hears nothing of the head live for this long
 _TOKEN_SIZE = 32  # random bytes
@@ -69,7 +70,7 @@ class JoinPhase:
         self._listening = listening
         self._token = environ.get(TOKEN) or os.urandom(_TOKEN_SIZE).hex()
         self._index_of_host = {agent.name: agent.index for agent in state.agents.all if agent.name}
-        self._specs: dict[int | str, bytes] = {}  # SPEC frames, by the number of ranks
+        self._specs: dict[object, bytes] = {}  # SPEC frames, by what differs: ranks, and programs
         self._contact = Contact()
         self._turned_away: set[str] = set()  # lines that were printed
         self._link_address = ""  # a line about the address that other launchers must connect to, if it was given
@@ -124,7 +125,12 @@ class JoinPhase:
         from infini_run.multinode.listener import AgentListener
 
         self.listener = AgentListener(
-            self._token, len(state.agents.all), state.poller, self._on_authenticated, state.notice
+            self._token,
+            len(state.agents.all),
+            state.poller,
+            self._on_authenticated,
+            self._on_last_word,
+            state.notice,
         )
         target = self.listener.open(state.options.link_port, state.options.link_address, self._listening)
         if state.options.link_address and state.node_list.engine == MANUAL:
@@ -153,7 +159,7 @@ class JoinPhase:
             self._attach(agents[node], connection)
             return
         if self._state.is_over and self._state.options.is_elastic and not is_other_job:  # it would retry
-            connection.send(self._spec(self._state.options.nproc_per_node))
+            connection.send(self._spec(self._state.options.nproc_per_node, self._state.options))
             connection.send(self._state.goodbye)
             connection.close()
             return
@@ -177,6 +183,19 @@ class JoinPhase:
         answer |= {"launch_id": self._state.launch_id, "timeout_s": self._state.options.node_timeout_s}
         connection.send(pack_json(protocol.GOODBYE, answer))
         connection.close()
+
+    def _on_last_word(self, word: bytes) -> None:
+        """Act on what anybody has sent: the last word of a node, if its hash is known."""
+        from infini_run.multinode.last_word import hash_of
+
+        changes, hashed = self._state.changes, hash_of(word)
+        if changes is None:
+            return
+        for agent in (*changes.lost_agents, *self._state.agents.all):
+            if agent.last_word_hash == hashed:
+                agent.last_word_hash, agent.last_word_s = b"", time.monotonic()
+                changes.on_last_word(agent)
+                return
 
     def _place_of(self, node: int, host: str) -> int:
         """Return the index of a node that names `node`, or that leaves it to the head (HANDED_OUT). An earlier agent
@@ -206,17 +225,19 @@ class JoinPhase:
         self._state.agents.attach(agent, connection)
         counts = self._state.node_list.counts
         nproc = counts[agent.index] if counts else self._state.options.nproc_per_node
-        self._state.agents.send(agent, self._spec(nproc))
+        own = self._state.options
+        self._state.agents.send(agent, self._spec(nproc, own.on_node(agent.index) if own.programs else own))
         if self._state.is_over:  # too late for the GOODBYE to all
             self._state.agents.send(agent, self._state.goodbye)
 
-    def _spec(self, nproc: int | str) -> bytes:
-        if nproc not in self._specs:
-            self._specs[nproc] = self._make_spec(nproc)
-        return self._specs[nproc]
+    def _spec(self, nproc: int | str, own: Options) -> bytes:
+        """Return the SPEC frame of a node. own: its options, without the ranks of programs that are not there."""
+        key = nproc, tuple(each.nproc_per_node for each in own.programs)
+        if key not in self._specs:
+            self._specs[key] = self._make_spec(nproc, own)
+        return self._specs[key]
 
-    def _make_spec(self, nproc: int | str) -> bytes:
-        own = self._state.options
+    def _make_spec(self, nproc: int | str, own: Options) -> bytes:
         workers = self._state.workers if own.is_elastic else None
         options = replace(options_of_agents(own), nproc_per_node=nproc)
         if self._has_stream:
@@ -252,7 +273,12 @@ class JoinPhase:
             return
         if agent.state != "connected":
             raise LinkError("unexpected message over the link")
-        agent.hello, agent.free_port = hello, hello["port"]
+        programs = self._state.options.programs
+        if len(hello["counts"]) != len(programs) or len(hello["ports"]) != max(1, len(programs)):
+            raise LinkError("what came over the link is not what infini-run sends: other programs")
+        if programs and sum(hello["counts"]) != hello["nproc"]:
+            raise LinkError("what came over the link is not what infini-run sends: other counts")
+        agent.hello, agent.free_ports = hello, hello["ports"]
         if not agent.name or self._state.node_list.engine == MANUAL:  # another launcher may have taken the place
             agent.name = hello["host"]
         agents.set_state(agent, "ready")

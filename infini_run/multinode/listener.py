@@ -97,6 +97,7 @@ class AgentListener:
         nodes: how many agents to expect.
         on_authenticated: called with a connection that has proved itself, what the agent says that it is, and the
             address that it comes from.
+        on_last_word: called with what claims to be the last word of a node, from anybody.
         notice: called with lines for the user.
     """
 
@@ -106,6 +107,7 @@ class AgentListener:
         nodes: int,
         poller: Poller,
         on_authenticated: Callable[[Connection, Identity, str], None],
+        on_last_word: Callable[[bytes], None],
         notice: Callable[[str], None],
     ) -> None:
         self._token = token
@@ -113,6 +115,7 @@ class AgentListener:
         self._limit = nodes + _SPARE
         self._poller = poller
         self._on_authenticated = on_authenticated
+        self._on_last_word = on_last_word
         self._notice = notice
         self._turned_away = {False: 0, True: 0}  # whether it spoke the protocol
         self.dropped = 0  # connections that had proved nothing
@@ -228,6 +231,11 @@ class AgentListener:
         waiting = self._waiting[connection]
         try:
             for kind, payload in connection.read():
+                if kind == protocol.LAST_WORD and waiting.handshake is None:
+                    self._release(connection)
+                    connection.close()
+                    self._on_last_word(payload)
+                    return
                 handshake = waiting.handshake or self._begin(connection, waiting)
                 if not handshake.is_done:
                     handshake.handle_frame(kind, payload)

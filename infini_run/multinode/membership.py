@@ -66,6 +66,7 @@ class NodePlace:
         is_leaving: It was asked to stop, and is not for the next world.
         is_needed: There is no world without it: in a manual launch rank 0 is where the head is, whose address is
             known.
+        gone: Why the next world may be without it, as words after its name; empty: the last world ended with it.
     """
 
     name: str
@@ -79,6 +80,7 @@ class NodePlace:
     is_banned: bool = False
     is_leaving: bool = False
     is_needed: bool = False
+    gone: str = ""
 
 
 @record
@@ -204,9 +206,11 @@ class Over:
 
     Args:
         due_s: not before; a failure of a rank has a delay.
+        failed: the place whose rank was the first to fail, by the clocks; -1: as Failed had it, which came first.
     """
 
     due_s: float = -_NEVER
+    failed: int = -1
 
 
 @record

@@ -8,6 +8,7 @@ that runs, in a wait with a bound, or in the end of the job.
 
 from __future__ import annotations
 
+from infini_run.errors import counted
 from infini_run.multinode.membership import (
     Began,
     Check,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 CHECK_AGAIN_S = 300.0  # the interval between checks of a waiting spare
 CHECK_OUT_S = 60.0  # a node that has failed its check
 GROW_S = 600.0  # between two stops of a world that only let it grow
+_EXCLUDED = "is excluded"
 _NEVER = float("inf")
 
 
@@ -127,6 +129,7 @@ def _on_checked(turn: _Turn, event: Checked) -> None:
         return
     turn.set_place(event.place_index, checked_s=turn.now_s, state="out" if event.reason else "spare")
     if event.reason:
+        turn.set_place(event.place_index, gone=_EXCLUDED)
         turn.notice(f"excluded {place.name}: {event.reason}")
         failed = [at for at in turn.m.having("out") if not turn.m.places[at].is_banned]
         here = turn.m.having("joined", "checking", "spare", "active", "out")
@@ -143,7 +146,8 @@ def _on_lost(turn: _Turn, event: Lost) -> None:
     if place.state == "absent":
         return
     # what joined after the loss and ran nothing proves nothing about ranks of before
-    turn.set_place(event.place_index, state="absent", fence_s=event.fence_s if was_in_world else place.fence_s)
+    fence_s = event.fence_s if was_in_world else place.fence_s
+    turn.set_place(event.place_index, state="absent", fence_s=fence_s, gone="was lost")
     if not was_in_world:
         turn.notice(f"{event.reason}; no rank ran there")
         return
@@ -167,7 +171,7 @@ def _on_refused(turn: _Turn, event: Refused) -> None:
     place = turn.m.places[event.place_index]
     if place.state != "active":
         return
-    turn.set_place(event.place_index, state="absent", is_banned=True)
+    turn.set_place(event.place_index, state="absent", is_banned=True, gone="cannot run its ranks")
     turn.set(lost=(*turn.m.lost, event.place_index), reason=turn.m.reason or event.reason)
     if turn.m.phase == "running":
         turn.set(phase="stopping")
@@ -210,14 +214,16 @@ def _count_failure(turn: _Turn) -> None:
 def _on_over(turn: _Turn, event: Over) -> None:
     """Check the members of a finished world again before the next one."""
     if turn.m.failed >= 0 and not turn.m.reason:
+        if event.failed >= 0:
+            turn.set(failed=event.failed)
         _count_failure(turn)
     for at in turn.m.having("active"):
         place = turn.m.places[at]
-        turn.set_place(at, state="joined")
+        turn.set_place(at, state="joined", gone="")
         if place.is_leaving:
             _let_go(turn, at, "it was asked to stop")
         elif 0 < turn.rules.max_failures <= place.failures and _can_spare(turn, at):
-            turn.set_place(at, state="out", is_banned=True)
+            turn.set_place(at, state="out", is_banned=True, gone=_EXCLUDED)
             turn.set(banned=(at, place.node_rank))
             turn.notice(f"excluded {place.name}: its ranks were the first to fail in {attempts(place.failures)}")
     for at in turn.m.having("spare"):
@@ -238,7 +244,7 @@ def _can_spare(turn: _Turn, at: int) -> bool:
 
 
 def _let_go(turn: _Turn, at: int, reason: str) -> None:
-    turn.set_place(at, state="absent", is_leaving=False)
+    turn.set_place(at, state="absent", is_leaving=False, gone="was asked to stop")
     turn.actions.append(Dismiss(place_index=at, reason=reason))
 
 
@@ -263,11 +269,11 @@ def _plan_growth(turn: _Turn) -> None:
 
 def _check_due(turn: _Turn) -> None:
     """Start the checks that are due: of who has joined, before a world and while it waits."""
-    m, rules, now_s = turn.m, turn.rules, turn.now_s
-    if m.phase == "ended":
+    before, rules, now_s = turn.m, turn.rules, turn.now_s
+    if before.phase == "ended":
         return
-    for at in m.having("checking"):
-        if now_s >= m.places[at].check_end_s:
+    for at in before.having("checking"):
+        if now_s >= before.places[at].check_end_s:
             _on_checked(turn, Checked(place_index=at, reason=f"its check did not end within {rules.check_s:g} s"))
     m = turn.m
     for at, place in enumerate(m.places):
@@ -284,7 +290,7 @@ def _check_due(turn: _Turn) -> None:
             continue
         turn.set_place(at, state="checking", check_end_s=now_s + rules.check_s)
         turn.actions.append(Check(place_index=at))
-    if turn.m.phase == "gathering" and turn.m is not m:
+    if turn.m.phase == "gathering" and turn.m is not before:
         _gather(turn)
 
 
@@ -305,8 +311,18 @@ def _gather(turn: _Turn) -> None:
             return
     if max(m.due_s, *(place.fence_s for place in m.places)) > now_s:
         return
-    if len(ready) >= rules.most or not m.having("checking"):
+    if not _awaited(m, rules) and (len(ready) >= rules.most or not m.having("checking")):
         _start(turn, ready)
+
+
+def _awaited(m: Membership, rules: Rules) -> list[int]:
+    """Return the places whose check decides whether the next world has them: the members of the last one that it did
+    not lose. Before the first world, those that are listed before a spare. Each check has a limit."""
+    running = [at for at in m.having("joined", "checking") if at not in m.lost]
+    if m.world >= 0:
+        return [at for at in running if m.places[at].node_rank >= 0]
+    first = sorted([*running, *m.having("spare")], key=lambda at: m.places[at].order)[: rules.most]
+    return [at for at in running if at in first]
 
 
 def _wait_for_least(turn: _Turn) -> None:
@@ -333,7 +349,8 @@ def describe_missing(m: Membership, rules: Rules, when: str = "") -> str:
         how = "excluded" if missed.state == "out" else "missing"
         return f"{name} is {how}{when}, and no attempt starts without it"
     missing = ", ".join([m.places[at].name for at in m.having("absent", "out") if m.places[at].name][:8])
-    return f"{here} of at least {rules.least} nodes joined{when}" + (f"; missing: {missing}" if missing else "")
+    text = f"{here} of at least {counted(rules.least, 'node')} joined{when}"
+    return text + (f"; missing: {missing}" if missing else "")
 
 
 def _end(turn: _Turn, reason: str) -> None:

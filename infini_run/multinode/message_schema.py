@@ -86,6 +86,27 @@ def is_nproc(value: Any) -> bool:
     return value in ("gpu", "cpu", "auto") if type(value) is str else whole_number(1, MOST_RANKS)(value)
 
 
+def _counts(value: Any) -> bool:
+    """Return whether it is how many ranks each of several programs has; empty: there is one program."""
+    return type(value) is list and all(map(whole_number(0, MOST_RANKS), value))
+
+
+def _ports(value: Any) -> bool:
+    return type(value) is list and bool(value) and all(map(is_port, value))
+
+
+def _programs(value: Any) -> bool:
+    """Return whether it is where several programs run; empty: there is one program."""
+    fits: Schema = {
+        "first": is_count, "size": whole_number(1, MAX_INT), "most": whole_number(1, MOST_RANKS),
+        "node": is_count, "nnodes": whole_number(1, MAX_INT), "addr": is_text, "port": is_port, "hosts": are_texts,
+    }  # fmt: skip
+    return type(value) is list and all(
+        type(each) is dict and each.keys() == fits.keys() and all(fits[name](item) for name, item in each.items())
+        for each in value
+    )
+
+
 is_port, _rank, is_pid = whole_number(0, 65535), whole_number(-1, MAX_INT), whole_number(-1, MAX_INT)
 is_count, _code, is_signal = whole_number(0, MAX_INT), whole_number(0, 255), whole_number(0, 64)
 
@@ -100,11 +121,11 @@ def _records(value: Any) -> bool:
 
 
 def _progresses(value: Any) -> bool:
-    """Of each rank: its number, its PROGRESS=, the age of that in nanoseconds."""
+    """Check, for each rank, its number, its PROGRESS=, the time of that in nanoseconds, and how many it has sent."""
     if type(value) is not list or len(value) > MOST_RANKS or any(type(entry) is not list for entry in value):
         return False
     fits = whole_number(0, _MAX_NS)
-    return all(len(entry) == 3 and all(map(fits, entry)) for entry in value)
+    return all(len(entry) == 4 and all(map(fits, entry)) for entry in value)
 
 
 # head to agent
@@ -117,11 +138,14 @@ LAUNCH: Schema = {
     "node": is_count, "nnodes": whole_number(1, MAX_INT), "nproc": whole_number(1, MOST_RANKS), "first": is_count,
     "world_size": whole_number(1, MAX_INT), "most": whole_number(1, MOST_RANKS), "host": is_text,
     "master_addr": is_text, "master_port": is_port, "launch_id": is_text, "restarts": is_count, "heading": is_text,
+    "programs": _programs,
 }  # fmt: skip
-SIGNAL: Schema = {"signal": is_signal, "ranks": _ranks}
-STOP: Schema = {"signal": is_signal, "by_signal": is_flag}
+SIGNAL: Schema = {"signal": is_signal, "ranks": _ranks, "by": is_text}
+STOP: Schema = {"signal": is_signal, "by_signal": is_flag, "after_s": is_seconds}
 USAGE_REQUEST: Schema = {"ranks": _ranks}
 CAUSE: Schema = {"ranks": _ranks}
+START: Schema = {"programs": are_texts}
+SNAPSHOT_REQUEST: Schema = {"is_before_stop": is_flag}
 QUESTION: Schema = {"number": is_count, "request": is_record}
 GOODBYE: Schema = {"exit_code": _code}
 TURNED_AWAY: Schema = {  # a GOODBYE before there was a SPEC
@@ -130,19 +154,26 @@ TURNED_AWAY: Schema = {  # a GOODBYE before there was a SPEC
 # agent to head
 HELLO: Schema = {
     "version": is_text, "host": is_text, "pid": is_pid, "start_ticks": _ticks, "nproc": whole_number(1, MOST_RANKS),
-    "port": is_port, "address": is_text, "facts": are_texts, "machine": is_text, "is_clear": is_flag,
+    "counts": _counts, "ports": _ports, "address": is_text, "facts": are_texts, "machine": is_text,
+    "is_clear": is_flag,
 }  # fmt: skip
 REFUSAL: Schema = {"error": is_text, "exit_code": _code, "kind": is_text, "host": is_text}
 STARTED: Schema = {"started": _rank, "pid": is_pid}
 READY: Schema = {"ready": _rank, "pid": is_pid}
-FAILED: Schema = {"failed": _rank, "age_ns": whole_number(0, _MAX_NS), "time_ns": whole_number(0, _MAX_NS)}
+FAILED: Schema = {
+    "failed": _rank, "age_ns": whole_number(0, _MAX_NS), "time_ns": whole_number(0, _MAX_NS), "asks_again": is_flag,
+}  # fmt: skip
+EXITED: Schema = {"exited": _ranks, "failed_ranks": _ranks}
 SIGNALLED: Schema = {"signalled": is_signal}
-PROGRESS: Schema = {"progress": _progresses}
-EVENTS = (STARTED, READY, FAILED, SIGNALLED, PROGRESS)
+PROGRESS: Schema = {"progress": _progresses, "time_ns": whole_number(0, _MAX_NS)}
+SUSPECTS: Schema = {"suspects": is_flag}
+FINISHED: Schema = {"finished": is_text}  # a program with --ends_job, on this node
+UP: Schema = {"up": is_text}  # a program that others wait for, on this node
+EVENTS = (STARTED, READY, EXITED, FAILED, SIGNALLED, PROGRESS, SUSPECTS, FINISHED, UP)
 CHECKED: Schema = {"reason": is_text}
 SNAPSHOTS: Schema = {"snapshots": _records, "ranks": _ranks}
 ANSWERED: Schema = {"number": is_count, "answer": is_record}
-DONE: Schema = {"report": is_record, "port": is_port, "progress": whole_number(-1, _MAX_NS)}
+DONE: Schema = {"report": is_record, "ports": _ports, "progress": whole_number(-1, _MAX_NS)}
 
 
 def read(payload: bytes, *schemas: Schema) -> dict[str, Any]:

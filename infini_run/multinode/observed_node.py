@@ -12,6 +12,7 @@ from infini_run.plan.model import Output, Plan, Worker
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
     from infini_run.display.chrome_trace import ChromeTrace
@@ -38,6 +39,24 @@ class RemoteGroup:
 
     def status(self, worker: int) -> bytes:
         return self.last_lines.get(worker, (b"", b""))[1]
+
+    def update(self, lines: Any, usage: Any, count: int) -> None:
+        """Use what a launch of `count` ranks says at its control socket. Raises LinkError, ValueError, TypeError: it
+        is something else."""
+        self.samples = {
+            whole_number(pid): Usage(
+                cpu=None if cpu is None else float(cpu),
+                memory=None if memory is None else whole_number(memory),
+                is_suspended=bool(is_suspended),
+                gpu_memory=None if gpu_memory is None else whole_number(gpu_memory),
+                gpu=None if gpu is None else float(gpu),
+            )
+            for pid, cpu, memory, is_suspended, gpu_memory, gpu in usage
+        }
+        for at, line, status in lines:
+            if not 0 <= whole_number(at) < count:
+                raise LinkError("what came over the link is not what infini-run sends")
+            self.last_lines[at] = _bytes(line), _bytes(status)
 
     def activity(self, worker: int) -> tuple[int, int]:
         return self.last_output_ns.get(worker, 0), 0
@@ -120,20 +139,36 @@ def _bytes(value: Any) -> bytes:
     return str(value).encode("utf-8", "surrogateescape")
 
 
-def partial_plan(agent: RemoteAgent, launch_id: str, file: str, ranks: list[Any]) -> Plan:
-    """Return as much of a node's plan as the table and the trace show. Raises LinkError."""
+def partial_plan(
+    node_rank: int,
+    launch_id: str,
+    file: str,
+    ranks: list[Any],
+    place: Callable[[int], tuple[str, int]] = lambda rank: ("", rank),
+) -> Plan:
+    """Return as much of a node's plan as the table, the trace, and the metrics need. Raises LinkError.
+
+    Args:
+        node_rank: The node.
+        launch_id: The launch.
+        file: The program.
+        ranks: Of each rank: its number, its local one, its devices, and how many of its streams the launcher reads.
+        place: Returns the program of a rank, and its number there.
+    """
     workers = []
-    for rank, local_rank, devices, carries in ranks:
-        output = Output(console=False, log=False, piped=bool(carries))
+    for rank, local_rank, devices, streams in ranks:
+        program, program_rank = place(whole_number(rank))
+        stdout, stderr = (Output(console=False, log=False, piped=each) for each in (bool(streams), streams == 2))
         workers.append(
             Worker(
-                rank=whole_number(rank), local_rank=whole_number(local_rank), node=agent.node_rank, argv=(file,),
-                env=(),
-                devices=tuple(str(name) for name in devices), cpu_binding=None, stdin="null", stdout=output,
-                stderr=output, label="", log="", error_log="", error_file="", notify="",
+                rank=rank, local_rank=whole_number(local_rank), node=node_rank,
+                program=program, program_rank=program_rank, name=f"{program or 'rank'} {program_rank}",
+                file=file, cwd="", argv=(file,), env=(),
+                devices=tuple(str(name) for name in devices), cpu_binding=None, stdin="null", stdout=stdout,
+                stderr=stderr, label="", log="", error_log="", error_file="", notify="",
             )
         )  # fmt: skip
     return Plan(
-        launch_id=launch_id, nodes=(), nnodes=1, world_size=len(workers), master_addr="", master_port=0, file=file,
-        env=(), workers=tuple(workers),
+        launch_id=launch_id, nodes=(), nnodes=1, world_size=len(workers), master_addr="", programs=(), env=(),
+        workers=tuple(workers),
     )  # fmt: skip

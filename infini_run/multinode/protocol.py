@@ -26,15 +26,18 @@ HANDSHAKE_S = 10.0  # the longest time for a handshake, if nobody waits for this
 
 # head to agent
 SPEC, LAUNCH, STOP, KILL, SIGNAL, INPUT, STREAM_DOWN, GOODBYE = b"S", b"G", b"T", b"K", b"N", b"I", b"d", b"Q"
-USAGE_REQUEST, CHECK, SNAPSHOT_REQUEST, CAUSE, QUESTION = b"L", b"c", b"l", b"j", b"q"
+USAGE_REQUEST, CHECK, SNAPSHOT_REQUEST, CAUSE, QUESTION, START = b"L", b"c", b"l", b"j", b"q", b"p"
 # agent to head
 IDENTITY, HELLO, EVENT, OUT, ERR, STREAM_UP, DONE = b"M", b"A", b"E", b"o", b"e", b"u", b"D"
 OBSERVATIONS, CHECKED, NOTHING_OLD_LIVES, SNAPSHOTS, ANSWERED = b"V", b"k", b"r", b"x", b"a"
+LAST_WORD_HASH = b"h"
+# a guard to the head, over a separate connection, without a handshake (last_word.py)
+LAST_WORD = b"w"
 # both ways
 CHALLENGE, PROOF, HEARTBEAT, LEASE = b"C", b"P", b"H", b"W"
 _DOWN = (
     SPEC, LAUNCH, STOP, KILL, SIGNAL, INPUT, STREAM_DOWN, GOODBYE, USAGE_REQUEST, CHECK, SNAPSHOT_REQUEST, CAUSE,
-    QUESTION,
+    QUESTION, START,
 )  # fmt: skip
 _UP = (
     IDENTITY,
@@ -49,6 +52,8 @@ _UP = (
     NOTHING_OLD_LIVES,
     SNAPSHOTS,
     ANSWERED,
+    LAST_WORD_HASH,
+    LAST_WORD,
 )
 KINDS = frozenset((*_DOWN, *_UP, CHALLENGE, PROOF, HEARTBEAT, LEASE))
 

@@ -102,12 +102,16 @@ class RankStdio:
 
     def drain(self) -> None:
         """Send the rest of the pipes: all ranks exited."""
-        for fd, kind in ((self.out_fd, protocol.OUT), (self.err_fd, protocol.ERR)):
-            while self._forward(fd, kind):
-                pass
+        self.send_waiting()
         if self._own_lines:
             self._connection.send(pack(protocol.ERR, b"\n" + self._with_own_lines(b"")))
         self._is_in_line = False  # the head ends every line that a launch leaves open
+
+    def send_waiting(self) -> None:
+        """Send what is in the pipes."""
+        for fd, kind in ((self.out_fd, protocol.OUT), (self.err_fd, protocol.ERR)):
+            while self._forward(fd, kind):
+                pass
 
     def _forward(self, fd: int, kind: bytes) -> bool:
         """Send one piece of what ranks have written; whether there was any."""

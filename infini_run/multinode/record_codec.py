@@ -18,14 +18,17 @@ _BOUNDS = {  # fields that become an exit code, or an index of a table
 _MOST = 2**63  # no count and no time is larger
 _RECORDS = {  # and their modules: imported when one is read, for an agent needs few of them
     "Clock": "infini_run.report.report",
+    "CollectiveRecord": "infini_run.report.torch_records",
     "Exit": "infini_run.report.exit",
     "HangSnapshot": "infini_run.report.hang_snapshot",
     "LeftoverProcess": "infini_run.report.exit",
     "Options": "infini_run.options.options",
     "PreloadUse": "infini_run.report.report",
+    "OneProgram": "infini_run.options.options",
     "ProcessSnapshot": "infini_run.system.procfs",
     "RankStreams": "infini_run.value_types",
     "Report": "infini_run.report.report",
+    "SlowRank": "infini_run.report.pace",
     "ThreadSnapshot": "infini_run.system.procfs",
 }
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from infini_run.errors import NodeLost, UsageError
+from infini_run.plan.model import spans_on
 from infini_run.system.addresses import unreachable_reason
 from infini_run.value_types import MAX_INT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import Any
 
     from infini_run.errors import InfiniRunError
     from infini_run.multinode.agent_state import RemoteAgent
     from infini_run.options.options import Options
+    from infini_run.plan.rank_numbers import RankNumbers
 
 _NAMED = 8  # nodes in one message
 
@@ -52,22 +55,63 @@ def join_names(agents: Sequence[RemoteAgent]) -> str:
     return ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
 
 
-def count_ranks(agents: Sequence[RemoteAgent], reader: int | str) -> list[int]:
-    """Return how many ranks each node runs.
+def count_ranks(options: Options, agents: Sequence[RemoteAgent]) -> list[list[int]]:
+    """Return how many ranks of each program each node runs.
+
+    Raises:
+        UsageError: a program has none, or there are more ranks than is possible.
+    """
+    if options.programs:
+        counts = [[int(agent.hello["counts"][at]) for agent in agents] for at in range(len(options.programs))]
+    else:
+        counts = [[int(agent.hello["nproc"]) for agent in agents]]
+    world_size = sum(map(sum, counts))
+    if world_size > MAX_INT:
+        raise UsageError(f"{len(agents)} nodes make {world_size} ranks; expected at most {MAX_INT}")
+    idle = next((at for at, each in enumerate(counts) if not any(each)), -1)
+    if idle >= 0:
+        raise UsageError(f"--program={options.programs[idle].name}: no node runs it; use --on_nodes=rest")
+    return counts
+
+
+def reader_of(reader: int | str, numbers: RankNumbers, agents: Sequence[RemoteAgent]) -> list[RemoteAgent]:
+    """Return the agents whose ranks read stdin.
 
     Args:
         reader: the value of --stdin.
+        numbers: of all ranks.
 
     Raises:
-        UsageError: there is no such rank, or there are more ranks than is possible.
+        UsageError: there is no such rank.
     """
-    counts = [int(agent.hello["nproc"]) for agent in agents]
-    world_size = sum(counts)
-    if world_size > MAX_INT:
-        raise UsageError(f"{len(agents)} nodes make {world_size} ranks; expected at most {MAX_INT}")
-    if isinstance(reader, int) and reader >= world_size:
-        raise UsageError(f"--stdin={reader}: unknown rank; use 0 to {world_size - 1}")
-    return counts
+    if reader in ("all", "none"):
+        return list(agents) if reader == "all" else []
+    rank = numbers.number(reader, "--stdin")
+    return [agent for agent in agents if rank in agent.ranks]
+
+
+def place_programs(
+    options: Options, agents: Sequence[RemoteAgent], counts: Sequence[Sequence[int]]
+) -> list[list[dict[str, Any]]]:
+    """Return for each node what its LAUNCH frame has of each of several programs.
+
+    Args:
+        counts: as count_ranks returns them.
+    """
+    columns = []
+    for at, each in enumerate(counts):
+        runners = [agent for agent, count in zip(agents, each, strict=True) if count]
+        is_explicit = at == 0 and options.rdzv_explicit
+        addr = options.master_addr if is_explicit else _address_of(runners[0], is_alone=len(agents) == 1)
+        port = options.programs[at].master_port or runners[0].free_ports[at]
+        common = {"addr": addr, "port": port, "hosts": [agent.name for agent in runners]}
+        columns.append(
+            [
+                {"first": s.first, "size": s.world_size, "most": s.most, "node": s.node, "nnodes": s.nnodes, **common}
+                for s in spans_on(each)
+            ]
+        )
+    return [list(row) for row in zip(*columns, strict=True)]
 
 
 def uneven_notice(agents: Sequence[RemoteAgent], counts: Sequence[int]) -> str:
@@ -88,10 +132,12 @@ def rendezvous_address(options: Options, agents: Sequence[RemoteAgent], *, is_fr
     """
     first = agents[0]
     if options.rdzv_explicit:
-        return options.master_addr, first.free_port if is_fresh else options.master_port or first.free_port
-    if len(agents) == 1:
-        return "127.0.0.1", first.free_port
-    return str(first.hello["address"]) or first.name, first.free_port
+        return options.master_addr, first.free_ports[0] if is_fresh else options.master_port or first.free_ports[0]
+    return _address_of(first, is_alone=len(agents) == 1), first.free_ports[0]
+
+
+def _address_of(agent: RemoteAgent, *, is_alone: bool) -> str:
+    return "127.0.0.1" if is_alone else str(agent.hello["address"]) or agent.name
 
 
 def address_warning(address: str, agents: Sequence[RemoteAgent], hosts: str) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
-
 from infini_run.multinode import protocol
 from infini_run.multinode.output import StdinReader
 from infini_run.multinode.protocol import pack
@@ -21,19 +19,17 @@ class StdinForwarder:
     """Sends stdin to the nodes whose ranks read it.
 
     Args:
-        reader: "all", "none", or the number of the rank that reads.
         agents: of all nodes.
+        is_wanted: a rank reads stdin.
 
-    Set `nodes` and `first_ranks` to the agents that run ranks, and the first rank of each, once known.
+    Set `nodes` to the agents whose ranks read, once known.
     """
 
-    def __init__(self, reader: int | str, agents: AgentSet, poller: Poller) -> None:
-        self._reader = reader
+    def __init__(self, agents: AgentSet, poller: Poller, *, is_wanted: bool) -> None:
         self._agents = agents
         self._poller = poller
-        self._stdin = StdinReader(0, wanted=reader != "none")
+        self._stdin = StdinReader(0, wanted=is_wanted)
         self.nodes: Sequence[RemoteAgent] = ()
-        self.first_ranks: Sequence[int] = ()
 
     @property
     def is_due(self) -> bool:
@@ -64,12 +60,9 @@ class StdinForwarder:
 
     def _readers(self) -> list[RemoteAgent]:
         """Return the agents whose ranks read; none while one of them is behind."""
-        if self._stdin.has_ended or not self.first_ranks:
+        if self._stdin.has_ended:
             return []
-        readers = list(self.nodes)
-        if self._reader != "all":
-            readers = [readers[bisect_right(self.first_ranks, int(self._reader)) - 1]]
-        readers = [agent for agent in readers if agent.state == "running"]
+        readers = [agent for agent in self.nodes if agent.state == "running"]
         has_room = all(agent.connection is None or agent.connection.has_room for agent in readers)
         return readers if has_room else []
 

@@ -10,7 +10,7 @@ from _signal import SIGINT, SIGQUIT
 
 # Who got it. A launcher was started by somebody, who can signal it again; an agent, by an engine.
 HEAD, LAUNCHER, AGENT = "the head", "a launcher", "an agent"
-LOSABLE_AGENT = "an agent of a job that goes on when it loses a node"
+LOSABLE_AGENT = "an agent of a job that continues when it loses a node"
 ENDING_AGENT = "an agent, whose engine has lost a node and may be ending the others"
 # What came before: nothing; the same request, a moment ago; one elsewhere; one there.
 FIRST, ECHO, ELSEWHERE, AGAIN = range(4)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import time
 
-from infini_run.errors import NodeLost
+from infini_run.errors import NodeLost, counted
 from infini_run.multinode import membership, protocol
-from infini_run.multinode.head_report import attempt_report
+from infini_run.multinode.head_report import attempt_report, find_first_failure, losses
 from infini_run.multinode.membership_transitions import advance, awaits_checks, describe_missing, next_due_s
 from infini_run.multinode.protocol import pack, pack_json
 from infini_run.multinode.rendezvous import join_names
@@ -21,7 +21,7 @@ from infini_run.system.signal_numbers import SIGTERM
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from typing import Any
 
     from infini_run.multinode.agent_state import RemoteAgent
@@ -236,7 +236,9 @@ class WorldChanges:
         """Act on the loss of an agent that was ready; `text` is a line about it. Its ranks may live until the end of
         its lease."""
         fence_s = agent.last_received_s + self._state.options.node_timeout_s + FENCE_S
-        if self._membership.places[agent.index].state == "active":
+        if agent.has_last_word:
+            fence_s = time.monotonic()
+        elif self._membership.places[agent.index].state == "active":
             self._fenced[agent.index] = agent
         self._handle(membership.Lost(place_index=agent.index, fence_s=fence_s, reason=text))
 
@@ -246,6 +248,17 @@ class WorldChanges:
         if self._fenced.get(agent.index) is agent:
             del self._fenced[agent.index]
             self._handle(membership.Gone(place_index=agent.index, fence_s=time.monotonic() + GUARD_WAIT_S))
+
+    @property
+    def lost_agents(self) -> Iterable[RemoteAgent]:
+        """The lost agents whose ranks may live."""
+        return self._fenced.values()
+
+    def on_last_word(self, agent: RemoteAgent) -> None:
+        """Note the proof that nothing lives any more of what a lost agent started."""
+        if self._fenced.get(agent.index) is agent:
+            del self._fenced[agent.index]
+            self._handle(membership.Gone(place_index=agent.index, fence_s=time.monotonic()))
 
     def on_nothing_old_lives(self, agent: RemoteAgent) -> None:
         """Note that what SIGKILL did not end there is gone; the job ended for that reason."""
@@ -300,12 +313,15 @@ class WorldChanges:
         if state.stop_signal or state.error is not None or state.is_unwanted:
             return False
         report = attempt_report(state)
+        if report.first_failure is not None and report.first_failure.asked_again:
+            return False
         asked_s, self._restart_due_s = self._restart_due_s, None
+        failed = -1
         if m.reason or asked_s is not None:
             if report.stuck:
                 state.restarts.give_up(NOT_ENDED)
                 return False
-            if not state.restarts.go_on(report.first_failure, m.reason or "a worker failed"):
+            if not state.restarts.go_on(find_first_failure(state, report), m.reason or "a worker failed"):
                 state.error = NodeLost(m.reason, "", -1)
                 return False
             due_s = -_NEVER if m.reason or asked_s is None else asked_s
@@ -316,6 +332,7 @@ class WorldChanges:
                 return False
             state.print(line)
             due_s = state.restarts.due_s
+            failed = min(state.world, key=lambda agent: agent.first_failure_s).index
             state.restarts.end_wait()
             self._last_end = (m.world, line)
         state.is_stopping, state.stop_end_s = False, _NEVER
@@ -329,7 +346,7 @@ class WorldChanges:
                 self._handle(membership.Lost(place_index=agent.index, fence_s=-_NEVER, reason=reason))
                 state.agents.set_state(agent, "lost")
                 self._free_place(agent)
-        self._handle(membership.Over(due_s=due_s))
+        self._handle(membership.Over(due_s=due_s, failed=failed))
         return True
 
     # ---- actions
@@ -338,6 +355,7 @@ class WorldChanges:
         state = self._state
         agents = [state.agents.all[at] for at in action.places]
         changes = self._describe(agents) if action.world else ""
+        state.losses = losses(state)
         state.world = agents
         for rank, agent in enumerate(agents):
             agent.node_rank = rank
@@ -351,19 +369,23 @@ class WorldChanges:
         if changes:
             state.notice(f"attempt {action.world + 1}: {changes}")
         elif spares and not action.world:
-            state.print(f"running on {len(agents)} nodes; spares: {join_names(spares)}")
+            state.print(f"running on {counted(len(agents), 'node')}; spares: {join_names(spares)}")
         self._let_others_start()
         self._start_ranks(agents)
 
     def _describe(self, agents: list[RemoteAgent]) -> str:
-        """Return what is new in the next world."""
-        before, count = self._state.world, len(agents)
+        """Return what is new in the next world, and why it is without a node of the last one."""
+        before, count, places = self._state.world, len(agents), self._membership.places
         if count != len(before):
             how = "smaller" if count < len(before) else "larger"
             names = ", ".join(agent.name for agent in agents[:8])
-            return f"{how}: {count} node{'s' * (count > 1)} instead of {len(before)}: {names}"
+            staying = {(agent.index, agent.name) for agent in agents}
+            gone = [old for old in before if (old.index, old.name) not in staying]
+            why = ", ".join(f"{old.name} {places[old.index].gone}" for old in gone[:8])
+            text = f"{how}: {count} node{'s' * (count > 1)} instead of {len(before)}: {names}"
+            return text + (f" ({why})" if why else "")
         new = [
-            f"{agent.name} replaces {old.name} as node {rank}"
+            f"{agent.name} replaces {old.name} as node {rank} ({old.name} {places[old.index].gone})"
             for rank, (old, agent) in enumerate(zip(before, agents, strict=True))
             if old.index != agent.index or old.name != agent.name
         ]

@@ -35,9 +35,9 @@ def exec_rank(plan: Plan, environ: Mapping[str, str]) -> NoReturn:
     for number in (_signal.SIGPIPE, _signal.SIGXFSZ):  # Python ignores them, and an exec would keep that
         _signal.signal(number, _signal.SIG_DFL)
     try:
-        os.execve(plan.file, worker.argv, env)
+        os.execve(worker.file, worker.argv, env)
     except OSError as error:
-        raise NotExecutable(f"{plan.file} cannot be executed: {error.strerror}", plan.file) from None
+        raise NotExecutable(f"{worker.file} cannot be executed: {error.strerror}", worker.file) from None
 
 
 def _connect(worker: Worker) -> None:

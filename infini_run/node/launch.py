@@ -24,7 +24,7 @@ from infini_run.core.group import (
     forking,
     is_main_thread,
 )
-from infini_run.errors import OTHER_CODE, StartError, UsageError, printable
+from infini_run.errors import OTHER_CODE, StartError, UsageError, counted, printable
 from infini_run.node.resources import LaunchResources, has_descriptors
 from infini_run.plan.model import LABELLED, about_launch, control_address, inheriting, with_error_folder, with_folder
 from infini_run.plan.program import folder_bases
@@ -33,18 +33,25 @@ from infini_run.value_types import MARKER_VARIABLE
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from typing import Any
 
+    from infini_run.control.listener import ControlListener
     from infini_run.core.group import Event, FoldLabel, ProcessState
     from infini_run.display.observers import Observers
     from infini_run.display.relay import ObserverRelay
     from infini_run.node.control_answers import NodeControl
     from infini_run.node.outcome import Outcome
+    from infini_run.node.program_restarts import ProgramRestarts
+    from infini_run.node.ready_ports import ReadyPorts
     from infini_run.options.options import Options
-    from infini_run.plan.model import Output, Plan, RankRange, SingleRank, Worker
+    from infini_run.plan.model import FoundProgram, Output, Plan, RankRange, SingleRank, Worker
+    from infini_run.plan.start_order import StartOrder, UpCount
     from infini_run.report.hang_snapshot import HangSnapshot
+    from infini_run.report.pace import Pace
     from infini_run.report.report import Report
-    from infini_run.watchdog.watchdog import Watchdog
+    from infini_run.watchdog.watchdog import HangFinding, Watchdog
 
+_NEVER = float("inf")
 _SHORT_S = 0.02  # a launch that is over by then is not looked at any closer
 
 
@@ -67,6 +74,10 @@ class NodeLaunch:
         lease_s: The guard kills the ranks after this many seconds without `renew_lease`, also while this process is
             suspended; 0: no lease.
         lease_since_s: When the first lease began, by CLOCK_BOOTTIME in seconds; 0: now.
+        last_word: What the guard of the lease sends to the peer of `link_fd` after the death of this process and the
+            ranks; b"": nothing.
+        link_fd: The connection to the head; -1: none.
+        listener: The control socket of a launch that may restart, which is its owner's. None: the core makes one.
     """
 
     _console = (1, 2)  # the descriptors of this process's stdout and stderr
@@ -88,6 +99,9 @@ class NodeLaunch:
         stdins: Mapping[int, int] | None = None,
         lease_s: float = 0.0,
         lease_since_s: float = 0.0,
+        last_word: bytes = b"",
+        link_fd: int = -1,
+        listener: ControlListener | None = None,
     ) -> None:
         self.plan = plan
         self.options = options
@@ -101,24 +115,38 @@ class NodeLaunch:
         self._is_last = is_last
         self._stdins = stdins or {}
         self._lease_s, self._lease_since_s = lease_s, lease_since_s
+        self._last_word, self._link_fd = last_word, link_fd
         self.lease_ended = False  # over: the ranks were killed, and the launch ends
         self.guard_ended = False  # the guard, which held the lease, ended before it: the ranks are dead
-        self._progress: dict[int, Event] = {}  # by rank: its last event of that kind
+        self._pace: Pace | None = None  # of ranks that report PROGRESS=
         self._lock = RLock()  # the group has its own; this one keeps events and what they tell in one order
         self._group: Group | None = None
-        self._resources = LaunchResources()
+        self._listener = listener
+        self._start_s = time.time() if listener is None else listener.start_s
+        self._resources = LaunchResources(listener)
         self._argvs: dict[tuple[str, ...], list[bytes]] = {}
         self._history: list[Event] = []  # until there is an outcome that knows them
         self._outcome: Outcome | None = None
-        self._watchdog: Watchdog | None = None  # where a deadline was asked for
+        self._watchdog: Watchdog | None = None  # where a deadline was asked for, or once one is needed
+        self._log_folder = ""  # absolute: the launcher changes to / later
         self._refuses_questions = False  # and has said so
         self._control: NodeControl | None = None  # once another process has asked something
         self.on_asked_stop: Callable[[], None] | None = None  # in a host program: who may start the ranks again
+        self.on_look: Callable[[], None] | None = None  # a head lets other nodes look at the same time
         self.on_hang: Callable[[Sequence[HangSnapshot], Sequence[int]], None] | None = None  # a head decides
+        self.on_seen: Callable[[], None] | None = None  # reports a look before a stop to a head
+        self.on_program_end: Callable[[str], None] | None = None  # of one with --ends_job; a head decides
         self._started = 0  # ranks
         self._ready = 0  # ranks that said so
+        self._order: StartOrder | None = None  # of programs, where some wait for others
+        self._up: UpCount | None = None  # the awaited programs here
+        self._ready_ports: ReadyPorts | None = None
+        self.on_program_up: Callable[[str], None] | None = None  # a head decides who starts then
+        self._restarts: ProgramRestarts | None = None  # of programs that restart alone
+        self._enders: dict[str, int] = {}  # programs whose end is that of the job: how many ranks have not exited
         self._oom_kills = -1  # not counted yet
         self._ended = False
+        self._stop_due_s = _NEVER  # the ranks are stopped then (monotonic): one has asked for another run of the job
 
     # ---- starting
 
@@ -133,13 +161,22 @@ class NodeLaunch:
             if self.options.console == "auto":
                 self._settle_console_mode()
             self._open()
+            if any(program.after for program in self.options.programs):
+                self._hold_programs()
+            if self.options.restart_scope == "program":
+                from infini_run.node.program_restarts import ProgramRestarts
+
+                self._restarts = ProgramRestarts(self)
             specs = self._specs()
             base = self.plan.base(self._environ) | dict(self.plan.env)
             options = self.options
             if options.ready_timeout_s or options.hang_timeout_s or options.progress_timeout_s:
                 self._watchdog = self._make_watchdog()
             if self._observers is not None:
-                self._observers.begin(self.plan, self.group, lambda: self.outcome)
+                self._observers.begin(self.plan, self.group, lambda: self.outcome, self.pace)
+            for program in options.programs:
+                if program.ends_job and (count := self._count_ranks(program.name)):
+                    self._enders[program.name] = count
             self._started = self.group.spawn(specs, [os.fsencode(f"{name}={value}") for name, value in base.items()])
             self._resources.remove_abandoned(self.plan)
         except StartError as error:
@@ -149,12 +186,141 @@ class NodeLaunch:
             self.close()
             raise
         finally:
-            self._resources.close_null()
+            if not self.starts_more:
+                self._resources.close_null()
         if self.options.verbose:
-            bound = [
-                f"  rank {worker.rank}: {worker.cpu_binding}" for worker in self.plan.workers if worker.cpu_binding
-            ]
-            self._print(f"started {self._started} of {len(specs)} ranks of {self.plan.launch_id}", *bound)
+            bound = [f"  {worker.name}: {worker.cpu_binding}" for worker in self.plan.workers if worker.cpu_binding]
+            self._print(f"started {self._started} of {counted(len(specs), 'rank')} of {self.plan.launch_id}", *bound)
+
+    def _hold_programs(self) -> None:
+        """Note which programs wait for others."""
+        from infini_run.plan.start_order import StartOrder, UpCount, awaited
+
+        programs = self.options.programs
+        counts = {name: self._count_ranks(name) for name in awaited(programs)}
+        self._order, self._up = StartOrder(programs), UpCount(counts)
+        for each in programs:
+            if each.ready_port and counts.get(each.name):
+                self._ask_port(each.name, each.ready_port)
+
+    def _count_ranks(self, program: str) -> int:
+        return sum(worker.program == program for worker in self.plan.workers)
+
+    def _ask_port(self, program: str, port: int) -> None:
+        """Ask from now on whether the port of a program answers. Raises UsageError: it does already."""
+        from infini_run.node.ready_ports import ReadyPorts
+        from infini_run.plan.program import is_port_in_use
+
+        if is_port_in_use(port):
+            raise UsageError(f"--ready_port={port}: already in use here; stop that program, or use another port")
+        if self._ready_ports is None:
+            self._ready_ports = ReadyPorts({})
+        self._ready_ports.add(program, port)
+
+    @property
+    def has_held(self) -> bool:
+        """Whether programs wait for others to be up."""
+        return self._order is not None and not self._order.is_over
+
+    @property
+    def starts_more(self) -> bool:
+        """Whether ranks may start later: those of programs that wait, or that restart."""
+        return self.has_held or self._restarts is not None
+
+    def waits_for(self, programs: Sequence[str]) -> bool:
+        """Return whether one of some programs is not up."""
+        return self._up is not None and any(map(self._up.waits_for, programs))
+
+    def renew_counts(self, indexes: Sequence[int]) -> None:
+        """Forget what the ranks of a program have said, and that some may have exited: they restart.
+
+        Args:
+            indexes: The indexes of all of them in the plan.
+        """
+        ranks = [self.plan.workers[index].rank for index in indexes]
+        program = self.plan.workers[indexes[0]].program
+        if self._watchdog is not None:
+            self._watchdog.drop(indexes)
+        self.pace.drop(ranks)
+        if program in self._enders:
+            self._enders[program] = len(indexes)
+        if self._up is not None:
+            self._up.renew(program, len(indexes))
+
+    def start_again(self, plan: Plan, indexes: Sequence[int]) -> bool:
+        """Start ranks of a program again, after their end and that of all that they started.
+
+        Args:
+            plan: The plan from now on.
+            indexes: Their indexes in it.
+
+        Returns:
+            Whether they have started. False: the console has not taken all of their last output.
+
+        Raises:
+            UsageError: The port of --ready_port is in use.
+            StartError: A rank could not be created. Some may have started.
+        """
+        name = plan.workers[indexes[0]].program
+        port = next(each.ready_port for each in self.options.programs if each.name == name)
+        if port and self._up is not None:
+            self._ask_port(name, port)
+        self.plan = plan
+        base = plan.base(self._environ) | dict(plan.env)
+        environ = [os.fsencode(f"{name}={value}") for name, value in base.items()]
+        try:
+            started = self.group.part_start(self._specs(), environ, indexes)
+        except StartError as error:
+            raise self._explained(error) from None
+        if started is None:
+            return False
+        self.renew_counts(indexes)
+        return True
+
+    def stop_after_failure(self) -> None:
+        """Stop all ranks after the failure of one."""
+        self._stop_after_failure(time.monotonic())
+
+    def observe(self, event: Event) -> None:
+        """Tell the observers of an event that is none of the group's."""
+        if self._observers is not None:
+            self._observers.on_event(event)
+
+    def _note_up(self, worker: Worker) -> None:
+        """Note that a rank is ready, or exited with code 0."""
+        if self._up is not None and self._up.note(worker.program, worker.rank):
+            self._program_up(worker.program)
+
+    def _program_up(self, name: str) -> None:
+        """Start the programs that wait for one, or let a head decide about that."""
+        if self._watchdog is not None:
+            self._watchdog.note_up(name)
+        if self.on_program_up is not None:
+            self.on_program_up(name)
+        elif self._order is not None:
+            self.start_programs(self._order.on_up(name))
+
+    def start_programs(self, names: Sequence[str]) -> None:
+        """Start the ranks of programs that waited for others.
+
+        Args:
+            names: Of the programs.
+
+        Raises:
+            StartError: A rank could not be created. Then none is left.
+        """
+        group = self._group
+        indexes = [index for index, worker in enumerate(self.plan.workers) if worker.program in names]
+        if group is None or not indexes or self._stop_due_s != _NEVER:
+            return
+        try:
+            started = group.start_held(indexes)
+        except StartError as error:
+            self.close()
+            raise self._explained(error) from None
+        self._started += started
+        if self.options.verbose:
+            self._print(f"started {counted(started, 'rank')} of {', '.join(names)}")
 
     def _settle_console_mode(self) -> None:
         """Settle whether lines are whole. That needs a pipe for each rank and stream: without enough descriptors
@@ -208,14 +374,18 @@ class NodeLaunch:
                 stop_signal=self.options.stop_signal,
                 stop_scope=self.options.stop_scope,
                 console=self._console if has_console else (-1, -1),
+                stays=self.options.restart_scope == "program",
                 message_fd=self._console[1],
                 stdin_fd=0 if any(worker.stdin == "pipe" for worker in self.plan.workers) else -1,
                 guard=GUARD,
                 folder=os.fsencode(self._resources.folder),
                 control=os.fsencode(control_address(self.plan.folder if has_sockets else "")),
-                about=about_launch(self.plan, self.options, self._environ, time.time()),
+                control_fd=-1 if self._listener is None else self._listener.fileno(),
+                about=about_launch(self.plan, self.options, self._environ, self._start_s),
                 lease_s=self._lease_s,
                 lease_since_s=self._lease_since_s,
+                last_word=self._last_word,
+                link_fd=self._link_fd,
                 entry=self._entry,
                 is_last=self._is_last,
                 suspend_as_event=self._has_head,
@@ -225,7 +395,14 @@ class NodeLaunch:
                 first_rank=self.plan.workers[0].rank,
                 debug=debug_flags(self._environ) | self._debug,
             )
-        self._resources.open_logs(self.plan, self.options, self._heading)
+        if not (has_sockets and control_address(self.plan.folder)) and not (self._has_head or self._heading):
+            from infini_run.control.listener import NO_PLACE
+
+            self._print(self.outcome.add_notice(NO_PLACE))
+        for problem in self._resources.open_logs(self.plan, self.options, self._heading):
+            self._print(self.outcome.add_notice(problem))
+        if self.options.log_dir:
+            self._log_folder = os.abspath(self.options.log_dir)
         if self._resources.error_folder is not None:
             self.plan = with_error_folder(self.plan, self._resources.error_folder)
 
@@ -245,12 +422,15 @@ class NodeLaunch:
 
     def _spec(self, worker: Worker) -> SpawnSpec:
         env = os.fsencode("\0".join([f"{name}={value}" for name, value in worker.env])).split(b"\0")
-        spec = SpawnSpec(worker.rank, os.fsencode(self.plan.file), self._argv(worker.argv), env)
-        spec.cwd = os.fsencode(self._cwd) if self._cwd else None
+        spec = SpawnSpec(worker.rank, os.fsencode(worker.file), self._argv(worker.argv), env)
+        cwd = worker.cwd or self._cwd
+        spec.cwd = os.fsencode(cwd) if cwd else None
         spec.notify = os.fsencode(worker.notify)
         if worker.cpu_binding is not None:
             spec.cpus, spec.nodes = worker.cpu_binding.cpus, worker.cpu_binding.nodes
-        spec.dies_with_us = self._entry is not None or is_main_thread()
+        spec.held = self._order is not None and self._order.is_held(worker.program)
+        # by which thread a held one starts is unknown
+        spec.dies_with_us = self._entry is not None or (is_main_thread() and not spec.held)
         ways = {"inherit": INHERIT, "pipe": PIPE, "null": self._resources.null}
         spec.stdio[0] = self._stdins.get(worker.rank, ways[worker.stdin])
         if worker.stdin == "inherit" and len(self.plan.workers) == 1 and self._entry is not None:
@@ -301,27 +481,66 @@ class NodeLaunch:
             if self._observers is not None:
                 with self._lock:
                     timeout_s = self._observers.timeout_s(timeout_s)
+            if self._ready_ports is not None:
+                timeout_s = self._ready_ports.timeout_s(timeout_s)
+            if self._restarts is not None:
+                timeout_s = self._restarts.timeout_s(timeout_s)
+            if self._stop_due_s != _NEVER:
+                left_s = max(0.0, self._stop_due_s - time.monotonic())
+                timeout_s = left_s if timeout_s is None else min(timeout_s, left_s)
             if self._wait(group, timeout_s, also):
                 events = self._read_events()
+        if self._stop_due_s != _NEVER and time.monotonic() >= self._stop_due_s:
+            self.stop()
         if self._control is not None:
             with self._lock:
                 if not self.ended:
                     self._control.run_due()
+        if self._ready_ports is not None:
+            with self._lock:
+                self._look_at_ports(self._ready_ports)
         if self._watchdog is not None:
             with self._lock:
                 events += self._check_watchdog(self._watchdog)
+        if self._restarts is not None:
+            with self._lock:
+                more = [] if self.ended else self._restarts.run_due()
+                while not self.ended:
+                    new = self._read_events()  # of what that did: no descriptor shows them
+                    more += new
+                    if not new:
+                        break
+                    more += self._restarts.run_due()
+                events += more
         if self._observers is not None:
             with self._lock:
                 self._observers.run_due()
         return events
 
+    def _look_at_ports(self, ports: ReadyPorts) -> None:
+        """Note the programs whose --ready_port answers."""
+        for name in ports.run_due():
+            if self._up is not None and self._up.note_all(name):
+                self._program_up(name)
+        if ports.is_over or self.ended:
+            self._ready_ports = None
+
     def _check_watchdog(self, watchdog: Watchdog) -> list[Event]:
-        """Stop the job after a missed deadline. Return the events of that."""
+        """Stop the job after a missed deadline, or a look before the stop. Return the events of that."""
         finding = None if self.ended else watchdog.run_due()
-        if finding is None:
-            return []
+        events = [] if finding is None else self._act_on(finding, watchdog)
+        if watchdog.must_stop:
+            self.stop()
+        return events
+
+    def _act_on(self, finding: HangFinding, watchdog: Watchdog) -> list[Event]:
         from infini_run.report.hang_groups import with_exited
 
+        if finding.is_before_stop:
+            self._keep_seen(finding)
+            if self.on_seen is not None:
+                self.on_seen()
+            return []
         if self.on_hang is not None and not any(snapshot.kind == "late" for snapshot in finding.snapshots):
             self.outcome.keep_snapshots(finding.snapshots)
             self.on_hang(with_exited(finding.snapshots, self.outcome.exits()), finding.ranks_to_stop)
@@ -329,12 +548,31 @@ class NodeLaunch:
         self._print(*self.outcome.record_snapshots(finding.snapshots, finding.ranks_to_stop))
         if finding.problem:
             self._print(self.outcome.add_notice(finding.problem))
-        if finding.ranks_to_stop:
+        if finding.ranks_to_stop and self._restarts is not None and self.outcome.first is not None:
+            self._restarts.note_failure(self.outcome.first)
+        elif finding.ranks_to_stop and not self._waits_to_stop(watchdog):
             self.stop()
         if self._observers is not None:
             for event in finding.events:
                 self._observers.on_event(event)
         return finding.events
+
+    def _keep_seen(self, finding: HangFinding) -> None:
+        self.outcome.keep_snapshots(finding.snapshots)
+        if finding.problem:
+            self._print(self.outcome.add_notice(finding.problem))
+
+    def _waits_to_stop(self, watchdog: Watchdog) -> bool:
+        """Whether the stop for a late rank waits for other nodes, which look at their ranks first."""
+        return self._has_head and watchdog.look_before_stop(time.monotonic(), waits_for_head=True)
+
+    def _stop_after_failure(self, failed_s: float) -> None:
+        """Stop the ranks; with --snapshots=failure after a look at those that still run."""
+        if self.options.snapshots == "failure" and not self.ended:
+            self._watchdog = self._watchdog or self._make_watchdog()
+            if self._watchdog.look_before_stop(failed_s, waits_for_head=self._has_head):
+                return
+        self.stop()
 
     def _wait(self, group: Group, timeout_s: float | None, also: Sequence[int]) -> bool:
         """Wait. Before a long wait, note what the kernel has killed for memory so far: a later SIGKILL may be its
@@ -365,7 +603,7 @@ class NodeLaunch:
         """Return when `poll` has something to do even if no descriptor is readable: time.monotonic(). None: never."""
         with self._lock:
             wait_s = None
-            for each in () if self.ended else (self._watchdog, self._control):
+            for each in () if self.ended else (self._watchdog, self._control, self._ready_ports, self._restarts):
                 wait_s = wait_s if each is None else each.timeout_s(wait_s)
         return None if wait_s is None else time.monotonic() + wait_s
 
@@ -396,15 +634,23 @@ class NodeLaunch:
         if event.kind == "suspend":  # for who steps: it is about this process, and no news of a rank
             return
         self._ended = self._ended or event.kind == "ended"
+        if event.kind == "exited" and (self._enders or self._up is not None) and _went_well(event):
+            self._count_down(event)
         if event.is_failure and not self.options.keep_going:
-            self.stop()
+            if event.asks_again(self.options.again_code):
+                self.stop_later(self.options.again_wait_s)
+            elif self._stop_due_s == _NEVER and self._restarts is not None:
+                self._restarts.note_failure(event.rank)
+            elif self._stop_due_s == _NEVER:
+                self._stop_after_failure(event.time_ns / 1e9)
+        if self._restarts is not None:
+            self._restarts.on_event(event)
         if event.kind == "progress":  # often, and no news for the report
-            self._progress[event.rank] = event
-            if self._watchdog is not None:
-                self._watchdog.note_progress(event)
+            self._note_progress(event)
             return
         if event.kind == "ready":
             self._count_ready()
+            self._note_up(self.plan.workers[event.worker])
         elif event.kind == "lease_ended":
             self.lease_ended, self.guard_ended = True, bool(event.code)
         elif event.kind == "triggered" and self._watchdog is None:
@@ -436,21 +682,54 @@ class NodeLaunch:
                     self._outcome.record_event(event)
             return self._outcome
 
-    def take_snapshots(self) -> None:
-        """Make snapshots of all ranks, for a hang on another node."""
+    def take_snapshots(self, *, is_before_stop: bool) -> None:
+        """Make snapshots of all ranks, for a hang on another node, or before the head stops all nodes."""
         with self._lock:
-            if self._group is not None and not self.ended:
-                self._watchdog = self._watchdog or self._make_watchdog()
+            if self._group is None or self.ended:
+                return
+            self._watchdog = self._watchdog or self._make_watchdog()
+            if not is_before_stop:
                 self._watchdog.take_snapshots()
+            elif not self._watchdog.look_before_stop(waits_for_head=True) and self.on_seen is not None:
+                self.on_seen()
 
     def _make_watchdog(self) -> Watchdog:
         """Make the watchdog. A late one, for a rank that itself reports a hang, learns of those that already run."""
+        from infini_run.plan.torch_recorder import recorder_prefixes
         from infini_run.watchdog.watchdog import Watchdog
 
-        watchdog = Watchdog(self.plan, self.options, self.group, entry=self._entry, environ=self._environ)
+        watchdog = Watchdog(
+            self.plan,
+            self.options,
+            self.group,
+            entry=self._entry,
+            environ=self._environ,
+            folder=self._log_folder,
+            recorder=recorder_prefixes(self.plan.base(self._environ) | dict(self.plan.env)),
+        )
+        watchdog.on_look = self.on_look
         for event in self.outcome.running() if self._outcome or self._history else ():
             watchdog.on_event(event)
         return watchdog
+
+    def _count_down(self, event: Event) -> None:
+        """Stop the job after the good end of a program with --ends_job."""
+        worker = self.plan.workers[event.worker]
+        program = worker.program
+        if program not in self._enders:
+            self._note_up(worker)
+            return
+        self._enders[program] -= 1
+        if self._enders[program]:
+            self._note_up(worker)
+            return
+        if self.on_program_end is not None:
+            self.on_program_end(program)
+        else:
+            if self._restarts is not None:
+                self._restarts.decide()  # a failure before this end may be none of the job's
+            self.outcome.record_ender(program)
+            self.stop()
 
     def _count_ready(self) -> None:
         """Count a ready rank. When all ranks are, notify the parent of this process, if it asked for that."""
@@ -463,10 +742,28 @@ class NodeLaunch:
             if problem:
                 self._print(self.outcome.add_notice(problem))
 
+    def _note_progress(self, event: Event) -> None:
+        is_news = self.pace.note(event.rank, event.value, event.time_ns / 1e9)
+        if self._watchdog is not None:
+            self._watchdog.note_progress(event)
+        if self._observers is not None:
+            self._observers.on_progress(event)
+            if is_news:
+                self._observers.note_slow(event.time_ns)
+
+    @property
+    def pace(self) -> Pace:
+        """The progress of the ranks of this node."""
+        if self._pace is None:
+            from infini_run.report.pace import Pace
+
+            self._pace = Pace()
+        return self._pace
+
     @property
     def progress(self) -> int:
         """The highest PROGRESS= of a rank; -1: none has sent it."""
-        return max((event.value for event in self._progress.values()), default=-1)
+        return -1 if self._pace is None else max((value for value, _ in self._pace.latest().values()), default=-1)
 
     @property
     def first(self) -> int | None:
@@ -481,7 +778,7 @@ class NodeLaunch:
     def _described(self, event: Event) -> str:
         from infini_run.node.outcome import describe_event
 
-        return describe_event(event)
+        return describe_event(event, self.outcome.name_of(event.rank))
 
     def _print(self, *lines: str) -> None:
         """Print a line, printable whatever is in it: a leftover process chose its own name."""
@@ -532,6 +829,15 @@ class NodeLaunch:
         """The environment that the ranks inherit."""
         return self._environ
 
+    def trace_so_far(self) -> dict[str, Any] | None:
+        """Return the trace as it would be written now. None: there is none."""
+        return None if self._observers is None else self._observers.trace_so_far()
+
+    @property
+    def resources(self) -> LaunchResources:
+        """What it has open for its ranks."""
+        return self._resources
+
     def notice(self, text: str, *, is_kept: bool = True) -> None:
         """Print a line.
 
@@ -543,18 +849,21 @@ class NodeLaunch:
 
     # ---- acting
 
-    def signal(self, number: int, rank: int | None = None) -> int:
+    def signal(self, number: int, rank: int | None = None, by: str = "") -> int:
         """Send a signal to the process of a rank.
 
         Args:
             number: The signal.
             rank: A rank of this node. None: all of them.
+            by: Who asked for it with --send, for the report. Empty: nobody did.
 
         Returns:
             How many processes it reached.
         """
         group, index = self._group, -1 if rank is None else self._index(rank)
         self._note_signal(number, None if rank is None else index)
+        if by and rank is not None:
+            self.outcome.record_sender(rank, number, by)
         return 0 if group is None else group.signal(index, number)
 
     def stop(self, number: int = 0, *, by_signal: bool = False) -> None:
@@ -565,6 +874,9 @@ class NodeLaunch:
             by_signal: A signal from outside asked for it, so its grace holds.
         """
         with self._lock:
+            self._stop_due_s = _NEVER
+            if self._restarts is not None:
+                self._restarts.cancel()
             if self._watchdog is not None:
                 self._watchdog.stop()
             if self._observers is not None and not self.ended:
@@ -572,6 +884,14 @@ class NodeLaunch:
         group = self._group
         if group is not None:
             group.stop(number, by_signal=by_signal)
+
+    def stop_later(self, after_s: float) -> None:
+        """Stop the ranks after a time, or with the first call of `stop`; no failure stops them before.
+
+        Args:
+            after_s: Seconds from now, if no earlier time is set.
+        """
+        self._stop_due_s = min(self._stop_due_s, time.monotonic() + after_s)
 
     def signal_groups(self, number: int) -> None:
         """Send a signal to the process group of every rank.
@@ -602,6 +922,9 @@ class NodeLaunch:
 
     def kill(self) -> None:
         """Send SIGKILL to everything that is left."""
+        if self._restarts is not None:
+            with self._lock:
+                self._restarts.cancel()
         group = self._group
         if group is not None:
             group.kill()
@@ -619,6 +942,9 @@ class NodeLaunch:
         run."""
         with self._lock:
             if self._watchdog is not None:
+                unfinished = self._watchdog.unfinished()
+                if unfinished is not None:
+                    self._keep_seen(unfinished)
                 self._watchdog.close()
             if self._control is not None:
                 self._control.close()
@@ -633,7 +959,10 @@ class NodeLaunch:
 
     def after_fork_in_child(self) -> None:
         """Close only the copies of descriptors, in a forked child: all else is the parent's."""
-        self._lock, self._watchdog, self._observers = RLock(), None, None
+        self._lock, self._watchdog = RLock(), None
+        if self._observers is not None:
+            self._observers.after_fork_in_child()
+            self._observers = None
         if self._control is not None:
             self._control.after_fork_in_child()
             self._control = None
@@ -647,16 +976,19 @@ class NodeLaunch:
         from infini_run.node.last_output import record_statuses
 
         with self._lock:
-            self.outcome.record_progress(self._progress.values())
+            if self._pace is not None:
+                self.outcome.record_progress(self._pace.latest())
             if self._group is not None:
                 record_statuses(self.outcome, self._group, self.plan.workers)
 
     def _record_last_output(self) -> None:
         """Record what goes with the group, where there is, or will be, something to report."""
-        if self._outcome is not None or self.options.report:
+        slow = () if self._pace is None or self._has_head else self._pace.slow_ranks()
+        if self._outcome is not None or self.options.report or any(rank.is_costly for rank in slow):
             from infini_run.node.last_output import record_last_output
 
-            self.outcome.record_progress(self._progress.values())
+            if self._pace is not None:
+                self.outcome.record_progress(self._pace.latest(), slow)
             record_last_output(self.outcome, self.group, self.plan.workers)
             self._advise()
 
@@ -664,7 +996,8 @@ class NodeLaunch:
         """Advise on a rank whose Python infini-run chose: it may lack what the user's has."""
         first = self.outcome.first_failure()
         argv = next((worker.argv for worker in self.plan.workers if first and worker.rank == first.rank), ())
-        if first is None or first.code != 1 or argv[1:2] != ("-u",) or argv[0] == self.options.program[0]:
+        named = [program.options.program[0] for program in self.plan.programs]
+        if first is None or first.code != 1 or argv[1:2] != ("-u",) or argv[0] in named:
             return
         from infini_run.node.python_advice import advise
 
@@ -672,7 +1005,13 @@ class NodeLaunch:
 
     def report(self) -> Report:
         """Return how it ended, or its state so far."""
-        return self.outcome.report()
+        report = self.outcome.report()
+        return report if self._restarts is None else self._restarts.add_to(report)
+
+
+def _went_well(event: Event) -> bool:
+    """Return whether a rank exited with code 0, and was not stopped."""
+    return not (event.code or event.signal or event.status_lost or event.after_stop)
 
 
 def plan_node(
@@ -697,8 +1036,9 @@ def plan_node(
     Raises:
         UsageError, ProgramError, StartError: As `find_command`, `inspect_node` and `make_plan`.
     """
-    from infini_run.plan.model import make_plan
+    from infini_run.plan.model import FoundProgram, make_plan
     from infini_run.plan.program import (
+        absolute_flag_path,
         error_folder,
         find_command,
         inspect_node,
@@ -706,30 +1046,41 @@ def plan_node(
         new_launch_id,
         unshared_streams,
     )
+    from infini_run.record import replace
 
-    words = options.program
-    command = find_command(words, environ, module=options.module, no_python=options.no_python, cwd=cwd)
-    if options.preload:
-        from infini_run.plan.held_program import check_held
-
-        check_held(command, environ, f"--preload={','.join(options.preload)}")
-    if "pydevd" in sys.modules:
-        from infini_run.plan.debugger import attach_debugger
-
-        command = attach_debugger(command)
-    node, launch_id, port = inspect_node(options, environ), launch_id or new_launch_id(), options.master_port
-    if not port:
-        from infini_run.node.ports import free_port
-
-        port = free_port()
-    folder = "" if task else launch_folder(options, launch_id, environ)
+    programs: tuple[FoundProgram, ...] = ()
     try:
+        for each in options.programs or (options,):
+            command = find_command(
+                each.program,
+                {**environ, **dict(each.env)} if each.env else environ,
+                module=each.module,
+                no_python=each.no_python,
+                cwd=each.cwd or cwd,
+            )
+            if each.preload:
+                from infini_run.plan.held_program import check_held
+
+                check_held(command, environ, f"--preload={','.join(each.preload)}")
+            if "pydevd" in sys.modules:
+                from infini_run.plan.debugger import attach_debugger
+
+                command = attach_debugger(command)
+            if each.logs:
+                each = replace(each, logs=absolute_flag_path("log_dir", each.logs))
+            port = each.master_port
+            if not port:
+                from infini_run.node.ports import free_port
+
+                port = free_port()
+            programs += (FoundProgram(options=each, command=command, master_port=port),)
+        node, launch_id = inspect_node(options, environ), launch_id or new_launch_id()
+        folder = "" if task else launch_folder(options, launch_id, environ)
         return make_plan(
             options,
-            command,
-            [node],
+            programs,
+            (node,),
             launch_id=launch_id,
-            master_port=port,
             environ=environ,
             folder=folder,
             error_dir="" if task else error_folder(options, folder),
@@ -737,11 +1088,21 @@ def plan_node(
             may_use_terminal=may_use_terminal,
             unshared=unshared_streams(),
             task=task,
-            span=span,
+            spans=() if span is None else (span,),
         )
     except BaseException:
-        if not options.master_port:
-            from infini_run.node.ports import let_go
-
-            let_go(port)
+        let_go_ports(programs)
         raise
+
+
+def let_go_ports(programs: Sequence[FoundProgram]) -> None:
+    """Give the ports that nobody asked for free for other launches. Safe twice.
+
+    Args:
+        programs: The programs of a launch that ended.
+    """
+    from infini_run.node.ports import let_go
+
+    for program in programs:
+        if not program.options.master_port:
+            let_go(program.master_port)

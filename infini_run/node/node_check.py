@@ -12,7 +12,7 @@ import sys
 import time
 
 from infini_run.core.group import GUARD, PIPE, Group, SpawnSpec, debug_flags, is_main_thread
-from infini_run.errors import DeviceError, StartError, printable
+from infini_run.errors import DeviceError, StartError, counted, printable
 from infini_run.system.interpreter import own_python
 from infini_run.system.shell import find_program
 from infini_run.system.signal_numbers import SIGTERM
@@ -256,7 +256,7 @@ def check_gpus(count: int, environ: Mapping[str, str], release_s: float) -> str:
     try:
         found = find(environ)
         if len(found.gpus) < count:
-            return f"{len(found.gpus)} GPUs can be used here; {count} are planned"
+            return f"{counted(len(found.gpus), 'GPU')} can be used here, of {count} that the plan needs"
         while holders := module_of(found.vendor).find_holders(found.gpus[:count]):
             if time.monotonic() >= end_s:
                 return describe_holders(holders)

@@ -9,6 +9,7 @@ import os
 import time
 
 from infini_run.core.group import STEPS, Event
+from infini_run.errors import counted
 from infini_run.record import replace
 from infini_run.report.exit import Exit, LeftoverProcess
 from infini_run.report.hang_groups import analyze_hang, hang_text, with_exited
@@ -19,11 +20,12 @@ from infini_run.system.signal_numbers import SIGKILL
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from infini_run.options.options import Options
     from infini_run.plan.model import Plan
     from infini_run.report.hang_snapshot import HangSnapshot
+    from infini_run.report.pace import SlowRank
 
 _INTERRUPTED = (130, 131)  # by INT or QUIT, or so said by a program that has handled it
 _UNPLACED = {  # why a kernel takes no memory policy
@@ -51,21 +53,31 @@ class Outcome:
         self._had_terminal: set[int] = set()  # ranks, at their end
         host = os.uname().nodename
         self._host = host
-        self._exits = {
+        self._waiting = {
             worker.rank: Exit(
-                rank=worker.rank, local_rank=worker.local_rank, host=host, log=worker.error_log or worker.log
+                rank=worker.rank,
+                local_rank=worker.local_rank,
+                host=host,
+                log=worker.error_log or worker.log,
+                program=worker.program,
+                program_rank=worker.program_rank,
             )
             for worker in plan.workers
         }
+        self._exits = dict(self._waiting)
+        self._cleared: dict[int, Exit] = {}  # failures that are none of the job's
         self._preload: PreloadUse | None = None
         self.first: int | None = None  # rank of the first failure
         self.received_signal = 0  # the signal from outside that ended the job
+        self._ender = ""  # the program whose end was that of the job
+        self._senders: dict[tuple[int, int], str] = {}  # by rank and signal
         self._forwarded: set[int] = set()  # signals
         self._leftovers: list[LeftoverProcess] = []
         self._leftover_count = 0
         self._stuck: list[LeftoverProcess] = []
         self._notices: list[str] = []
         self._snapshots: list[HangSnapshot] = []
+        self._slow: tuple[SlowRank, ...] = ()
         self._oom_kills = oom_kills
         self._epoch_s = time.time() - time.monotonic()
         self._start_s = self._end_s = time.time()  # until the first worker has a better one
@@ -88,6 +100,11 @@ class Outcome:
 
     def _record_started(self, event: Event) -> None:
         start_s = self._epoch_s + event.time_ns / 1e9
+        if self._is_final(event.rank):
+            return
+        if self._exits[event.rank].end_s is not None:  # its program restarts
+            self._exits[event.rank] = self._waiting[event.rank]
+            self._cleared.pop(event.rank, None)
         self._start_s = min(self._start_s, start_s)
         self._change(event.rank, pid=event.pid, start_s=start_s)
 
@@ -97,23 +114,33 @@ class Outcome:
     def _record_start_failed(self, event: Event) -> None:
         self._change(event.rank, start_failure=STEPS[event.code], start_errno=event.signal)
 
+    def _is_final(self, rank: int) -> bool:
+        """Whether a rank is the first failure of the job. It may have started once more, with others that could
+        not."""
+        return rank == self.first and self._exits[rank].end_s is not None
+
     def _record_exited(self, event: Event) -> None:
+        if self._is_final(event.rank):
+            return
         if event.had_terminal:
             self._had_terminal.add(event.rank)
         unknown = event.status_lost or event.signal != 0
         self._change(
             event.rank,
+            asked_again=event.asks_again(self._options.again_code),
             code=None if unknown else event.code,
             signal=event.signal,
             dumped_core=event.dumped_core,
             stopped=event.after_stop,
+            killed_after_s=event.value / 1e3,
             status_lost=event.status_lost,
+            sent_by=self._senders.get((event.rank, event.signal), ""),
             end_s=self._epoch_s + event.time_ns / 1e9,
             user_s=event.user_us / 1e6,
             system_s=event.system_us / 1e6,
             max_rss_kib=event.max_rss_kib,
         )
-        if self.first is None and self._exits[event.rank].is_failure:
+        if self.first is None and (self._exits[event.rank].is_failure or self._exits[event.rank].asked_again):
             self.first = event.rank
             by_kernel = event.signal == SIGKILL and 0 <= self._oom_kills < oom_kills()
             self._change(event.rank, out_of_memory=by_kernel)
@@ -145,14 +172,14 @@ class Outcome:
         what = (
             "the console takes no more output"
             if event.rank < 0
-            else f"the log of rank {event.rank} cannot be written"
+            else f"the log of {self.name_of(event.rank)} cannot be written"
         )
         return self.add_notice(f"{what} ({reason}); the job continues")
 
     def _record_output_held(self, event: Event) -> str:
-        stream = ("stdout", "stderr")[event.code]
+        stream, who = ("stdout", "stderr")[event.code], self.name_of(event.rank)
         return self.add_notice(
-            f"{stream} of rank {event.rank} is still open in a process that infini-run may not end; not read any more"
+            f"{stream} of {who} is still open in a process that infini-run may not end; not read any more"
         )
 
     @property
@@ -179,10 +206,11 @@ class Outcome:
         return self.add_notice(f"the lease of the ranks expired ({why}); killed them")
 
     def _record_asks_terminal(self, event: Event) -> str:
+        who = self.name_of(event.rank)
         if not event.code:
-            return f"rank {event.rank} asks for the terminal: your next line goes to it"
+            return f"{who} asks for the terminal: your next line goes to it"
         return self.add_notice(
-            f"rank {event.rank} is suspended: it cannot read the terminal here; use a file or a variable for its "
+            f"{who} is suspended: it cannot read the terminal here; use a file or a variable for its "
             f"input, or add --stdin={event.rank}"
         )
 
@@ -202,7 +230,7 @@ class Outcome:
         Args:
             count: How many lines.
         """
-        self.add_notice(f"the console was not read; dropped {count} lines of infini-run")
+        self.add_notice(f"the console was not read; dropped {counted(count, 'line')} of infini-run")
 
     def record_snapshots(self, snapshots: Sequence[HangSnapshot], ranks_to_stop: Sequence[int]) -> list[str]:
         """Record snapshots of ranks that hang or are late.
@@ -218,7 +246,7 @@ class Outcome:
         snapshots = with_exited(snapshots, self.exits())
         hang = analyze_hang(snapshots)
         if ranks_to_stop:
-            self.record_cause(ranks_to_stop if hang is None else hang.stopped_for or ranks_to_stop[:1])
+            self.record_cause(ranks_to_stop if hang is None else hang.cause(ranks_to_stop))
         head, details = hang_text(snapshots, {exit_.rank: exit_.log for exit_ in self.exits()})
         return [f"{head}: stopping"] if ranks_to_stop else [head, *details]
 
@@ -234,6 +262,19 @@ class Outcome:
                 self._change(snapshot.rank, watchdog_reason=reason)
                 self.first = snapshot.rank if self.first is None else self.first
 
+    def set_first_failure(self, rank: int) -> None:
+        """Make a failed rank the first failure."""
+        self._exits[rank] = self._cleared.pop(rank, self._exits[rank])
+        self.first = rank
+
+    def clear_failures(self, ranks: Sequence[int]) -> None:
+        """Take back the failures of ranks whose program restarts: they are none of the job's."""
+        for rank in ranks:
+            if self._exits[rank].is_failure:
+                self._cleared[rank] = self._exits[rank]
+                self._change(rank, stopped=True, watchdog_reason="")
+        self.first = None if self.first in ranks else self.first
+
     def add_notice(self, text: str) -> str:
         """Add a notice to the report.
 
@@ -245,6 +286,22 @@ class Outcome:
         """
         self._notices.append(text)
         return text
+
+    def record_sender(self, rank: int, number: int, who: str) -> None:
+        """Record who sent a signal to a rank with --send: it may be what ends that rank."""
+        self._senders[rank, number] = who
+
+    def record_ender(self, program: str) -> None:
+        """Record that all ranks of a program with --ends_job exited with code 0, and the others are stopped.
+
+        Args:
+            program: Its name.
+        """
+        self._ender = self._ender or program
+
+    def name_of(self, rank: int) -> str:
+        """Return what people call a rank. Empty: there is no such rank."""
+        return self._exits[rank].name if rank in self._exits else ""
 
     def _change(self, rank: int, **changes: object) -> None:
         self._exits[rank] = replace(self._exits[rank], **changes)
@@ -308,14 +365,16 @@ class Outcome:
         for rank, status in statuses.items():
             self._change(rank, status=status)
 
-    def record_progress(self, latest: Iterable[Event]) -> None:
+    def record_progress(self, latest: Mapping[int, tuple[int, float]], slow: tuple[SlowRank, ...] = ()) -> None:
         """Record the progress of ranks.
 
         Args:
-            latest: The last `progress` event of each rank that has sent PROGRESS=.
+            latest: The highest PROGRESS= of each rank that has sent it, and when it did (CLOCK_MONOTONIC, seconds).
+            slow: The ranks that were slow.
         """
-        for event in latest:
-            self._change(event.rank, progress=event.value, progress_s=self._epoch_s + event.time_ns / 1e9)
+        self._slow = slow
+        for rank, (value, time_s) in latest.items():
+            self._change(rank, progress=value, progress_s=self._epoch_s + time_s)
 
     def report(self) -> Report:
         """Return the report. It is complete at the end of the launch."""
@@ -338,27 +397,35 @@ class Outcome:
             notices=tuple(self._notices),
             snapshots=tuple(self._snapshots),
             preload=() if self._preload is None else (self._preload,),
+            slow=self._slow,
             port_in_use=self._port_in_use(),
+            ended_by=self._ender,
         )
 
     def _port_in_use(self) -> int:
         """Return the rendezvous port, if rank 0 failed and another program listens there, after the end of all
         ranks."""
-        first, port = self.first_failure(), self._plan.master_port
-        if first is None or first.rank != 0 or not first.code or first.watchdog_reason:
+        first = self.first_failure()
+        if first is None or first.program_rank != 0 or not first.code or first.watchdog_reason:
             return 0
         from infini_run.plan.program import is_port_in_use
 
+        port = next(program.master_port for program in self._plan.programs if program.options.name == first.program)
         return port if is_port_in_use(port) else 0
 
 
-def describe_event(event: Event) -> str:
-    """Return the line of --verbose for an event. Empty: the event has none."""
+def describe_event(event: Event, who: str) -> str:
+    """Return the line of --verbose for an event. Empty: the event has none.
+
+    Args:
+        event: The event.
+        who: The name of its rank.
+    """
     if event.kind == "exited":
         how = f"signal {signal_name(event.signal)}" if event.signal else f"exit code {event.code}"
-        return f"rank {event.rank} exited, {how}"
+        return f"{who} exited, {how}"
     if event.kind == "ready":
-        return f"rank {event.rank} is ready"
+        return f"{who} is ready"
     if event.kind == "forwarded":
         return f"{signal_name(event.signal)} forwarded"
     if event.kind == "leftover":

@@ -10,12 +10,13 @@ from time import time
 
 import infini_run.lean_os as os
 from infini_run.errors import StartError
-from infini_run.plan.program import MEMORY, PREFIX, has_room
+from infini_run.plan.program import MEMORY, NEW_S, has_room, is_folder_name, remove_launch_folder
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from infini_run.control.listener import ControlListener
     from infini_run.options.options import Options
     from infini_run.plan.model import Plan, Worker
 
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 FDS_PER_RANK = 2  # a pidfd, a notify socket
 FDS_OF_LAUNCHER = 32  # of a group, with its guard, and what else is opened at a start
 MOST_SEEN = 1000  # files of all users in memory: a stranger may make them without end
-NEW_S = 60.0  # a folder that is younger may be one whose launcher is about to lock it
 
 
 def has_descriptors(workers: Sequence[Worker], more: int = 0) -> bool:
@@ -47,16 +47,20 @@ def has_descriptors(workers: Sequence[Worker], more: int = 0) -> bool:
 class LaunchResources:
     """What a launch keeps open for its ranks.
 
+    Args:
+        listener: Has the launch's folder, if that outlives this attempt. None: the folder goes at the end.
+
     Attributes:
         logs: Descriptors of logs, by rank.
         error_logs: Descriptors of the logs of stderr alone, by rank.
         null: A descriptor of /dev/null above 2; -1: closed.
-        folder: The launch's folder, which goes at the end. Empty: it has none.
+        folder: The launch's folder. Empty: it has none.
         error_folder: Where ranks leave their error files instead of where the plan says, because there is no room.
             Empty: nowhere. None: the plan is right.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, listener: ControlListener | None = None) -> None:
+        self._listener = listener
         self.logs: dict[int, int] = {}
         self.error_logs: dict[int, int] = {}
         self.null = -1
@@ -82,7 +86,7 @@ class LaunchResources:
             _remove_abandoned()  # they may be what fills it
         return bool(plan.folder) and self._make_folder(plan.folder, bases, len(plan.workers))
 
-    def open_logs(self, plan: Plan, options: Options, heading: str) -> None:
+    def open_logs(self, plan: Plan, options: Options, heading: str) -> list[str]:
         """Open the logs, and find a place for error files. After the folder, and after the group: its descriptors
         are to be the lower ones (csrc/spawn/window.c).
 
@@ -91,20 +95,33 @@ class LaunchResources:
             options: What the user asked for.
             heading: A line that each log gets first. Empty: none.
 
+        Returns:
+            Sentences about logs that another launch writes, too.
+
         Raises:
             UsageError: A file cannot be made.
         """
+        problems = []
         if options.report or options.log_dir:
             from infini_run.system.secure_files import check_writable, open_logs
 
             check_writable("report", options.report, options.log_dir)
-            open_logs(options.log_dir, plan.workers, self.logs, self.error_logs, heading, plan.nnodes)
+            own = {program.options.name for program in plan.programs if program.options.logs}
+            others = [worker for worker in plan.workers if worker.program not in own] if own else plan.workers
+            problems.append(open_logs(options.log_dir, others, self.logs, self.error_logs, heading, plan.nnodes))
+        for program in plan.programs:
+            if program.options.logs:
+                from infini_run.system.secure_files import open_logs
+
+                its = [worker for worker in plan.workers if worker.program == program.options.name]
+                problems.append(open_logs(program.options.logs, its, self.logs, {}, heading, has_inner=False))
         count = len(plan.workers)
         has_files = bool(self.folder) and has_room(self.folder, 2 * count)
         if options.log_dir and not has_room(options.log_dir, count):
             self.error_folder = self.folder if has_files else ""
         elif not options.log_dir and self.folder and not has_files:
             self.error_folder = ""
+        return [problem for problem in problems if problem]
 
     def remove_abandoned(self, plan: Plan) -> None:
         """Remove folders that killed launches have left in memory. Once the ranks run: they need not wait for it."""
@@ -123,7 +140,11 @@ class LaunchResources:
     def _make_folder(self, folder: str, bases: Sequence[str], sockets: int) -> bool:
         """Make the folder. Without it ranks get no error file, and their notify sockets have abstract addresses."""
         other = f"{os.basename(folder)}.ir-{os.urandom(6).hex()}"  # strangers can guess that of a later attempt
-        for name in (folder, *(os.join(base, other) for base in bases)):
+        names = (folder, *(os.join(base, other) for base in bases))
+        if self._listener is not None and (self._listener.folder or self._listener.open(names, sockets)):
+            self.folder = self._listener.folder
+            return True
+        for name in names:
             try:
                 os.mkdir(name, 0o700)
             except OSError:
@@ -152,12 +173,10 @@ class LaunchResources:
         folder, self.folder = self.folder, ""
         if not folder:
             return
-        try:
-            os.rmdir(folder)
-        except OSError:
-            from infini_run.system.secure_files import remove_folder
-
-            remove_folder(folder)
+        if self._listener is not None and folder == self._listener.folder:
+            self._listener.empty()
+        else:
+            remove_launch_folder(folder)
 
     def after_fork_in_child(self) -> None:
         """Close the copies of the descriptors in a forked child. The folder stays the parent's."""
@@ -202,24 +221,6 @@ def _remove_abandoned() -> None:
         from infini_run.system.secure_files import remove_abandoned
 
         remove_abandoned(old, NEW_S)
-
-
-def is_folder_name(name: str) -> bool:
-    """Return whether a launch may have given a folder this name (launch_folder). It is its id, that of an attempt
-    (.1), or of workers within one, with its node. Or it is a name after a stranger had taken that (.ir-...)."""
-    if not name.startswith(PREFIX):
-        return False
-    words = [_without_node(word) for word in name[len(PREFIX) :].split(".")]
-    return _is_launch_id(words[0]) and all(word.isdecimal() or _is_launch_id(word) for word in words[1:])
-
-
-def _without_node(word: str) -> str:
-    last, _, node = word.rpartition("-")
-    return last if last not in ("", "ir") and node.isdecimal() else word
-
-
-def _is_launch_id(word: str) -> bool:
-    return len(word) == 15 and word.startswith("ir-") and not word[3:].strip("0123456789abcdef")
 
 
 def _above_stdio(fd: int) -> int:

@@ -2,19 +2,20 @@
 
 It replaces a NodeLaunch, for the command and for the Python API alike; its import comes with --max_restarts. Between
 two attempts infini-run has nothing but a group of no workers. That takes signals as any group does, and the delay is
-one wait for it.
+one wait for it. The control socket lives as long as the launch, so that other processes find it at any time.
 """
 
 from __future__ import annotations
 
 import os
-import stat
 import time
 from _thread import RLock
 
+from infini_run.control.listener import ControlListener
 from infini_run.core.group import Event, Group, debug_flags
 from infini_run.errors import InfiniRunError, StartError, printable
-from infini_run.node.launch import NodeLaunch
+from infini_run.node.launch import NodeLaunch, let_go_ports
+from infini_run.node.stdin_offset import rewind_stdin, stdin_offset
 from infini_run.plan.program import absolute_flag_path
 from infini_run.record import replace
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     from infini_run.core.group import ProcessState
     from infini_run.display.observers import Observers
+    from infini_run.node.delay_control import DelayControl
     from infini_run.node.outcome import Outcome
     from infini_run.node.warm_zygote import WarmZygote
     from infini_run.options.options import Options
@@ -68,10 +70,12 @@ class RestartingLaunch:
         self._observers = observers
         self._zygote = zygote
         self._plan = plan  # what an attempt has changed for want of a folder, or of descriptors, is its own
-        self._stdin_at = _stdin_offset(plan)
+        self._stdin_at = stdin_offset(plan)
         self._lock = RLock()
+        self._listener = ControlListener()
         self._run = self._attempt(plan)
         self._delay_group: Group | None = None
+        self._control: DelayControl | None = None  # during the delay
         self._stopped = self._over = False
         self._restarts: RestartState | None = None  # no attempt has failed so far
 
@@ -83,6 +87,7 @@ class RestartingLaunch:
             "print_line": self._print_line,
             "heading": heading,
             "observers": self._observers,
+            "listener": self._listener,
         }
         run: NodeLaunch
         if self._zygote is None:
@@ -102,6 +107,7 @@ class RestartingLaunch:
             self._run.start()
         except BaseException:
             self._close_zygote()
+            self._listener.close()
             raise
 
     @property
@@ -163,6 +169,7 @@ class RestartingLaunch:
             self._close_delay_group()
             self._run.close()
             self._close_zygote()
+            self._listener.close()
 
     def _close_zygote(self) -> None:
         if self._zygote is not None:
@@ -172,6 +179,10 @@ class RestartingLaunch:
         """Close the copies of descriptors in a forked child. The launch stays the parent's."""
         self._lock, self._over = RLock(), True
         self._run.after_fork_in_child()
+        self._listener.after_fork_in_child()
+        if self._control is not None:
+            self._control.after_fork_in_child()
+            self._control = None
         if self._delay_group is not None:
             self._delay_group.after_fork_in_child()
             self._delay_group = None
@@ -195,12 +206,21 @@ class RestartingLaunch:
         with self._lock:
             run, delay_group = self._run, self._delay_group
         if delay_group is not None:
-            return self._wait_delay(delay_group, timeout_s, also)
+            events = self._wait_delay(delay_group, timeout_s, also)
+            with self._lock:
+                self._stop_listening_if_over()
+            return events
         events = run.poll(timeout_s, also)
         with self._lock:
             more = self._after_attempt() if run is self._run and run.ended and self._delay_group is None else []
             is_last = run is self._run and self._over
+            self._stop_listening_if_over()
         return [event for event in events if event.kind != "ended" or is_last] + more
+
+    def _stop_listening_if_over(self) -> None:
+        """Let nobody connect any more, unless another attempt follows: nobody would answer."""
+        if self._over:
+            self._listener.stop_listening()
 
     def _after_attempt(self) -> list[Event]:
         """Wait for the next attempt, or end, after the end of one."""
@@ -218,10 +238,9 @@ class RestartingLaunch:
     def _wait_or_end(self, restarts: RestartState, line: str) -> list[Event]:
         """Begin the delay before a restart that `line` announces; empty: end."""
         if line:
-            if self._zygote is not None:
-                self._zygote.renew(self._run.lived_s)
             try:
                 self._delay_group = self._open_delay_group()
+                self._control = self._open_control(restarts)
             except StartError as error:
                 restarts.revoke(str(error))
                 line = ""
@@ -229,6 +248,8 @@ class RestartingLaunch:
             self._over = True
             return []
         self._print(line)
+        if self._zygote is not None:
+            self._zygote.renew(self._run.lived_s)
         return [self._observed(Event(kind="restarting", code=restarts.total, time_ns=time.monotonic_ns()))]
 
     def _open_delay_group(self) -> Group:
@@ -242,13 +263,28 @@ class RestartingLaunch:
             debug=debug_flags(self._environ),
         )
 
+    def _open_control(self, restarts: RestartState) -> DelayControl | None:
+        if self._listener.fileno() < 0:
+            return None
+        from infini_run.node.delay_control import DelayControl
+
+        return DelayControl(self._run, self._listener, restarts.restart_s)
+
     def _wait_delay(self, delay_group: Group, timeout_s: float | None, also: Sequence[int]) -> list[Event]:
         """Wait for the delay to pass, at most `timeout_s`. A stopping signal, and a call of `stop`, end it."""
         restarts = self._restarts
         assert restarts is not None
         left_s = max(0.0, restarts.due_s - time.monotonic())
-        delay_group.wait(left_s if timeout_s is None else min(left_s, timeout_s), also)
+        left_s = left_s if timeout_s is None else min(left_s, timeout_s)
+        if self._observers is not None:
+            left_s = self._observers.timeout_s(left_s) or 0.0
+        control = self._control
+        delay_group.wait(left_s, also if control is None else [*also, control.fileno()])
         with self._lock:
+            if control is not None and control is self._control:
+                control.run_due()
+            if self._observers is not None:
+                self._observers.run_due()
             if delay_group is not self._delay_group:
                 return []  # another thread was here
             signalled = [event for event in delay_group.run_once() if event.kind == "signalled"]
@@ -270,7 +306,7 @@ class RestartingLaunch:
         from infini_run.report.text import signal_name
 
         restarts.cancel(number)
-        self._print(f"{signal_name(number)}: no restart")
+        self._print(f"no restart: stopped by {signal_name(number)}")
 
     def _begin(self, restarts: RestartState) -> list[Event]:
         """Start the next attempt. One whose ranks cannot start counts as one that failed."""
@@ -279,11 +315,11 @@ class RestartingLaunch:
         self._close_delay_group()
         restarts.begin()
         before = self._run
-        _rewind(self._stdin_at)
+        rewind_stdin(self._stdin_at)
         plan = with_new_launch_id(
             self._plan,
             launch_id=f"{self._plan.launch_id}.{restarts.total}",
-            master_port=self._options.master_port or self._next_port(),
+            master_ports=self._next_ports(),
             restarts=restarts.total,
         )
         try:
@@ -302,14 +338,18 @@ class RestartingLaunch:
             self._run.stop()
         return []
 
-    def _next_port(self) -> int:
-        """Return another port: the last one may still have connections."""
-        from infini_run.node.ports import free_port, let_go
+    def _next_ports(self) -> list[int]:
+        """Return other ports where nobody named one: the last ones may still have connections."""
+        from infini_run.node.ports import free_port
 
-        let_go(self._run.plan.master_port)
-        return free_port()
+        programs = self._run.plan.programs
+        let_go_ports(programs)
+        return [program.options.master_port or free_port() for program in programs]
 
     def _close_delay_group(self) -> None:
+        control, self._control = self._control, None
+        if control is not None:
+            control.close()
         delay_group, self._delay_group = self._delay_group, None
         if delay_group is not None:
             delay_group.close()
@@ -324,21 +364,3 @@ def _here() -> str | None:
         return os.getcwd()
     except OSError:
         return None  # deleted: ranks inherit it
-
-
-def _stdin_offset(plan: Plan) -> int:
-    """Return the position of a file that ranks read as stdin; -1 without one. A pipe and a terminal do not come
-    back."""
-    try:
-        is_read = any(worker.stdin != "null" for worker in plan.workers)
-        return os.lseek(0, 0, os.SEEK_CUR) if is_read and stat.S_ISREG(os.fstat(0).st_mode) else -1
-    except OSError:
-        return -1
-
-
-def _rewind(stdin_at: int) -> None:
-    try:
-        if stdin_at >= 0:
-            os.lseek(0, stdin_at, os.SEEK_SET)
-    except OSError:
-        return  # a host may have closed it meanwhile

@@ -1,6 +1,7 @@
 """A NodeLaunch whose ranks are forks of the process of --preload, or are started cold if they cannot be.
 
-The ranks are our children when the core gets them (decision 66), so that all else is as for those that it starts.
+When the core gets the ranks, they are children of the launcher (decision 66). So it treats them like ranks that it
+starts.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class WarmLaunch(NodeLaunch):
-    """The ranks of one attempt. zygote: their owner closes it; all else as for NodeLaunch."""
+    """The ranks of one attempt. The owner of `zygote` closes it; the other arguments are those of NodeLaunch."""
 
     def __init__(self, *args: Any, zygote: WarmZygote, **keywords: Any) -> None:
         super().__init__(*args, **keywords)
@@ -41,7 +42,11 @@ class WarmLaunch(NodeLaunch):
         self._early: list[Event] = []  # of a launch that was stopped before it had ranks
 
     def start(self) -> None:
-        """As NodeLaunch.start, after the imports. Raises UsageError: a module cannot be imported."""
+        """Start the ranks as NodeLaunch.start does, after the imports. Raises UsageError: a module cannot be
+        imported."""
+        if self.options.live == "on" and not self._has_head and not self._zygote.is_settled:
+            names = ", ".join(self.options.preload)
+            self._print(f"importing {names}")  # the table comes with the ranks
         signalled = self._zygote.prepare()
         if signalled is not None:
             self._end_before_start(signalled)
@@ -76,9 +81,11 @@ class WarmLaunch(NodeLaunch):
 
     def _add_spans(self, observers: Observers | ObserverRelay) -> None:
         """Add the imports, if they were made for this attempt, and the fork to the trace."""
+        from infini_run.display.trace_format import IMPORTS
+
         begin_ns, end_ns = self._zygote.take_import_times()
         if end_ns:
-            observers.add_span("preload", begin_ns, end_ns, ", ".join(self._zygote.modules))
+            observers.add_span(IMPORTS, begin_ns, end_ns, ", ".join(self._zygote.modules))
         if self._pids_s:
             observers.add_span("fork", int(self._began_s * 1e9), int(self._pids_s * 1e9))
 
@@ -103,7 +110,8 @@ class WarmLaunch(NodeLaunch):
 
     @property
     def lived_s(self) -> float | None:
-        """As of NodeLaunch, until the first failure: to stop the others may take long."""
+        """Seconds from the fork to the first failure; None: there are no forks. Stopping the other ranks may take
+        long."""
         return None if self._forked_s is None else (self._failed_s or time.monotonic()) - self._forked_s
 
     def poll(self, timeout_s: float | None = None, also: Sequence[int] = ()) -> list[Event]:
@@ -144,7 +152,7 @@ class WarmLaunch(NodeLaunch):
         self._pids_s = time.monotonic()
 
     def _open_stdio(self, spec: SpawnSpec) -> list[int]:
-        """Return what the rank gets. Raises StartError: no descriptor is left."""
+        """Return the descriptors that the rank gets. Raises StartError: no descriptor is left."""
         made: list[int] = []
         try:
             theirs, ours = open_stdio(spec, (0, 1, 2), (0, *self._console), made)
@@ -156,7 +164,7 @@ class WarmLaunch(NodeLaunch):
         return theirs
 
     def _drop_fork(self) -> None:
-        """Forget the fork: ranks whose gate was not opened end."""
+        """Forget the fork. Ranks end if their gate was not opened."""
         fork, self._fork = self._fork, None
         if fork is not None:
             fork.close()

@@ -1,8 +1,8 @@
 """The process of --preload: the user's command, held before its script, which forks the ranks of each attempt.
 
-The hook within it is warm/site/sitecustomize.py, and decision 66 says why it is there. The process is the launcher's,
-in a group of the core beside that of the ranks. What it says is the user's to make up: each answer is a short text,
-and a process number counts only if the process is a child of ours.
+The hook within it is warm/site/sitecustomize.py; decision 66 has the reasons. The launcher starts the process in a
+group of the core beside that of the ranks. A user's program could forge its answers. So each answer is a short text,
+and a process number counts only if the process is a child of the launcher.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from infini_run.plan.model import Plan
 
 HOOK_VARIABLE = "INFINI_WARM_HOOK"  # of warm/site/sitecustomize.py
-EARLY_S = 10.0  # who fails so soon after a fork may have failed for what was imported
+EARLY_S = 10.0  # a failure this soon after a fork may come from the imports
 _FOLDER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "warm", "site")
 _OF_ATTEMPT = ("MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")
 _OF_WORLD = ("MASTER_ADDR", "NNODES", "PROC_WORLD_SIZE", "WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE")
-_ANSWER_S = 5.0  # it forks, or looks at its files
+_ANSWER_S = 5.0  # for a fork, or a look at its files
 _MOST_ANSWER = 1 << 17  # bytes
 _MOST_TEXT = 300  # characters of it that are shown
 _MOST_SKIPPED = 100  # modules
@@ -52,7 +52,7 @@ class CannotFork(InfiniRunError):
 
 
 class _Gone(Exception):
-    """The process does not answer any more."""
+    """The end of the process: it gives no more answers."""
 
 
 class WarmZygote:
@@ -61,7 +61,7 @@ class WarmZygote:
     Attributes:
         cold_because: Why the ranks of the next attempt are not forked. Empty: they are.
         modules: What was imported.
-        wall_s, cpu_s: The time and the CPU time of that, in seconds.
+        wall_s, cpu_s: The time and the CPU time of the imports, in seconds.
 
     Args:
         plan: The plan of the first attempt.
@@ -95,7 +95,7 @@ class WarmZygote:
         self._group: Group | None = None
         self._control: socket | None = None
         self._received = bytearray()
-        self._env: list[bytes] = []  # of the process, without what is there for the hook
+        self._env: list[bytes] = []  # of the process, without what the hook needs
         self._start_s = 0.0
         self._is_held = self._is_ready = self._is_hopeless = False
         self._is_first = True  # no attempt has begun so far
@@ -135,7 +135,7 @@ class WarmZygote:
         return event
 
     def start(self) -> None:
-        """Start the process, and tell it what to import. It is not waited for. Safe twice."""
+        """Start the process, and send it what to import. Does not wait for it. Safe twice."""
         if self._group is None and not self.is_settled:
             self._start()
 
@@ -152,12 +152,12 @@ class WarmZygote:
         except (OSError, StartError) as error:
             self._fall_back(f"the process of the imports cannot be started: {error}")
             return
-        with suppress(OSError):  # it is gone: its socket tells
+        with suppress(OSError):  # it is gone: a read of its socket finds that
             words = {"names": list(self._options.preload), "skipped": self._skipped, "flag": "--preload"}
             self._send({**words, "watched": sorted(watched), "env": self._env})
 
     def _watched(self) -> set[str]:
-        """The variables that differ between ranks or attempts, or are not known yet."""
+        """Return the variables that differ between ranks or attempts, or are not known yet."""
         plan = self._plan
         watched = {name for worker in plan.workers for name, _ in worker.env}
         watched |= {name for name, value in plan.env if name in _OF_ATTEMPT or value == plan.launch_id}
@@ -166,19 +166,19 @@ class WarmZygote:
         return watched - {MARKER_VARIABLE}
 
     def _known(self) -> dict[str, str]:
-        """The variables of the plan that the process has."""
+        """Return the variables of the plan that the process has."""
         watched = self._watched()
         return {name: value for name, value in self._plan.env if name not in watched and name != MARKER_VARIABLE}
 
     def _spawn(self, control: int, watched: set[str]) -> None:
         env = self._plan.base(self._environ) | dict(self._plan.env)
-        mark = f"preload-{self._plan.launch_id}"  # else its group would take ranks for what it has left
+        mark = f"preload-{self._plan.launch_id}"  # else its group would take ranks for its leftover processes
         path = self._environ.get("PYTHONPATH", "")
         env = {name: value for name, value in env.items() if name not in watched} | {MARKER_VARIABLE: mark}
         self._env = [os.fsencode(f"{name}={value}") for name, value in env.items()]
         env |= {"PYTHONPATH": f"{_FOLDER}:{path}" if path else _FOLDER}
         env[HOOK_VARIABLE] = "set" if "PYTHONPATH" in self._environ else ""
-        spec = SpawnSpec(0, os.fsencode(self._plan.file), [os.fsencode(word) for word in self.argv], [])
+        spec = SpawnSpec(0, os.fsencode(self._plan.workers[0].file), [os.fsencode(word) for word in self.argv], [])
         spec.stdio = [control, PIPE, PIPE]
         is_shown = self._options.console != "none" and self._options.live != "on"
         spec.output = [TO_CONSOLE if is_shown else 0] * 2
@@ -227,7 +227,7 @@ class WarmZygote:
         return [] if self.is_settled else [each.fileno() for each in ours if each is not None]
 
     def go_on(self) -> None:
-        """Do what there is to do while it imports; then ask `is_settled`. Raises as `prepare`."""
+        """Handle what is ready while it imports; check `is_settled` after it. Raises as `prepare`."""
         self._pass_output()
         while not self.is_settled and self._read_answer():
             pass
@@ -277,7 +277,7 @@ class WarmZygote:
                 self._exit = event
 
     def _wait_for_exit(self) -> None:
-        """Its socket is closed, so it ends now; a wrapper around it that does not is killed."""
+        """Wait for the end of the process, whose socket is closed. Kill a wrapper around it that does not end."""
         due_s = time.monotonic() + _ANSWER_S
         while self._group is not None and not self._group.ended:
             self._pass_output()
@@ -286,7 +286,7 @@ class WarmZygote:
             self._group.wait(max(0.1, due_s - time.monotonic()))
 
     def _read_answer(self) -> bool:
-        """Take in an answer. Return whether there may be another."""
+        """Read and handle an answer. Return whether there may be another."""
         try:
             answer = self._receive()
         except _Gone:
@@ -314,7 +314,7 @@ class WarmZygote:
         return word == "held"
 
     def _skip(self, module: str, reason: str = "") -> None:
-        """Begin again without a module that --preload=auto found."""
+        """Repeat the imports without a module that --preload=auto found."""
         if module in self._skipped or len(self._skipped) >= _MOST_SKIPPED:
             self._fall_back(_cut(reason))
             return
@@ -325,7 +325,7 @@ class WarmZygote:
         self._start()
 
     def _handle_end(self) -> None:
-        """The process ended before it had imported all. If it never was held, Python has run the script."""
+        """Handle the end of the process before all imports. If it never was held, Python has run the script."""
         name = self.argv[0]
         has_run = self._exit is not None and not self._exit.signal and self._exit.code not in (126, 127)
         if has_run and not self._is_held and self._is_first:
@@ -341,7 +341,7 @@ class WarmZygote:
         return f"was killed by {signal_name(self._exit.signal)}" if self._exit.signal else "exited"
 
     def _fall_back(self, reason: str) -> None:
-        """Have the next attempt start cold, and say so."""
+        """Have the next attempt start cold, and report it."""
         self._report_cold(reason)
         self.close()
 
@@ -351,7 +351,7 @@ class WarmZygote:
         self._print_line(f"infini-run: {printable(f'{where}ranks start cold: {reason}')}")
 
     def give_up(self) -> None:
-        """Have the next attempt start cold: it is stopped, and nobody waits for the imports."""
+        """Have the next attempt start cold. It is stopped, and nobody waits for the imports."""
         self.cold_because = "the launch was stopped"
         self.close()
 
@@ -420,7 +420,8 @@ class WarmZygote:
         return Fork(self, ours, gate, count)
 
     def check_forked(self) -> None:
-        """Wait until the process between has ended, so that its ranks are ours. Raises CannotFork."""
+        """Wait for the exit of the middle process, which makes its ranks children of the launcher. Raises
+        CannotFork."""
         try:
             word, _ = self._answer()
         except (_Gone, OSError):
@@ -435,14 +436,15 @@ class WarmZygote:
         return (int(self._start_s * 1e9), int(end_s * 1e9)) if end_s else (0, 0)
 
     def fall_back(self, error: CannotFork) -> None:
-        """Have this attempt start cold, for this reason, and the process made anew for the next if that may help."""
+        """Have this attempt start cold, for this reason. Make the process anew for the next attempt if that may
+        help."""
         self._is_hopeless = error.is_lasting
         self._fall_back(str(error))
 
     # ---- the socket
 
     def _send(self, message: Mapping[str, object], fds: Sequence[int] = ()) -> None:
-        """Raises OSError: it is gone, or does not read."""
+        """Send a message, with descriptors. Raises OSError: it is gone, or does not read."""
         if self._control is None:
             raise _Gone
         data = marshal.dumps(dict(message), 2)
@@ -450,7 +452,7 @@ class WarmZygote:
         rights = [(SOL_SOCKET, SCM_RIGHTS, array.array("i", fds).tobytes())] if fds else []
         self._control.sendmsg([len(data).to_bytes(4, "big")], rights, 0x4000)  # MSG_NOSIGNAL
         self._control.sendall(data, 0x4000)
-        self._control.settimeout(None)  # else a recv that is not to wait does
+        self._control.settimeout(None)  # else MSG_DONTWAIT would wait, too
 
     def _answer(self) -> tuple[str, str]:
         """Wait for an answer. Raises _Gone: there is none."""
@@ -464,7 +466,7 @@ class WarmZygote:
         return answer
 
     def _receive(self) -> tuple[str, str] | None:
-        """The next answer, if there is one. Raises _Gone: there will be none."""
+        """Return the next answer, or None if none arrived. Raises _Gone: there will be none."""
         while self._control is not None:
             size = int.from_bytes(self._received[:4], "big") if len(self._received) >= 4 else 0
             if size > _MOST_ANSWER:
@@ -486,7 +488,7 @@ class WarmZygote:
         raise _Gone
 
     def close(self) -> None:
-        """Kill the process. Ranks that it has forked go on. Safe twice."""
+        """Kill the process. Ranks that it has forked keep running. Safe twice."""
         control, self._control = self._control, None
         if control is not None:
             control.close()
@@ -568,7 +570,7 @@ class Fork:
 
     def _read(self) -> str:
         try:
-            with suppress(ConnectionResetError):  # it has not read all: that comes before what it said, and once
+            with suppress(ConnectionResetError):  # it did not read everything: this error comes first, and once
                 return self._exchange.recv(512).decode("utf-8", "replace")
             return self._exchange.recv(512).decode("utf-8", "replace")
         except OSError:
@@ -579,7 +581,7 @@ class Fork:
         return CannotFork(text[5:] if is_lasting else "the fork failed", is_lasting=is_lasting)
 
     def open_gate(self) -> None:
-        """Let all ranks go on."""
+        """Let all ranks run."""
         data = b"+" * len(self._pids)
         while data:
             data = data[os.write(self._gate[1], data) :]

@@ -51,5 +51,5 @@ def check_membership(given: Given, values: Values, node_list: NodeList | None, *
             f"{asked}: needs a token to join its nodes; set the same {TOKEN}=... on every node, or add "
             "--token_file=FILE (a Secret) or --hosts=a,b"
         )
-    if rank is None and not values["dry_run"]:
+    if rank is None:
         values["node_rank"] = HANDED_OUT

@@ -35,7 +35,7 @@ _TASK_VALUES = ("tasks_per_node", "local_rank", "rank", "world_size")
 # What needs a launcher above the rank; where each task is a rank there is none.
 _SUPERVISED = (
     *("log_dir", "report", "isolate", "keep_going", "ready_timeout", "hang_timeout", "max_restarts", "trace"),
-    "progress_timeout",
+    *("progress_timeout", "events", "metrics", "metrics_interval", "termination_log", "spares"),
     *("grace", "stop_signal", "stop_scope", "redirects", "tee", "timestamps"),
 )
 
@@ -73,17 +73,30 @@ def merge_environment(
         )
     if cluster.form == BATCH and _is_allocation_owner(cluster, asked):
         given["engine"] = replace(given["engine"], value=cluster.engine)
-        return cluster
+        return _without_choices(cluster)
     cluster = _without_guesses(given, cluster)
     for name in _KNOWN_BOTH:
         _require_same(given, cluster, name)
     if cluster.is_task:
         _apply_task(given, cluster)
-    if "nproc_per_node" in given:
+    if "nproc_per_node" in given or "program" in given:
         cluster = replace(cluster, counts=())
     _apply(given, cluster)
     _require_missing(given, cluster, asked)
-    return cluster
+    nproc = given.get("nproc_per_node")
+    is_used = nproc is not None and nproc.origin == cluster.source("nproc")
+    return cluster if is_used else replace(cluster, nproc=0)  # --dry_run shows what counts
+
+
+def find_allocation(environ: Mapping[str, str], read: Reader = read_file) -> ClusterEnvironment | None:
+    """Return the allocation in which this launcher is the head, as `merge_environment` does. None: there is none."""
+    cluster = detect(environ, read)
+    return None if cluster is None else _without_choices(cluster)
+
+
+def _without_choices(cluster: ClusterEnvironment) -> ClusterEnvironment:
+    """Drop what the head chooses itself."""
+    return replace(cluster, node_rank=-1, nproc=0, gpus=0, master_addr="", master_port=0)
 
 
 def _is_allocation_owner(cluster: ClusterEnvironment, asked: str) -> bool:
@@ -95,10 +108,12 @@ def _is_allocation_owner(cluster: ClusterEnvironment, asked: str) -> bool:
     if cluster.nnodes == 1 and cluster.node_rank == 0:
         return False
     if cluster.engine not in ALLOCATION_ENGINES:
+        from infini_run.system.shell import quoted as shell_quoted
+
         names = quoted(compress(host.name for host in cluster.hosts))
         raise UsageError(
             f"{asked}: {where} holds {names}, which {cluster.engine} cannot reach; if ssh can, use --engine=ssh "
-            f"--hosts={names}"
+            f"--hosts={shell_quoted(names)}"
         )
     return True
 
@@ -126,6 +141,8 @@ def _require_same(given: Given, cluster: ClusterEnvironment, name: str) -> None:
     flag, known = given.get(name), getattr(cluster, name)
     if flag is None or known == (0 if name == "nnodes" else -1) or flag.value == known:
         return
+    if name == "nnodes" and flag.value + _spares(given) == known:
+        return
     raise UsageError(
         f"{flag.origin} conflicts with {cluster.source(name) or f'{name} is {known}'} ({cluster.engine}); "
         f"drop {flag.origin.partition('=')[0]}, or {given['engine'].origin}"
@@ -135,6 +152,8 @@ def _require_same(given: Given, cluster: ClusterEnvironment, name: str) -> None:
 def _apply_task(given: Given, cluster: ClusterEnvironment) -> None:
     """Make each process on this node one rank: their number is the engine's, and they have no launcher above them."""
     tasks = cluster.source("tasks_per_node")
+    if "program" in given:
+        _refuse_supervised(given["program"], tasks)
     nproc = given.get("nproc_per_node")
     if nproc is not None and nproc.value != cluster.tasks_per_node:
         raise UsageError(
@@ -166,8 +185,8 @@ def _refuse_supervised(flag: Setting, tasks: str) -> None:
 
 def _apply(given: Given, cluster: ClusterEnvironment) -> None:
     is_standalone = "standalone" in given and given["standalone"].value
-    _set_default(given, cluster, "nnodes", cluster.nnodes, "nnodes")
-    if not cluster.is_task:
+    _set_default(given, cluster, "nnodes", _running_nodes(given, cluster), "nnodes")
+    if not cluster.is_task and "program" not in given:
         _offer_nproc(given, cluster)
     if is_standalone:
         return
@@ -182,6 +201,21 @@ def _apply(given: Given, cluster: ClusterEnvironment) -> None:
     backend = given.get("rdzv_backend")
     if not (is_alone and backend is not None and backend.value == "c10d"):  # then a free port is what was asked for
         _set_default(given, cluster, "master_port", cluster.master_port, "master_port")
+
+
+def _spares(given: Given) -> int:
+    return int(given["spares"].value) if "spares" in given else 0
+
+
+def _running_nodes(given: Given, cluster: ClusterEnvironment) -> int:
+    """Return how many of its nodes run ranks at a time: spares are some of them, as those of a list of hosts are."""
+    spares = _spares(given)
+    if cluster.nnodes and spares >= cluster.nnodes:
+        raise UsageError(
+            f"{given['spares'].origin}: needs more nodes than {cluster.source('nnodes')} ({cluster.engine}); add "
+            "nodes"
+        )
+    return cluster.nnodes - spares if cluster.nnodes else 0
 
 
 def _offer_nproc(given: Given, cluster: ClusterEnvironment) -> None:

@@ -5,23 +5,27 @@ from __future__ import annotations
 import os
 
 from infini_run.errors import UsageError, printable
-from infini_run.options.grammar import metavar
-from infini_run.options.options import resolve
-from infini_run.options.table import TABLE
+from infini_run.options.options import complete_programs, resolve, resolve_flags
+from infini_run.options.python_values import check_environment as check_environment
+from infini_run.options.python_values import check_path as check_path
+from infini_run.options.python_values import check_words as check_words
+from infini_run.options.python_values import flag_words
 from infini_run.value_types import MARKER_VARIABLE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from types import CodeType
-    from typing import Any
+    from typing import Any, TypeVar
 
     from infini_run.environments.environment import ClusterEnvironment
     from infini_run.options.options import Options, Request
 
+    T = TypeVar("T")
+
 _FOR_FLAGS = ("INFINI_RUN_", "PET_", "TORCH_ELASTIC_")
-_PATHS = ("DIR", "FILE", "FILE.png")
-_COMMAND_ONLY = ("dry_run", "isolate", "report", "verbose", "preload")
+_OF_SUBPROCESS = ("capture_output", "stdout", "stderr", "text", "universal_newlines")  # they ask for output as text
+_COMMAND_ONLY = ("dry_run", "isolate", "report", "termination_log", "verbose")
 
 
 def check_names(
@@ -46,6 +50,8 @@ def check_names(
             own = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
             near = of_keyword(name, [*(word for word in own if word != "self"), *table])
             hint = f"; did you mean {near}?" if near else ""
+            if name in _OF_SUBPROCESS:
+                hint = "; use log_dir=DIR, and read DIR/rank_N.log"
             raise TypeError(f"{owner}() got an unexpected keyword argument {name!r}{hint}")
 
 
@@ -56,25 +62,6 @@ def make_environment(env: Mapping[str, str] | None, inherit_env: bool) -> dict[s
         UsageError: `env` holds what no environment can, see `check_environment`.
     """
     return {**(os.environ if inherit_env else {}), **check_environment(env)}
-
-
-def check_environment(env: Mapping[str, str | os.PathLike[str]] | None) -> dict[str, str]:
-    """Return a caller's variables as text; a path is text, too. None: there are none.
-
-    Raises:
-        UsageError: It is no mapping. A name is empty or has a `=`; a name or a value is no text, or has a NUL
-            character (environ(7)).
-    """
-    if env is None:
-        return {}
-    if not hasattr(env, "keys"):
-        raise UsageError(f"env={env!r}: expected a dict of variables, such as {{'NAME': 'value'}}")
-    checked = {}
-    for name in env:
-        if not isinstance(name, str) or not name or "=" in name:
-            raise UsageError(f"env: {name!r}: not a variable name; use non-empty text without =")
-        checked[name] = check_words(f"env[{name!r}]", (name, env[name]))[1]
-    return checked
 
 
 def prepare_environment(cluster: ClusterEnvironment, options: Options, environ: Mapping[str, str]) -> dict[str, str]:
@@ -106,13 +93,104 @@ def check_command(command: Sequence[str]) -> tuple[str, ...]:
     return check_words("command", command)
 
 
-def read_flags(flags: Mapping[str, object], program: tuple[str, ...], environ: Mapping[str, str]) -> Request:
+class Program:
+    """One program of a job of several, for `run` and `ProcessLauncher`.
+
+    Args:
+        command: The program and its arguments.
+        name: Its name, such as "trainer".
+        env: Variables that are added to the environment of its ranks. None: none.
+        cwd: Where its ranks start, and where a relative program is looked for. None: where the job starts.
+        nproc_per_node: How many ranks it has.
+        gpus_per_proc: How many GPUs each rank sees; 0: all of them.
+        omp_num_threads: OMP_NUM_THREADS of its ranks. None: a share of the CPUs.
+        module: The first word of the command is a Python module.
+        no_python: Execute a file of Python directly.
+        distributed_args: Add --distributed-rank=R and --distributed-world-size=W to each rank's arguments.
+        on_nodes: The node ranks where it runs, such as [0, 1] or "0-2"; "rest": where no other program is listed.
+            None: all nodes.
+        after: The names of programs that are ready before this one starts: a name, or a list. None: none.
+        ready_port: The program is ready once this port answers; 0: by READY=1.
+        log_dir: A folder for the logs of its ranks. None: one with its name in that of the job, if it has one.
+        ends_job: Stop the other programs when all ranks of this one exited with code 0.
+        max_restarts: With restart_scope="program": how often its ranks restart after a failure. None: as often as
+            `max_restarts` of the job.
+
+    Raises:
+        UsageError: `command` is no list of texts and paths.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        name: str,
+        env: Mapping[str, str] | None = None,
+        cwd: str | os.PathLike[str] | None = None,
+        nproc_per_node: int | str = 1,
+        gpus_per_proc: int = 0,
+        omp_num_threads: int | str | None = None,
+        module: bool = False,
+        no_python: bool = False,
+        distributed_args: bool = False,
+        on_nodes: int | str | Sequence[int] | None = None,
+        after: str | Sequence[str] | None = None,
+        ready_port: int = 0,
+        log_dir: str | os.PathLike[str] | None = None,
+        ends_job: bool = False,
+        max_restarts: int | None = None,
+    ) -> None:
+        self.command = check_command(command)
+        self.name = name
+        self.env = check_environment(env)
+        self.cwd = check_path("cwd", cwd)
+        self.flags: dict[str, object] = {
+            "nproc_per_node": nproc_per_node,
+            "gpus_per_proc": gpus_per_proc,
+            "omp_num_threads": omp_num_threads,
+            "module": module,
+            "no_python": no_python,
+            "distributed_args": distributed_args,
+            "on_nodes": on_nodes,
+            "after": after,
+            "ready_port": ready_port or None,
+            "log_dir": log_dir,
+            "ends_job": ends_job,
+            "max_restarts": max_restarts,
+        }
+
+    def __repr__(self) -> str:
+        return f"Program({list(self.command)!r}, name={self.name!r})"
+
+
+def read_command(command: Sequence[str] | Sequence[Program]) -> tuple[tuple[str, ...], tuple[Program, ...]]:
+    """Return the words of one program, and none of several; or no words, and the programs of a job of several.
+
+    Raises:
+        UsageError: It is no list of texts and paths, nor one of programs.
+    """
+    if not isinstance(command, (list, tuple)) or not any(isinstance(each, Program) for each in command):
+        words: Any = command
+        return check_command(words), ()
+    programs = tuple(each for each in command if isinstance(each, Program))
+    if len(programs) < len(command):
+        raise UsageError(f"command={command!r}: expected words alone, or Program alone")
+    return (), programs
+
+
+def read_flags(
+    flags: Mapping[str, object],
+    program: tuple[str, ...],
+    environ: Mapping[str, str],
+    programs: Sequence[Program] = (),
+) -> Request:
     """Read the flags of a Python call as the command line would.
 
     Args:
         flags: The values by name. Lists and dicts become the flag's text.
         program: The program and its arguments.
         environ: The environment. It counts for the variables of an engine, and not for those that stand for a flag.
+        programs: The programs of a job of several, in place of `program`.
 
     Raises:
         UsageError: The request is invalid, or belongs to the command alone.
@@ -121,14 +199,16 @@ def read_flags(flags: Mapping[str, object], program: tuple[str, ...], environ: M
     if "nproc" in flags:
         alias = flags.pop("nproc")
         flags["nproc_per_node"] = one_of_two(flags.get("nproc_per_node"), alias)[1]
-    words = check_words("flags", [word for name, value in flags.items() for word in _words(name, value)])
+    words = check_words("flags", [word for name, value in flags.items() for word in flag_words(name, value)])
     around = {
         name: value for name, value in environ.items() if name == MARKER_VARIABLE or not name.startswith(_FOR_FLAGS)
     }
-    request = _resolve([*words, "--", *program], around, flags)
+    if programs:
+        request = _resolve_programs(words, programs, around, flags)
+    else:
+        request = _resolve(lambda: resolve([*words, "--", *program], around), flags)
     options = request.options
-    own = [name for name in _COMMAND_ONLY if name != "preload" or request.node_list is None]
-    asked = request.question or next((name for name in own if getattr(options, name)), "")
+    asked = request.question or next((name for name in _COMMAND_ONLY if getattr(options, name)), "")
     if options is None or asked:
         raise UsageError(f"{asked}=: not a keyword of the Python API; use it with the command")
     if request.without_effect and options.engine != "auto":  # where a program finds itself is not its mistake
@@ -136,10 +216,27 @@ def read_flags(flags: Mapping[str, object], program: tuple[str, ...], environ: M
     return request
 
 
-def _resolve(words: list[str], environ: Mapping[str, str], flags: Mapping[str, object]) -> Request:
-    """Resolve as `resolve` does; an error begins with the keyword, and not with the flag."""
+def _resolve_programs(
+    words: Sequence[str], programs: Sequence[Program], environ: Mapping[str, str], flags: Mapping[str, object]
+) -> Request:
+    from functools import partial
+
+    from infini_run.options.programs import OF_ONE, check_parts, part_of
+
+    for name in flags:
+        if name in OF_ONE and name != "max_restarts":
+            raise UsageError(f"{name}={flags[name]!r}: cannot hold for one of several programs; give it to a Program")
+    job, parts = resolve_flags(words, environ), []
+    for each in programs:
+        read = partial(part_of, each.name, each.command, each.flags, env=each.env, cwd=each.cwd, environ=environ)
+        parts.append(_resolve(read, each.flags))
+    return _resolve(lambda: complete_programs(check_parts(job, parts, "a list of Program"), environ), flags)
+
+
+def _resolve(read: Callable[[], T], flags: Mapping[str, object]) -> T:
+    """Read as `read` does; an error begins with the keyword, and not with the flag."""
     try:
-        return resolve(words, environ)
+        return read()
     except UsageError as error:
         text = str(error)
         if not any(text.startswith(f"--{name}=") for name in flags):
@@ -160,51 +257,3 @@ def one_of_two(nproc_per_node: object, nproc: object) -> tuple[str, Any]:
             f"nproc_per_node={nproc_per_node!r} conflicts with nproc={nproc!r}: both are one flag; drop one of them"
         )
     return "nproc", nproc
-
-
-def check_words(what: str, words: Iterable[str | os.PathLike[str]]) -> tuple[str, ...]:
-    """Return texts and paths as text.
-
-    Raises:
-        UsageError: They are one text, and no list. Or one is no text, or has no bytes in the encoding of file names.
-            Or one has a NUL character, at which execve(2) would end it in silence.
-    """
-    if isinstance(words, (str, bytes)):  # its characters are no arguments
-        raise UsageError(f"{what}={words!r}: expected a list of texts")
-    texts = tuple(os.fspath(word) if isinstance(word, os.PathLike) else word for word in words)
-    for text in texts:
-        if not isinstance(text, str):
-            call = "os.fsdecode" if isinstance(text, bytes) else "str"
-            raise UsageError(f"{what}: {text!r}: expected text; did you mean {call}({text!r})?")
-        if "\0" in text:
-            raise UsageError(f"{what}: {text!r}: cannot pass a NUL character in an argument or a variable")
-        try:
-            os.fsencode(text)
-        except UnicodeEncodeError:
-            raise UsageError(f"{what}: {text!a}: cannot be encoded in an argument or a variable") from None
-    return texts
-
-
-def check_path(what: str, path: str | os.PathLike[str] | None) -> str | None:
-    """Return a path as text, or None. Raises UsageError: as check_words."""
-    return None if path is None else check_words(what, (path,))[0]
-
-
-def _words(name: str, value: object) -> list[str]:
-    if value is None:
-        return []
-    entry = TABLE.get(name)
-    flag = None if entry is None else entry[0]
-    if flag is not None and (value is True or value is False) and (flag.bare if value else flag.negated) is None:
-        raise UsageError(f"{name}={value!r}: expected {metavar(flag)}")
-    if flag is not None and flag.metavar in _PATHS and not isinstance(value, (str, os.PathLike)):
-        raise UsageError(f"{name}={value!r}: expected a path, as text or a pathlib.Path")
-    if value is True or value is False:
-        return [f"--{name}" if value else f"--no{name}"]
-    if isinstance(value, dict):  # redirects={0: 3}
-        value = [f"{key}:{item}" for key, item in value.items()]
-    if name == "nnodes" and isinstance(value, tuple):  # (3, 4)
-        value = ":".join(str(item) for item in value)
-    if isinstance(value, (list, tuple, range)):
-        value = ",".join(str(item) for item in value)
-    return [f"--{name}={os.fspath(value) if isinstance(value, os.PathLike) else value}"]

@@ -8,7 +8,7 @@ or raises ValueError with what it expects; this module adds who said it.
 from __future__ import annotations
 
 from infini_run.errors import UsageError
-from infini_run.record import record
+from infini_run.record import record, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,7 +28,8 @@ COMMAND_LINE = 0
 class Flag:
     """One row of a table. `default` is a value of its kind.
 
-    `bare` and `negated` are what `--name` and `--noname` stand for; `shown` is how help puts the default.
+    `bare` and `negated` are what `--name` and `--noname` stand for; `shown` is how help puts the default. Without
+    `has_variable`, only words of the command line, of flag files, and of --fromenv set it.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Flag:
     bare: str | None = None
     negated: str | None = None
     shown: str = ""
+    has_variable: bool = True
 
 
 @record
@@ -101,6 +103,11 @@ def switch(name: str, group: str, help: str, default: bool = False, aliases: tup
     )  # fmt: skip
 
 
+def without_variable(flag: Flag) -> Flag:
+    """Return the flag as one that no variable sets."""
+    return replace(flag, has_variable=False)
+
+
 def _own(name: str, metavar: str, help: str) -> Flag:  # noqa: A002
     return Flag(name=name, kind=plain, default="", group=GRAMMAR_GROUP, metavar=metavar, help=help)
 
@@ -113,7 +120,7 @@ def _subject(text: str) -> bool | str:
         return text
 
 
-GRAMMAR = (
+_GRAMMAR = (
     _own("flagfile", "FILE", "read flags from FILE: one per line, # comments, further flag files"),
     _own("fromenv", "a,b", "read flags a and b from the variables FLAGS_a and FLAGS_b"),
     _own("tryfromenv", "a,b", "do the same as --fromenv, if the variables are set"),
@@ -123,6 +130,7 @@ GRAMMAR = (
     switch("helpfull", GRAMMAR_GROUP, "show every flag, its values, and its default"),
     switch("version", GRAMMAR_GROUP, "print the version"),
 )  # fmt: skip
+GRAMMAR = tuple(map(without_variable, _GRAMMAR))
 
 
 def index(flags: Iterable[Flag]) -> dict[str, Entry]:
@@ -342,7 +350,7 @@ def _prefixed(scan: _FlagScan, key: str, prefix: Prefix) -> Flag | None:
     if entry is None or len(name) == 1 or not scan.environ[key] or key != prefix.text + name.upper():
         return None
     flag, _, is_negated = entry
-    return None if is_negated or flag.group == GRAMMAR_GROUP else flag
+    return None if is_negated or not flag.has_variable else flag
 
 
 def _convert(flag: Flag, text: str, origin: str, precedence: int) -> Setting:

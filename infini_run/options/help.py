@@ -13,6 +13,12 @@ from infini_run.options.hints import nearest, of_flag
 from infini_run.options.options import USAGE
 from infini_run.options.table import FLAGS, GROUPS, PREFIXES, TABLE, flag_of_variable
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from infini_run.options.grammar import Entry
+
 WIDTH = 79
 COLUMN = 28
 _SHORT = 33
@@ -66,7 +72,7 @@ FIRST_EXAMPLES = """\
 
 END_OF_HELP = """\
 --help FLAG explains one flag; --helpfull and the man page explain all, and the
-exit codes. The variable INFINI_RUN_NAME sets --name; - in a name is _.
+exit codes. The variable INFINI_RUN_NAME sets --name; write _ for each -.
 """
 
 
@@ -74,8 +80,9 @@ def help_text() -> str:
     """Return the text of --help: what to type first, the flags of the first group, and the names of the others."""
     first, *others = (group for group in GROUPS if group != "torchrun")
     lines = [*map(_short_entry, _flags(first)), ""]
+    explained = END_OF_HELP.split()  # --help and --helpfull
     for group in (*others, "flags"):
-        names = " ".join(f"--{flag.name}" for flag in _flags(group))
+        names = " ".join(name for flag in _flags(group) if (name := f"--{flag.name}") not in explained)
         lines += textwrap.wrap(
             names, WIDTH, initial_indent=f"{group.capitalize():12}", subsequent_indent=" " * 12,
             break_on_hyphens=False,
@@ -96,19 +103,32 @@ def full_help_text() -> str:
     return "\n".join(parts)
 
 
-def flag_text(name: str) -> str:
+def flag_text(
+    name: str,
+    table: Mapping[str, Entry] = TABLE,
+    prefix: str = PREFIXES[0].text,
+    hint: Callable[[str], str] = of_flag,
+    full_help: str = "infini-run --helpfull",
+) -> str:
     """Return what --help FLAG prints: the flag, its values, its default, and its variable.
+
+    Args:
+        name: The flag, as somebody wrote it.
+        table: The flags.
+        prefix: How their variables begin.
+        hint: Returns what to use in place of an unknown flag, or "".
+        full_help: The command that prints all of them.
 
     Raises:
         UsageError: There is no such flag.
     """
     known = name.lstrip("-").replace("-", "_")
-    if known not in TABLE:
-        near = nearest(known, TABLE)
-        advice = of_flag(known) or (f"did you mean --{near}?" if near else "run infini-run --helpfull")
+    if known not in table:
+        near = nearest(known, table)
+        advice = hint(known) or (f"did you mean --{near}?" if near else f"run {full_help}")
         raise UsageError(f"--help {quote(name)}: unknown flag; {advice}")
-    flag = TABLE[known][0]
-    variable = flag_of_variable(PREFIXES[0].text, flag.name)
+    flag = table[known][0]
+    variable = flag_of_variable(prefix, flag.name, table)
     return entry(flag).rstrip("\n") + (f"\n{' ' * COLUMN}variable: {variable}" if variable else "")
 
 
@@ -150,6 +170,6 @@ def usage(flag: Flag, *, is_short: bool = False) -> str:
 
 def explain(flag: Flag) -> str:
     """Return what a flag does, and its default."""
-    if flag.group in ("flags", "torchrun") and not flag.help.startswith("supported"):
+    if flag.group == "flags" or flag.help.startswith(("ignored: ", "refused: ")):
         return flag.help
     return f"{flag.help} (default: {flag.shown or flag.default})"

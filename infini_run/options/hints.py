@@ -54,6 +54,7 @@ _FLAGS = {
         ("c", "cpus_per_task", "num_cpu_threads_per_process"), f"{_BIND}; use --omp_num_threads=N for threads"
     ),
     **dict.fromkeys(("gpus", "gres", "G", "gpu_ids", "gpus_per_node", "gpus_per_task", "multi_gpu"), _GPUS),
+    "multi_prog": "use --program=NAME before each program, and : between two of them",
     **dict.fromkeys(("launcher", "mpi"), "use --engine=ssh|slurm|pbs|mpi|auto to reach the nodes"),
     **dict.fromkeys(("allow_run_as_root", "oversubscribe", "K", "kill_on_bad_exit", "use_env", "u"), _NEEDLESS),
     **dict.fromkeys(("v", "debug", "d"), "use --verbose to print each step"),

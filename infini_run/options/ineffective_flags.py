@@ -1,4 +1,5 @@
-"""Flags about other nodes that have no effect on this one, in words. Pure.
+"""Flags that have no effect in this launch, in words: those about other nodes, and those of a flag that is missing.
+Pure.
 
 No flag loses its effect in silence. The reader of a flag rejects what conflicts with it. One line reports what merely
 does nothing here, because a script may give the same flags everywhere. That line is about the command line only: a
@@ -30,7 +31,8 @@ _AT: dict[str, tuple[str, ...]] = {  # where a flag has an effect
     "export": (*ENGINES, PEER, "auto"),
     "console": (LOCAL, "auto"),
 }
-NAMES = frozenset(_AT)
+_NEEDS = {"metrics_interval": ("metrics", "FILE"), "preload_timeout": ("preload", "NAMES")}
+NAMES = frozenset((*_AT, *_NEEDS))
 
 
 def ineffective_flags(given: Mapping[str, Setting], place: str, *, is_one_of_several: bool) -> str:
@@ -40,16 +42,18 @@ def ineffective_flags(given: Mapping[str, Setting], place: str, *, is_one_of_sev
         place: LOCAL, PEER, auto, or an engine.
         is_one_of_several: there are other nodes, and no token.
     """
-    idle = [
-        given[name].origin
-        for name, places in _AT.items()
-        if name in given and place not in places and given[name].precedence == COMMAND_LINE and _is_asked(name, given)
-    ]
-    return f"{', '.join(idle)}: no effect here: {_why(given, place, is_one_of_several)}" if idle else ""
+    idle = [given[name].origin for name, places in _AT.items() if place not in places and _is_asked(name, given)]
+    parts = [f"{', '.join(idle)}: no effect here: {_why(given, place, is_one_of_several)}"] if idle else []
+    for name, (other, form) in _NEEDS.items():
+        if _is_asked(name, given) and (other not in given or not given[other].value):
+            parts.append(f"{given[name].origin}: no effect here: add --{other}={form}")
+    return "; ".join(parts)
 
 
 def _is_asked(name: str, given: Mapping[str, Setting]) -> bool:
     """Return whether a flag counts; of --console only what lets ranks write past infini-run."""
+    if name not in given or given[name].precedence != COMMAND_LINE:
+        return False
     value = given[name].value
     return bool(value == "inherit") if name == "console" else bool(value != DEFAULTS[name])
 

@@ -72,15 +72,21 @@ class ProgramOptions(FunctionOptions, total=False):
     """Flags of the command as keywords of `launch_local` and `launch_multi_node`."""
 
     node_rank: int | None
+    one_world: bool | None
     module: bool | None
     no_python: bool | None
     distributed_args: bool | None
     token_file: str | PathLike[str] | None
     stdin: int | Literal["rank0", "all", "none"] | None
+    restart_scope: Literal["job", "program"] | None
     ready_timeout: float | str | None
     progress_timeout: float | str | None
+    snapshots: Literal["hang", "failure", "off"] | None
     live: bool | Literal["on", "off", "auto"] | None
     trace: str | PathLike[str] | None
+    events: str | PathLike[str] | None
+    metrics: str | PathLike[str] | None
+    metrics_interval: float | str | None
 
 
 class RunOptions(ProgramOptions, total=False):

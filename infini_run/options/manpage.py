@@ -27,8 +27,8 @@ in its environment, under the names of infini_run and of torchrun.
 _ENVIRONMENT = """\
 Each process finds RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, GROUP_RANK, MASTER_ADDR, MASTER_PORT and the others
 of torchrun(1); NNODES, NPROC_PER_NODE, GLOBAL_PROC_RANK, LOCAL_PROC_RANK and PROC_WORLD_SIZE; INFINI_RUN_ID, which is
-unique to the launch; NOTIFY_SOCKET, for sd_notify(3). INFINI_RUN_NAME and PET_NAME in our own environment stand for
-the flag NAME.
+unique to the launch; NOTIFY_SOCKET, for sd_notify(3). INFINI_RUN_NAME and PET_NAME in the environment of infini-run
+stand for the flag NAME.
 """
 
 _SIGNALS = """\

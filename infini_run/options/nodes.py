@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from infini_run.environments.environment import BATCH
 from infini_run.environments.hostlist import parse_hosts, read_hostfile
-from infini_run.errors import UsageError
+from infini_run.errors import UsageError, counted
 from infini_run.options.grammar import Setting
 from infini_run.options.table import ALLOCATION_ENGINES, ENGINES, ENVIRONMENT_PRECEDENCE
 from infini_run.record import record
@@ -26,6 +26,11 @@ _ONE_NODE = {
     "node_rank": "node ranks follow the order of the hosts",
     "standalone": "it is for one node",
     "isolate": "it is for one node",
+}
+
+_NO_DOCTOR = {  # engines without a command for each node that brings back what is written there, and why
+    "pbs": "pbs_tmrsh brings back nothing of what is written on a node",
+    "mpi": "one mpirun reaches all nodes, and ends all if one fails",
 }
 
 
@@ -53,10 +58,51 @@ def resolve_nodes(given: Given, environ: Mapping[str, str], read: Reader, least_
         if name in given and given[name].value not in (False, 0):
             raise UsageError(f"{given[name].origin} conflicts with {origin}: {why}; drop one of them")
     hosts, nnodes = _first(given, hosts, origin, least_nodes)
-    is_limit = engine != "slurm" or "SLURM_" not in origin  # tasks of Slurm's are a number, not a room
-    counts = _settle_count(given, hosts, origin, is_limit=is_limit)
+    is_single = "program" not in given  # several have their own numbers: check_room
+    counts = _settle_count(given, hosts, origin, is_limit=_is_limit(engine, origin)) if is_single else ()
     given["nnodes"] = Setting(value=nnodes, origin=origin, precedence=ENVIRONMENT_PRECEDENCE)
     return NodeList(engine=engine, hosts=hosts, counts=counts)
+
+
+def _is_limit(engine: str, origin: str) -> bool:
+    """Return whether the slots of hosts are a limit: tasks of Slurm's are a number, not a room."""
+    return engine != "slurm" or "SLURM_" not in origin
+
+
+def check_doctor_engine(engine: str, origin: str) -> None:
+    """Check that --doctor can ask every node by an engine.
+
+    Args:
+        engine: The engine.
+        origin: What chose it.
+
+    Raises:
+        UsageError: It has no command for each node that brings back what is written there.
+    """
+    if engine in _NO_DOCTOR:
+        raise UsageError(
+            f"--doctor with {origin}: {_NO_DOCTOR[engine]}; use --engine=ssh --hosts=a,b, or run infini-run "
+            "--doctor on each node"
+        )
+
+
+def check_room(origin: str, engine: str, host: Host, count: int) -> None:
+    """Check that a host has room for the ranks of all programs.
+
+    Args:
+        origin: Who named the hosts.
+        engine: What reaches them.
+        host: The host.
+        count: The ranks of all programs there.
+
+    Raises:
+        UsageError: It has less.
+    """
+    if host.slots and count > host.slots and _is_limit(engine, origin):
+        raise UsageError(
+            f"{origin}: needs more than the {counted(host.slots, 'slot')} of {host.name} for {count} ranks of "
+            "all programs; use fewer ranks, or --on_nodes"
+        )
 
 
 def _hosts(given: Given, environ: Mapping[str, str], engine: str, read: Reader) -> tuple[tuple[Host, ...], str]:
@@ -96,7 +142,7 @@ def _first(given: Given, hosts: tuple[Host, ...], origin: str, least_nodes: int)
     """Return the first --nnodes of them and --spares more; and how many nodes run ranks at a time."""
     asked, spares = given.get("nnodes"), given.get("spares")
     extra = 0 if spares is None else int(spares.value)
-    count = "1 host" if len(hosts) == 1 else f"{len(hosts)} hosts"
+    count = counted(len(hosts), "host")
     if asked is None:
         if spares is not None and extra >= len(hosts):
             raise UsageError(f"{spares.origin}: needs more hosts than {origin}, which is {count}; add hosts")
@@ -116,8 +162,8 @@ def _settle_count(given: Given, hosts: tuple[Host, ...], origin: str, *, is_limi
                       and asked.value > host.slots), None)  # fmt: skip
         if small is not None and is_limit:
             raise UsageError(
-                f"{asked.origin}: needs more than the {small.slots} slots of {small.name} in {origin}; use at most "
-                f"{small.slots}"
+                f"{asked.origin}: needs more than the {counted(small.slots, 'slot')} of {small.name} in {origin}; "
+                f"use at most {small.slots}"
             )
         return ()
     slots = {host.slots for host in hosts}

@@ -15,13 +15,16 @@ from infini_run.errors import UsageError
 from infini_run.options.grammar import quote
 from infini_run.options.hints import is_executable, nearest
 from infini_run.options.table import ALLOCATION_ENGINES, TABLE, flag_of_variable
+from infini_run.system.shell import quoted as shell_quoted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from infini_run.environments.environment import ClusterEnvironment, Reader
+    from infini_run.options.grammar import Entry
 
+_NAMED = "to run several programs, add --program=NAME before each"
 _OF_COLONS = ("mpirun", "mpiexec", "mpiexec.hydra", "prterun", "orterun")  # for them a : begins another program
 
 
@@ -59,7 +62,7 @@ def _of_allocation(cluster: ClusterEnvironment) -> str:
         return ""
     names = quoted(compress(host.name for host in cluster.hosts))
     is_reached = cluster.engine in ALLOCATION_ENGINES
-    way = f"--engine={cluster.engine}" if is_reached else f"--engine=ssh --hosts={names}"
+    way = f"--engine={cluster.engine}" if is_reached else f"--engine=ssh --hosts={shell_quoted(names)}"
     return (
         f"{cluster.engine} job {quoted(cluster.job_id)} has {cluster.nnodes} nodes, but --engine is local, so ranks "
         f"run only on this node; use {way} for all"
@@ -73,27 +76,40 @@ def _job(cluster: ClusterEnvironment) -> str:
     return f"{cluster.engine} {'step' if cluster.engine == 'slurm' else 'job'} {quoted(cluster.job_id)}"
 
 
-def of_variables(names: Sequence[str], prefix: str) -> str:
+def of_variables(
+    names: Sequence[str], prefix: str, table: Mapping[str, Entry] = TABLE, command: str = "infini-run"
+) -> str:
     """Return a line for variables that set no flag.
 
     Args:
         names: The variables; at least one.
         prefix: What all begin with.
+        table: The flags.
+        command: Its --helpfull lists them.
     """
-    known = [name for name in TABLE if flag_of_variable(prefix, name)]
-    near = [nearest(name[len(prefix) :].lower(), known) for name in names]
-    meant = ", ".join(dict.fromkeys(flag_of_variable(prefix, name) for name in near if name))
+    known = [name for name in table if flag_of_variable(prefix, name, table)]
+    meant = ", ".join(dict.fromkeys(filter(None, (_meant(name, prefix, known, table) for name in names))))
     listed = f"unknown variable{'s' * (len(names) > 1)} {', '.join(map(quote, names))}, ignored"
-    return f"{listed}; did you mean {meant}?" if meant else f"{listed}; infini-run --helpfull lists the flags"
+    return f"{listed}; did you mean {meant}?" if meant else f"{listed}; {command} --helpfull lists the flags"
 
 
-def of_colon(words: Sequence[str], environ: Mapping[str, str]) -> str:
+def _meant(variable: str, prefix: str, known: Sequence[str], table: Mapping[str, Entry]) -> str:
+    """Return the flag that no variable sets, or the variable with the nearest name; empty: there is none."""
+    name = variable[len(prefix) :].lower()
+    if name in table and not table[name][0].has_variable:
+        return f"--{table[name][0].name}"
+    near = nearest(name, known)
+    return flag_of_variable(prefix, near, table) if near else ""
+
+
+def of_colon(words: Sequence[str], environ: Mapping[str, str], way: str = _NAMED) -> str:
     """Return a line for a program whose words hold another command behind a bare `:`, as mpirun reads it; "" if they
     hold none.
 
     Args:
         words: The program and its arguments.
         environ: The environment, whose PATH this searches.
+        way: How to run several programs.
     """
     if any(word.rpartition("/")[2] in _OF_COLONS for word in words):
         return ""
@@ -103,8 +119,5 @@ def of_colon(words: Sequence[str], environ: Mapping[str, str]) -> str:
         after = words[at + 1]
         name = after.lstrip("-").partition("=")[0].replace("-", "_")
         if (after[:2] == "--" and name in TABLE) or is_executable(after, environ):
-            return (
-                f"':' and all that follows are arguments of {quote(words[0])}: a launch runs one program; use sh -c "
-                "'if [ $RANK = 0 ]; then exec a; else exec b; fi'"
-            )
+            return f"':' and all that follows are arguments of {quote(words[0])}; {way}"
     return ""

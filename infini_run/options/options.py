@@ -20,12 +20,14 @@ if TYPE_CHECKING:
     from infini_run.environments.environment import ClusterEnvironment
     from infini_run.options.grammar import Given, Values
     from infini_run.options.nodes import NodeList
+    from infini_run.options.programs import Part
     from infini_run.options.questions import Question
 
 USAGE = "infini-run [flags] [--] program [args...]"
 _RENDEZVOUS = ("nnodes", "node_rank", "rdzv_endpoint", "master_addr", "master_port")
 _TORCHRUN = ("numa_binding", "virtual_local_rank", "rdzv_conf")  # flags that stand for infini-run's
 _C10D_PORT = 29400  # torch/distributed/elastic/rendezvous/c10d_rendezvous_backend.py
+_READY_S = 600.0  # that programs wait for another one by default
 _NO_FILES = "/dev/null"  # torchrun's: no logs, and what --redirects names goes nowhere
 _NO_PROGRAM = "true"  # of the doctor, who starts none
 # Flags that a training script hardly has itself, and whose absence is seen late; and who has them: a launcher.
@@ -38,10 +40,11 @@ _LAUNCHERS = frozenset(
     ("infini-run", "infini_run", "torchrun", "torch.distributed.run", "torch.distributed.launch", "srun", "mpirun",
      "mpiexec", "accelerate", "deepspeed")
 )  # fmt: skip
-_QUESTIONS = ("plot", "completion")  # answered in place of a launch; by a word of the command line only
-_OF_RUNNING = ("list", "stacks", "stop", "send", "ranks")  # options/questions.py
-_ABOUT_NODES = ("ssh_config", "remote_python", "link_port", "link_address", "join_timeout", "node_timeout", "export",
-                "console", "node_check", "node_check_timeout")  # ineffective_flags.py  # fmt: skip
+_QUESTIONS = ("plot", "completion")  # answered in place of a launch
+_OF_RUNNING = ("list", "top", "follow", "stacks", "stop", "send", "bundle", "ranks", "tail")  # options/questions.py
+_MAY_BE_IDLE = ("ssh_config", "remote_python", "link_port", "link_address", "join_timeout", "node_timeout", "export",
+                "console", "node_check", "node_check_timeout", "metrics_interval",
+                "preload_timeout")  # ineffective_flags.py  # fmt: skip
 _OF_MEMBERSHIP = ("join_window", "on_join", "max_node_failures", "node_check_timeout")
 _SECONDS = (
     "restart_delay",
@@ -54,7 +57,32 @@ _SECONDS = (
     "join_window",
     "node_check_timeout",
     "preload_timeout",
+    "metrics_interval",
 )
+
+
+@record
+class OneProgram:
+    """What the user asked for of one of several programs; the fields are those of Options."""
+
+    name: str
+    program: tuple[str, ...]
+    cwd: str
+    env: tuple[tuple[str, str], ...]
+    logs: str  # a folder for the logs of its ranks; empty: one in --log_dir
+    nproc_per_node: int | str
+    master_port: int
+    module: bool
+    no_python: bool
+    distributed_args: bool
+    preload: tuple[str, ...]
+    gpus_per_proc: int
+    omp_num_threads: int
+    on_nodes: tuple[int, ...] | None  # the nodes where it runs; None: all of them
+    after: tuple[str, ...]  # the programs that are up before it starts
+    ready_port: int  # it is up once this port answers; 0: by READY=1
+    ends_job: bool
+    max_restarts: int  # of its ranks alone, with --restart_scope=program; else the job's
 
 
 @record
@@ -103,9 +131,9 @@ class Options:
     console: str
     timestamps: bool
     color: str  # auto, always, never
-    ranks_on_console: tuple[int, ...] | None
+    ranks_on_console: tuple[int | str, ...] | None  # a text is a rank of a program, trainer:3
     local_ranks_filter: tuple[int, ...] | None
-    stdin: int | str  # a global rank, all, none
+    stdin: int | str  # a global rank, a rank of a program (trainer:3), all, none
     redirects: RankStreams
     tee: RankStreams
     grace_s: float  # after a failure, and where the host program stops the ranks
@@ -113,7 +141,8 @@ class Options:
     stop_signal: int
     stop_scope: str
     isolate: bool
-    max_restarts: int
+    max_restarts: int  # of all ranks
+    restart_scope: str  # job, program
     restart_delay_s: float
     restart_window_s: float  # 0: off
     max_no_progress: int  # 0: no bound
@@ -121,18 +150,44 @@ class Options:
     hang_timeout_s: float  # 0: off
     progress_timeout_s: float  # 0: off
     on_hang: str
+    snapshots: str  # hang, failure, off
     report: str
+    termination_log: str
     keep_going: bool
     dry_run: str  # "", text, json
     verbose: bool
     live: str  # on, auto (where there is a terminal and rich), off
     trace: str
-    program: tuple[str, ...]
+    events: str  # a file, or fd:N
+    metrics: str
+    metrics_interval_s: float
+    program: tuple[str, ...]  # its words
+    name: str = ""  # of the program; empty: nobody named it
+    programs: tuple[OneProgram, ...] = ()  # empty: there is one, without a name
+    one_world: bool = False
+    ends_job: bool = False
+    after: tuple[str, ...] = ()
+    ready_port: int = 0
+    cwd: str = ""  # of the program; empty: the launch's
+    env: tuple[tuple[str, str], ...] = ()  # of the program
+    logs: str = ""  # as of OneProgram
+    title: str = ""  # of a launch of functions, for --list; empty: the words of the program
+    again_code: int = 0  # of a rank that asks for another run of the job; 0: nobody runs it again
+    again_wait_s: float = 0.0  # how long the others run on then, before they are stopped
+    blocked_signal: int = 0  # ranks start with it blocked, and unblock it themselves; 0: none
 
     @property
     def is_elastic(self) -> bool:
         """Whether the job continues after the loss of a node (multinode/membership.py)."""
         return self.least_nodes > 0
+
+    def on_node(self, node: int) -> Options:
+        """Return the options of one node: there, a program that does not run there has no rank."""
+        programs = tuple(
+            each if each.on_nodes is None or node in each.on_nodes else replace(each, nproc_per_node=0)
+            for each in self.programs
+        )
+        return replace(self, programs=programs)
 
 
 @record
@@ -148,6 +203,7 @@ class Request:
         node_list: The nodes to reach from here. None: this process is the launcher of one node.
         without_effect: A sentence about flags that have no effect here. Empty: all have.
         is_alone_by_default: Nobody has said that this is a launch on one node.
+        variables: The flags that a variable has set, and its name.
     """
 
     question: str
@@ -158,6 +214,19 @@ class Request:
     node_list: NodeList | None = None
     without_effect: str = ""
     is_alone_by_default: bool = False
+    variables: tuple[tuple[str, str], ...] = ()
+
+    def name_variable(self, text: str) -> str:
+        """Return an error with the variable in place of the flag that it is about, if a variable has set that flag.
+
+        Args:
+            text: The error, which begins with what is wrong: `--report=FILE cannot ...`, or `--log_dir: FILE ...`.
+        """
+        for flag, name in self.variables:
+            rest = text.removeprefix(f"--{flag}")
+            if rest[:1] in ("=", ":") and rest != text:
+                return name + rest
+        return text
 
 
 def resolve(argv: Sequence[str], environ: Mapping[str, str]) -> Request:
@@ -173,10 +242,10 @@ def resolve(argv: Sequence[str], environ: Mapping[str, str]) -> Request:
         is_about_flag = parsed.question == "help" and "=" not in subject
         arguments = tuple(filter(None, (subject,))) if is_about_flag else ()
         return Request(question=parsed.question, options=None, arguments=arguments)
-    given = dict(parsed.settings)
+    given = parsed.settings
     for question in _QUESTIONS:
         asked = given.pop(question, None)
-        if asked is not None and asked.value and asked.precedence == COMMAND_LINE:
+        if asked is not None and asked.value:
             return Request(question=question, options=None, arguments=(asked.value, *parsed.program))
     if not given.keys().isdisjoint(_OF_RUNNING):
         from infini_run.options.questions import read_question
@@ -184,19 +253,188 @@ def resolve(argv: Sequence[str], environ: Mapping[str, str]) -> Request:
         question_asked = read_question(given, parsed.program)
         if question_asked is not None:
             return Request(question="running", options=None, asked=question_asked)
-    doctor = given.pop("doctor", None)
-    form = doctor.value if doctor is not None and doctor.precedence == COMMAND_LINE else ""
+    if "program" in given or "programs" in given:
+        return _resolve_programs(given, parsed.program, environ)
+    return _complete(given, parsed.program, environ)
+
+
+def resolve_flags(argv: Sequence[str], environ: Mapping[str, str]) -> Given:
+    """Read flags alone, without a program."""
+    return parse(argv, environ, TABLE, PREFIXES, _hint_of_flag).settings
+
+
+def _resolve_programs(given: Given, words: tuple[str, ...], environ: Mapping[str, str]) -> Request:
+    """Read the programs of a command line with --program or --programs; variables name none."""
+    for name in ("program", "programs"):
+        if name in given and given[name].precedence != COMMAND_LINE:
+            del given[name]
+    if "program" not in given and "programs" not in given:
+        return _complete(given, words, environ)
+    from infini_run.options.programs import read_parts
+
+    return complete_programs(read_parts(given, words, environ), environ)
+
+
+def complete_programs(parts: Sequence[Part], environ: Mapping[str, str]) -> Request:
+    """Return the request for a job of several programs.
+
+    Args:
+        parts: The flags and the words of each; the flags of the job are the same in all.
+        environ: The environment.
+    """
+    from infini_run.options.programs import OF_ONE, read_places
+
+    job = dict(parts[0][0])
+    placed = _place(job, environ)  # once: a file of hosts may be a pipe
+    for name in OF_ONE:
+        job.pop(name, None)
+    own = [{name: setting for name, setting in given.items() if name in OF_ONE} for given, _ in parts]
+    requests = [
+        _complete_placed(job | its, words, environ, placed) for its, (_, words) in zip(own, parts, strict=True)
+    ]
+    first = requests[0].options
+    if first is None or requests[0].question:
+        return requests[0]
+    places = read_places(parts, first.nnodes)
+    each = zip([request.options for request in requests if request.options], places, strict=True)
+    programs = tuple(_one_of_several(options, at, nodes) for at, (options, nodes) in enumerate(each))
+    if any(program.after for program in programs):
+        first = _with_order(first, programs, parts)
+    if first.restart_scope == "program":
+        first = _with_own_restarts(job, first, programs, has_head=placed.node_list is not None)
+    console = "prefix" if first.console == "auto" else first.console
+    port = programs[0].master_port
+    options = replace(first, programs=programs, console=console, master_port=port)
+    _check_nodes(job, options, placed.node_list, has_token=bool(environ.get(TOKEN) or options.token_file))
+    return replace(requests[0], options=options)
+
+
+def _one_of_several(options: Options, at: int, nodes: tuple[int, ...] | None) -> OneProgram:
+    """Return what is one program's own. Its ranks meet at a separate port."""
+    own = {name: getattr(options, name) for name in fields(OneProgram) if name != "on_nodes"}
+    own["master_port"] = options.master_port if at == 0 and options.rdzv_explicit else 0
+    return OneProgram(**own, on_nodes=nodes)
+
+
+def _with_order(first: Options, programs: Sequence[OneProgram], parts: Sequence[Part]) -> Options:
+    """Check which programs start after which. Return the options with a limit for those that others wait for."""
+    names = [program.name for program in programs]
+    for given, _ in parts:
+        for name in given["after"].value if "after" in given else ():
+            if name not in names:
+                raise UsageError(f"{given['after'].origin}: unknown program {name}; use {', '.join(names)}")
+    from infini_run.options.programs import find_cycle
+
+    cycle = find_cycle({program.name: program.after for program in programs})
+    if cycle:
+        flags = ", ".join(
+            f"{name} --after={other}" for name, other in zip(cycle, [*cycle[1:], cycle[0]], strict=True)
+        )
+        raise UsageError(f"{flags}: cannot be: each waits for the next one; drop one of them")
+    if first.keep_going:
+        raise UsageError("--after: conflicts with --keep_going: a failed program is never ready; drop one of them")
+    return replace(first, ready_timeout_s=first.ready_timeout_s or _READY_S)
+
+
+def _with_own_restarts(job: Given, first: Options, programs: Sequence[OneProgram], *, has_head: bool) -> Options:
+    """Check that programs can restart alone. Return the options of the job, which never restarts as a whole."""
+    scope = job["restart_scope"].origin
+    if not any(program.max_restarts for program in programs):
+        raise UsageError(f"{scope}: no program may restart; add --max_restarts=N")
+    if first.one_world:
+        raise UsageError(f"{scope}: conflicts with --one_world: all ranks are in one world; drop one of them")
+    if first.keep_going:
+        raise UsageError(f"{scope}: conflicts with --keep_going: a failure stops no rank then; drop one of them")
+    if first.nnodes > 1 or has_head:
+        raise UsageError(f"{scope}: cannot be where a head starts the ranks of nodes; use --restart_scope=job")
+    return replace(first, max_restarts=0)
+
+
+def _check_nodes(job: Given, options: Options, node_list: NodeList | None, *, has_token: bool) -> None:
+    """Check that every node learns of all programs, and has room for their ranks.
+
+    Args:
+        job: The settings of the job.
+        options: Of the job, with its programs.
+        node_list: The nodes that this launcher reaches. None: it reaches no other one.
+        has_token: A token joins the launchers of several nodes.
+    """
+    if node_list is not None:
+        from infini_run.options.nodes import check_room
+
+        for node, host in enumerate(node_list.hosts):
+            counts = [each.nproc_per_node for each in options.on_node(node).programs]
+            if all(isinstance(count, int) for count in counts):
+                check_room(job["nnodes"].origin, node_list.engine, host, sum(map(int, counts)))
+        return
+    if options.nnodes == 1:
+        return
+    asked = job["nnodes"].origin
+    if options.dry_run:
+        raise UsageError(f"--dry_run with {asked}: the ranks of other nodes are known only there; add --hosts=a,b")
+    if not has_token:
+        raise UsageError(
+            f"{asked}: several programs need one head; set the same {TOKEN}=... on every node, or add --hosts=a,b"
+        )
+    limited = next((each for each in options.programs if each.on_nodes is not None), None)
+    if limited is not None and options.node_rank == HANDED_OUT:
+        raise UsageError(f"--on_nodes of {limited.name}: needs the rank of this node; add --node_rank=N")
+
+
+@record
+class _Placed:
+    """Where the job runs.
+
+    Attributes:
+        least_nodes: As of Options.
+        cluster: As of Request.
+        node_list: As of Request.
+    """
+
+    least_nodes: int
+    cluster: ClusterEnvironment | None
+    node_list: NodeList | None
+
+
+def _place(given: Given, environ: Mapping[str, str]) -> _Placed:
+    """Find the nodes, and add to `given` what they say of the job."""
     if not given.keys().isdisjoint(_TORCHRUN):
         from infini_run.options.torchrun import translate
 
         translate(given)
+    if "doctor" in given and "engine" in given:
+        _place_doctor(given, environ)
     least_nodes = _split_range(given)
     _apply_endpoint(given)
     _apply_standalone(given)
     cluster = _find_cluster(given, environ)
-    node_list = _find_nodes(given, environ, least_nodes)
+    return _Placed(least_nodes=least_nodes, cluster=cluster, node_list=_find_nodes(given, environ, least_nodes))
+
+
+def _complete(given: Given, program: tuple[str, ...], environ: Mapping[str, str]) -> Request:
+    """Return what to run: what somebody gave, and defaults for the rest.
+
+    Args:
+        given: What somebody gave. It is changed.
+        program: The program and its arguments.
+        environ: The environment.
+    """
+    return _complete_placed(given, program, environ, _place(given, environ))
+
+
+def _complete_placed(given: Given, program: tuple[str, ...], environ: Mapping[str, str], placed: _Placed) -> Request:
+    """As `_complete`, for settings that have what `_place` adds."""
+    doctor = given.pop("doctor", None)
+    form = doctor.value if doctor is not None else ""
+    least_nodes, cluster, node_list = placed.least_nodes, placed.cluster, placed.node_list
     values: Values = DEFAULTS | {name: setting.value for name, setting in given.items()}
-    values["program"] = parsed.program or ((_NO_PROGRAM,) if form else ())
+    values["program"] = program or ((_NO_PROGRAM,) if form else ())
+    values["name"] = given["program"].value if "program" in given else ""
+    values["programs"] = ()
+    values["title"] = ""
+    values["env"] = given["env"].value if "env" in given else ()
+    values["cwd"] = given["cwd"].value if "cwd" in given else ""
+    values["logs"] = given["logs"].value if "logs" in given else ""
     values["least_nodes"] = least_nodes or (values["nnodes"] if values["spares"] else 0)
     values["rdzv_explicit"] = not given.keys().isdisjoint(("rdzv_endpoint", "master_addr", "master_port"))
     values["master_addr"] = _rendezvous_part(given, "master_addr", 0)
@@ -204,7 +442,8 @@ def resolve(argv: Sequence[str], environ: Mapping[str, str]) -> Request:
     values["grace_s"], values["signal_grace_s"] = GRACES_S if values["grace"] is None else (values["grace"],) * 2
     for name in _SECONDS:
         values[f"{name}_s"] = values[name]
-    has_logs = values["log_dir"] not in ("", _NO_FILES) or values["tee"] != DEFAULTS["tee"]
+    values["again_code"], values["again_wait_s"], values["blocked_signal"] = 0, 0.0, 0  # infini-job sets them
+    has_logs = bool(values["logs"]) or values["log_dir"] not in ("", _NO_FILES) or values["tee"] != DEFAULTS["tee"]
     if values["console"] == "auto" and (has_logs or values["timestamps"]):
         values["console"] = "prefix"
     _apply_live(given, values)
@@ -224,14 +463,14 @@ def resolve(argv: Sequence[str], environ: Mapping[str, str]) -> Request:
             raise UsageError(
                 f"{idle[0].origin}: needs a job that can lose a node; add --spares=N, or use --nnodes=MIN:MAX"
             )
-    elif has_token and values["nnodes"] > 1 and not values["dry_run"] and "node_rank" not in given:
+    elif has_token and values["nnodes"] > 1 and "node_rank" not in given:
         values["node_rank"] = HANDED_OUT
     _check_job(given, values, counts, is_ours=node_list is not None)
     _check_program(given, values)
     if values["preload"]:
         _check_preload(given, values, is_task=cluster is not None and cluster.is_task)
     _check_output(given, values)
-    if not _is_open(values, node_list, has_token=has_token):
+    if not values["name"] and not _is_open(values, node_list, has_token=has_token):
         _check_world(given, values, cluster, counts)
     if values["log_dir"] == _NO_FILES:
         values["log_dir"] = ""
@@ -239,8 +478,9 @@ def resolve(argv: Sequence[str], environ: Mapping[str, str]) -> Request:
     if form:
         return Request(question="doctor", options=options, arguments=(form,), node_list=node_list)
     without_effect = ""
-    if not given.keys().isdisjoint(_ABOUT_NODES):
+    if not given.keys().isdisjoint(_MAY_BE_IDLE):
         without_effect = _flags_without_effect(given, values, node_list, has_token=has_token)
+    by_variable = [(name, each) for name, each in given.items() if 0 < each.precedence <= len(PREFIXES)]
     return Request(
         question="",
         options=options,
@@ -248,6 +488,7 @@ def resolve(argv: Sequence[str], environ: Mapping[str, str]) -> Request:
         node_list=node_list,
         without_effect=without_effect,
         is_alone_by_default=given.keys().isdisjoint(("engine", "hosts", "hostfile", "nnodes", "standalone")),
+        variables=tuple((name, each.origin.partition("=")[0]) for name, each in by_variable),
     )
 
 
@@ -294,6 +535,22 @@ def _hint_of_flag(name: str) -> str:
 def _quoted_setting(given: Given, name: str) -> str:
     """Return a flag as somebody gave it, or its default."""
     return given[name].origin if name in given else f"--{name}={DEFAULTS[name]} (the default)"
+
+
+def _place_doctor(given: Given, environ: Mapping[str, str]) -> None:
+    """Refuse an engine that --doctor cannot use before it asks for more. In a step, look at this node alone: nothing
+    of the others has to be known."""
+    from infini_run.environments.detect import detect
+    from infini_run.environments.environment import BATCH
+    from infini_run.options.from_environment import read_file
+    from infini_run.options.nodes import check_doctor_engine
+
+    engine = given["engine"]
+    check_doctor_engine(engine.value, engine.origin)
+    if engine.value == "auto":
+        cluster = detect(environ, read_file)
+        if cluster is not None and cluster.form != BATCH:
+            given["engine"] = replace(engine, value=DEFAULTS["engine"])
 
 
 def _find_cluster(given: Given, environ: Mapping[str, str]) -> ClusterEnvironment | None:
@@ -431,6 +688,11 @@ def _check_job(given: Given, values: Values, counts: Sequence[int], *, is_ours: 
 
 
 def _check_program(given: Given, values: Values) -> None:
+    for name in ("one_world", "ends_job", "on_nodes", "after", "ready_port", "restart_scope"):
+        if values[name] != DEFAULTS[name] and not values["name"]:
+            raise UsageError(f"{given[name].origin}: needs programs with names; add --program=NAME")
+    if not values["name"] and ("ranks_on_console" in given or "stdin" in given):
+        _check_no_names(given, values)
     if values["module"] and values["no_python"]:
         module, no_python = given["module"], given["no_python"]
         if module.precedence == no_python.precedence:
@@ -445,6 +707,13 @@ def _check_program(given: Given, values: Values) -> None:
             if setting.precedence == COMMAND_LINE and text.endswith(PYTHON_FILES):
                 raise UsageError(f"missing {what}: {flag} took {text} as its value; use {flag}=VALUE")
         raise UsageError(f"missing {what}; use {USAGE}, or run infini-run --help")
+
+
+def _check_no_names(given: Given, values: Values) -> None:
+    for name, ranks in (("ranks_on_console", values["ranks_on_console"] or ()), ("stdin", (values["stdin"],))):
+        program = next((rank.rpartition(":")[0] for rank in ranks if isinstance(rank, str)), "")
+        if program:
+            raise UsageError(f"{given[name].origin}: unknown program {program}; add --program={program}")
 
 
 def _check_preload(given: Given, values: Values, *, is_task: bool) -> None:

@@ -9,15 +9,18 @@ from __future__ import annotations
 import _signal
 
 from infini_run import value_types
-from infini_run.options.grammar import COMMAND_LINE, GRAMMAR_GROUP, Flag, Prefix, boolean, index, plain, switch
+from infini_run.options.grammar import COMMAND_LINE, Flag, Prefix, boolean, index, plain, switch, without_variable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
+
+    from infini_run.options.grammar import Entry
 
 GROUPS = ("job", "program", "where", "membership", "devices", "output", "ending", "seeing", "torchrun")
 ENGINES = ("ssh", "slurm", "pbs", "mpi")  # they reach other nodes
-HEADS_OWN = ("report", "trace", "live")  # of the same command on every node: node 0 writes and shows the output
+# Of the same command on every node: node 0 writes and shows the output.
+HEADS_OWN = ("report", "trace", "live", "events", "metrics")
 ALLOCATION_ENGINES = ("slurm", "pbs")  # they reach the nodes of the allocation in which the launcher runs
 TOKEN = "INFINI_RUN_TOKEN"  # the variable with the secret: with it, or --token_file, launchers of several nodes join
 HANDED_OUT = -1  # the node rank of a launcher that the head gives one
@@ -28,6 +31,9 @@ PREFIXES = (
 )
 ENVIRONMENT_PRECEDENCE = COMMAND_LINE + len(PREFIXES) + 1  # the precedence of what the cluster environment says
 GRACES_S = (10.0, 25.0)  # after a failure; after a stop: Kubernetes and Slurm kill after 30, so a checkpoint has time
+
+_LONGEST_NAME = 64  # of a program: it names a folder, and stands before each line
+_NO_NAMES = ("all", "none", "rank", "rank0")  # a program's name would read like a rank's
 
 OTHER_VARIABLES = frozenset(  # that begin as those of flags do, and are none
     ("INFINI_RUN_ID", "INFINI_RUN_TOKEN", "INFINI_RUN_DEBUG", "INFINI_RUN_ISOLATED", "INFINI_RUN_PROBE")
@@ -50,6 +56,13 @@ def _text_or_json(text: str) -> str:
         raise ValueError("expected text or json") from None
 
 
+def _form(text: str) -> str:
+    """As _text_or_json, for a question. An empty value asks none: the next word would be a program."""
+    if not text:
+        raise ValueError("expected text or json")
+    return _text_or_json(text)
+
+
 def _check_gpus(text: str) -> str:
     if text in ("off", "warn", "refuse"):
         return text
@@ -57,6 +70,20 @@ def _check_gpus(text: str) -> str:
         return "warn" if boolean(text) else "off"
     except ValueError:
         raise ValueError("expected off, warn, or refuse") from None
+
+
+def _events(text: str) -> str:
+    number = text.removeprefix(value_types.DESCRIPTOR)
+    if number != text and not (number.isascii() and number.isdigit() and int(number[:12]) <= value_types.MAX_INT):
+        raise ValueError("expected the name of a file, or fd:N with the number of an open descriptor")
+    return text
+
+
+def _interval(text: str) -> float:
+    value = value_types.duration(text)
+    if value < 1:
+        raise ValueError("expected at least 1s; use 15s, 1m, or 5m")
+    return value
 
 
 def _live(text: str) -> str:
@@ -80,6 +107,19 @@ def _file(text: str) -> str:
     return text
 
 
+def _folder(text: str) -> str:
+    if not text:
+        raise ValueError("expected the name of a new folder")
+    return text
+
+
+def _some_ranks(text: str) -> tuple[int | str, ...] | None:
+    """As value_types.named_ranks. A variable that is empty in a script names no rank: it does not stand for all."""
+    if not text:
+        raise ValueError("expected all, or ranks and ranges such as 0,4-7")
+    return value_types.named_ranks(text)
+
+
 def _command_line(text: str) -> str:
     import shlex
 
@@ -92,11 +132,22 @@ def _command_line(text: str) -> str:
     return text
 
 
+def _program_name(text: str) -> str:
+    is_plain = text.isascii() and text[:1].isalpha() and text.replace("_", "").replace("-", "").isalnum()
+    if not is_plain or text in _NO_NAMES or len(text) > _LONGEST_NAME:
+        raise ValueError(f"expected a letter, then letters, digits, _, and -, at most {_LONGEST_NAME}, as in trainer")
+    return text
+
+
 def _variable_names(text: str) -> tuple[str, ...]:
     names = tuple(name.strip() for name in text.split(",") if name.strip())
     if any("=" in name for name in names):
         raise ValueError("expected names of variables, not values; set the values in the environment")
     return names
+
+
+def _program_names(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(_program_name(name.strip()) for name in text.split(",") if name.strip()))
 
 
 def _module_names(text: str) -> tuple[str, ...]:
@@ -185,7 +236,7 @@ def _refused_switch(name: str, use: str) -> Flag:
 
 
 # fmt: off
-FLAGS = (
+_ALL = (
     _flag("job", "nnodes", value_types.node_count, 1, "N|MIN:MAX",
          "run on N nodes; MIN:MAX: run on as few as MIN, and continue after losing one"),
     _flag("job", "nproc_per_node", value_types.proc_count, 1, "N|auto|gpu|cpu",
@@ -202,6 +253,22 @@ FLAGS = (
     _flag("job", "run_id", plain, "", "ID", "name this run, the same on every node",
          shown="none", aliases=("rdzv_id",)),
 
+    _flag("program", "program", _program_name, "", "NAME",
+          "name the program, which may be one of several: --program=a [flags] a.py : --program=b [flags] b.py",
+          shown="none"),
+    _flag("program", "programs", _file, "", "FILE",
+          "read the programs from FILE: one [[program]] table of TOML each, with name, command, env, cwd, and flags",
+          shown="none"),
+    switch("one_world", "program",
+           "number the ranks of all programs through, in one world, in place of one world per program"),
+    _flag("program", "on_nodes", value_types.node_ranks, None, "all|rest|0-2,4",
+         "start this program on these nodes only; rest: on the nodes that no program lists", shown="all"),
+    _flag("program", "after", _program_names, (), "NAME,...",
+         "start this program once all ranks of the named ones have sent READY=1, or exited with code 0",
+         shown="at once"),
+    _flag("program", "ready_port", value_types.port, 0, "PORT",
+         "with --after: treat this program as ready once PORT answers on each of its nodes", shown="by READY=1"),
+    switch("ends_job", "program", "stop the other programs when all ranks of this one exited with code 0"),
     switch("module", "program", "run a Python module, with python -u -m", aliases=("m",)),
     switch("no_python", "program",
            "execute the program itself; otherwise, this Python runs .py, .pyc, and .pyz files, and folders with "
@@ -218,14 +285,14 @@ FLAGS = (
             "reach other nodes; auto: take the nodes, the node rank, and the endpoint from Slurm, PBS, LSF, Grid "
             "Engine, Flux, MPI launchers, Kubernetes, or SageMaker"),
     _flag("where", "hosts", plain, "", "a,b:4,node[01-16]",
-         "list the nodes, with the number of ranks that each has room for", shown="none"),
+         "list the nodes, with the number of ranks that each has room for; quote [...] in zsh", shown="none"),
     _flag("where", "hostfile", plain, "", "FILE", "read the list of --hosts from a file", shown="none"),
     _flag("where", "ssh_config", plain, "", "FILE", "use this configuration file for ssh", shown="ssh's own"),
     _flag("where", "remote_python", plain, "", "PATH", "use this Python on other nodes; it needs infini-run",
          shown="the same path as here"),
     _flag("where", "link_port", value_types.port, 0, "PORT",
-         "listen on PORT for other nodes; a manual launch with INFINI_RUN_TOKEN uses the port after that of "
-         "--rdzv_endpoint", shown="a free one"),
+         "listen on PORT for other nodes",
+         shown="a free one; in a manual launch, the port after that of --rdzv_endpoint"),
     _flag("where", "link_address", plain, "", "ADDR|INTERFACE",
          "listen for other nodes on this address only, or on the address of this interface", shown="all"),
     _flag("where", "token_file", plain, "", "FILE",
@@ -282,10 +349,11 @@ FLAGS = (
     switch("timestamps", "output", "show the time (UTC) before each line of a rank"),
     _choice("output", "color", ("auto", "always", "never"),
             "color the labels of lines; auto: if stdout and stderr are terminals and NO_COLOR is unset"),
-    _flag("output", "ranks_on_console", value_types.ranks, None, "all|0,4-7", "show the output of these ranks only",
-         shown="all"),
+    _flag("output", "ranks_on_console", value_types.named_ranks, None, "all|0,4-7",
+         "show the output of these ranks only; trainer:0-3: ranks of a program", shown="all"),
     _flag("output", "stdin", value_types.stdin_reader, 0, "rank0|all|none|N",
-         "give the input of this terminal to this rank, all, or none; other ranks read /dev/null", shown="rank0"),
+         "give the input of this terminal to this rank, all, or none; other ranks read /dev/null; trainer:0: a rank "
+         "of a program", shown="rank0"),
     _flag("output", "redirects", value_types.streams, value_types.RankStreams(), "0-3|RANK:0-3,...",
          "send these streams (1: stdout, 2: stderr, 3: both) to --log_dir only, as torchrun does; "
          "--log_dir=/dev/null drops them",
@@ -307,6 +375,9 @@ FLAGS = (
     switch("isolate", "ending", "run the job in a separate PID namespace"),
     _flag("ending", "max_restarts", value_types.bounded_int(0), 0, "N",
          "restart all ranks after a failure, at most N times; never after a stop request or exit code 126 or 127"),
+    _choice("ending", "restart_scope", ("job", "program"),
+            "choose what restarts after a failure; job: all ranks, program: the ranks of the failed program, while "
+            "the others continue"),
     _flag("ending", "restart_delay", value_types.duration, 1.0, "TIME",
          "wait TIME before the first restart, and twice as long before each further one, up to 5 minutes",
          shown="1s"),
@@ -316,22 +387,29 @@ FLAGS = (
          "end the job after N attempts in a row without progress, if ranks report PROGRESS=; progress resets the "
          "restart count; 0: no limit"),
     _flag("ending", "ready_timeout", value_types.timeout, 0.0, "TIME|off",
-         "stop the job if a rank has not sent READY=1 within TIME", shown="off"),
+         "stop the job if a rank has not sent READY=1 within TIME; with --after: a rank that other programs wait "
+         "for, by default 10m", shown="off"),
     _flag("ending", "hang_timeout", value_types.timeout, 0.0, "TIME|off",
          "treat a rank without a sign of life for TIME as hung: no WATCHDOG=1, once it sent one; else no output "
-         "through infini-run and no CPU use, noticed after one to two times TIME",
+         "and no CPU use, noticed after one to two times TIME",
          shown="off"),
     _flag("ending", "progress_timeout", value_types.timeout, 0.0, "TIME|off",
          "treat the job as hung if no rank has sent a higher PROGRESS= for TIME, counted from the first one",
          shown="off"),
     _choice("ending", "on_hang", ("report", "stop"),
             "choose what follows a hang; report: print what every rank waits in, stop: print it, and stop the job"),
+    _choice("ending", "snapshots", ("hang", "failure", "off"),
+            "choose when to look at what ranks wait in; hang: at a hang, failure: also after a failure, which stops "
+            "the other ranks up to 1 s later, off: never"),
     _flag("ending", "report", plain, "", "FILE", "write how every rank ended to FILE, as JSON", shown="none"),
+    _flag("ending", "termination_log", plain, "", "FILE",
+         "write the first failure to FILE, at most 4096 bytes, for Kubernetes: /dev/termination-log", shown="none"),
     switch("keep_going", "ending", "let the other ranks finish after a failure"),
 
     Flag(group="seeing", name="dry_run", kind=_text_or_json, default="", metavar="text|json", bare="text",
          negated="", shown="off",
-         help="print the plan, with every rank's environment and arguments, and start nothing"),
+         help="print the plan, with every rank's environment and arguments, and start nothing; the plan names what "
+         "other nodes add"),
     switch("verbose", "seeing", "print each step"),
     Flag(group="seeing", name="live", kind=_live, default="auto", metavar="on|off|auto", bare="on", negated="off",
          help=
@@ -340,9 +418,23 @@ FLAGS = (
     _flag("seeing", "trace", plain, "", "FILE",
          "write the life of all ranks on all nodes to FILE, as a Chrome trace for ui.perfetto.dev",
          shown="none"),
-    Flag(group="seeing", name="list", kind=_text_or_json, default="", metavar="text|json", bare="text", negated="",
+    _flag("seeing", "events", _events, "", "FILE|fd:N",
+         "append a line of JSON to FILE, or to an open descriptor, for each event of the launch, while it runs",
+         shown="none"),
+    _flag("seeing", "metrics", plain, "", "FILE",
+         "write the numbers of the launch to FILE while it runs, as node_exporter reads them", shown="none"),
+    _flag("seeing", "metrics_interval", _interval, 15.0, "TIME", "replace the file of --metrics every TIME",
+         shown="15s"),
+    Flag(group="seeing", name="list", kind=_form, default="", metavar="text|json", bare="text", negated="false",
          shown="off", help="list the launches of this user that run here, or of all users for root"),
-    Flag(group="seeing", name="stacks", kind=_text_or_json, default="", metavar="text|json", bare="text", negated="",
+    switch("top", "seeing",
+           "show the ranks of a running launch in a table, as --live does; q ends the view; without a terminal, "
+           "print it once; needs rich"),
+    switch("follow", "seeing",
+           "print the lines that ranks of a running launch write from now on; name it as for --stop"),
+    _flag("seeing", "tail", value_types.bounded_int(0, value_types.MOST_TAIL), 0, "N",
+          "print the last N lines of each rank first, with --follow"),
+    Flag(group="seeing", name="stacks", kind=_form, default="", metavar="text|json", bare="text", negated="false",
          shown="off", help=
          "print the Python stack of every rank of a running launch, by py-spy, or the system call that it waits in"),
     switch("stop", "seeing",
@@ -350,15 +442,18 @@ FLAGS = (
            "the id, or the pid of one of its processes"),
     _flag("seeing", "send", value_types.any_signal, "", "SIGNAL",
           "send SIGNAL to the ranks of a running launch, named as for --stop", shown="none"),
-    _flag("seeing", "ranks", value_types.ranks, None, "all|0,4-7",
-         "ask about these ranks only, with --stacks or --send",
+    _flag("seeing", "bundle", _folder, "", "DIR",
+          "write a running launch's report, trace, and stacks so far, and its ranks' variables without secrets, to "
+          "the new folder DIR, for a bug report; name it as for --stop", shown="none"),
+    _flag("seeing", "ranks", _some_ranks, None, "all|0,4-7",
+         "ask about these ranks only, with --follow, --stacks, or --send",
           shown="all"),
     _flag("seeing", "plot", _file, "", "FILE.png",
          "draw a finished launch, and start nothing: infini-run --plot=FILE.png REPORT.json|LOG_DIR...; needs "
          "matplotlib",
          shown="none"),
     Flag(group="seeing", name="doctor", kind=_text_or_json, default="", metavar="text|json", bare="text",
-         negated="", shown="off",
+         negated="false", shown="off",
          help=
          "check this machine, and every node of --hosts or --engine, for what a launch needs, and start nothing; "
          "exit code 1 if a launch would fail"),
@@ -367,17 +462,17 @@ FLAGS = (
          "your shells look for them", shown="none", aliases=("print_completion",)),
 
     _flag("torchrun", "rdzv_backend", _rdzv_backend, "static", "static|c10d",
-         "supported: c10d on a single node without an endpoint means a free port, and an endpoint without a port "
+         "c10d on a single node without an endpoint means a free port, and an endpoint without a port "
          "means 29400; etcd is refused"),
     _flag("torchrun", "rdzv_conf", _foreign("rdzv_conf"), "", "K=V,...",
-         "supported: join_timeout=SECONDS sets --join_timeout; the rest has no effect, because ranks meet in the "
+         "join_timeout=SECONDS sets --join_timeout; the rest has no effect, because ranks meet in the "
          "program only", shown="none"),
-    _flag("torchrun", "role", plain, "default", "NAME", "supported: set ROLE_NAME of the ranks"),
+    _flag("torchrun", "role", plain, "default", "NAME", "set ROLE_NAME of the ranks"),
     Flag(group="torchrun", name="numa_binding", kind=plain, default="", shown="none",
          choices=("node", "socket", "exclusive", "core-complex"),
-         help="supported: node is --bind=numa, socket is --bind=socket, exclusive and core-complex are --bind=cores"),
+         help="node is --bind=numa, socket is --bind=socket, exclusive and core-complex are --bind=cores"),
     switch("virtual_local_rank", "torchrun",
-           "supported: set LOCAL_RANK to 0 for every rank, which sees only its GPUs (--gpus_per_proc=1)"),
+           "set LOCAL_RANK to 0 for every rank, which sees only its GPU (implies --gpus_per_proc=1)"),
     _ignored("monitor_interval", "TIME", "infini-run does not poll", _foreign("monitor_interval")),
     _ignored("start_method", "", "the program is always executed", choices=("spawn", "fork", "forkserver")),
     _ignored("event_log_handler", "NAME", "use --report"),
@@ -392,22 +487,38 @@ FLAGS = (
 )
 # fmt: on
 
+_WORDS = ("program", "list", "top", "follow", "tail", "stacks", "stop", "send", "bundle", "ranks", "plot", "doctor",
+          "completion")  # fmt: skip # a variable would change every launch of a shell
+FLAGS = tuple(without_variable(flag) if flag.name in _WORDS else flag for flag in _ALL)
 DEFAULTS = {flag.name: flag.default for flag in FLAGS}
 TABLE = index(FLAGS)
 
 
-def flag_of_variable(prefix: str, name: str) -> str:
-    """Return the variable of a flag by one of its names; "": none sets it (one letter, a negation, the grammar's)."""
-    flag, _, is_negated = TABLE[name]
-    return "" if len(name) == 1 or is_negated or flag.group == GRAMMAR_GROUP else prefix + name.upper()
+def flag_of_variable(prefix: str, name: str, table: Mapping[str, Entry] = TABLE) -> str:
+    """Return the variable of a flag by one of its names; "": none sets it (one letter, a negation, a word only)."""
+    flag, _, is_negated = table[name]
+    return prefix + name.upper() if flag.has_variable and len(name) > 1 and not is_negated else ""
 
 
-def unknown_variables(environ: Mapping[str, str]) -> list[str]:
-    """Return the variables that begin as those of flags do, and set none."""
-    prefix = PREFIXES[0].text
-    found = [name for name in environ if name.startswith(prefix) and environ[name] and name not in OTHER_VARIABLES]
+def unknown_variables(
+    environ: Mapping[str, str],
+    prefix: str = PREFIXES[0].text,
+    table: Mapping[str, Entry] = TABLE,
+    others: Collection[str] = OTHER_VARIABLES,
+) -> list[str]:
+    """Return the variables that begin as those of flags do, and set none.
+
+    Args:
+        environ: The environment.
+        prefix: How those of flags begin.
+        table: The flags.
+        others: The variables that begin so, and are no flags.
+    """
+    found = [name for name in environ if name.startswith(prefix) and environ[name] and name not in others]
     names = ((variable, variable[len(prefix) :].lower()) for variable in found)
-    return [variable for variable, name in names if name not in TABLE or flag_of_variable(prefix, name) != variable]
+    return [
+        variable for variable, name in names if name not in table or flag_of_variable(prefix, name, table) != variable
+    ]
 
 
 def may_be_first_of_cluster(environ: Mapping[str, str]) -> bool:

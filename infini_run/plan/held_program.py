@@ -28,11 +28,10 @@ def check_held(command: Command, environ: Mapping[str, str], flag: str) -> None:
     Raises:
         UsageError: It is not.
     """
-    name = os.path.basename(command.file)
-    words = [*command.argv[1:]] if name.startswith(_NAMES) else _shebang_words(command)
-    if words is None:
+    found = python_words(command)
+    if found is None:
         raise UsageError(f"{flag}: needs a Python program, and {command.argv[0]} is not one; drop --preload")
-    flags, program = _split(words)
+    flags, program, _ = split_words(found[1])
     ignoring = next((letter for letter in flags if letter in "IES"), "")
     if ignoring:
         raise UsageError(f"{flag}: conflicts with python -{ignoring}, which ignores the hook in PYTHONPATH; drop one")
@@ -44,31 +43,34 @@ def check_held(command: Command, environ: Mapping[str, str], flag: str) -> None:
         )
 
 
-def _shebang_words(command: Command) -> list[str] | None:
-    """Return the words behind the Python of a script that the kernel starts; None if it is no script of Python's."""
+def python_words(command: Command) -> tuple[list[str], list[str]] | None:
+    """Return the words that start a command's Python, and those behind them. None if it is no Python's."""
+    if os.path.basename(command.file).startswith(_NAMES):
+        return [command.file], [*command.argv[1:]]
     first = first_line(command.file)
     if not shebang_words(first) or not names_python(first):
         return None
     words = [os.fsdecode(word) for word in shebang_words(first)]
     at = next((at for at, word in enumerate(words) if os.path.basename(word).startswith(_NAMES)), len(words) - 1)
-    return [*words[at + 1 :], command.file, *command.argv[1:]]
+    return words[: at + 1], [*words[at + 1 :], command.file, *command.argv[1:]]
 
 
-def _split(words: Sequence[str]) -> tuple[str, str]:
-    """Return the letters of python's flags before its program, and the program; "" without one."""
+def split_words(words: Sequence[str]) -> tuple[str, str, str]:
+    """Return the letters of python's flags before its program, the program ("" without one), and the letter before
+    the program: `m`, `c`, or ""."""
     letters, rest = "", list(words)
     while rest:
         word = rest.pop(0)
         if not word.startswith("-") or word == "-":
-            return letters, word
+            return letters, word, ""
         if word.startswith("--"):
             del rest[: word == "--check-hash-based-pycs"]
             continue
         for at, letter in enumerate(word[1:], 2):
             if letter in "cm":
-                return letters, word[at:] or (rest[0] if rest else "")
+                return letters, word[at:] or (rest[0] if rest else ""), letter
             letters += letter
             if letter in _WITH_VALUE:
                 del rest[: not word[at:]]
                 break
-    return letters, ""
+    return letters, "", ""

@@ -11,7 +11,7 @@ import sys
 from _stat import S_ISCHR, S_ISDIR
 
 import infini_run.lean_os as os
-from infini_run.errors import DeviceError, NotExecutable, ProgramMissing, UsageError
+from infini_run.errors import DeviceError, NotExecutable, ProgramMissing, UsageError, counted
 from infini_run.plan.model import Command, Node
 from infini_run.record import replace
 from infini_run.value_types import OWN_CODE, PROBE_VARIABLE, PYTHON_FILES
@@ -22,10 +22,11 @@ if TYPE_CHECKING:
 
     from infini_run.devices.gpu import Accelerator
     from infini_run.devices.visible import VisibleGpus
-    from infini_run.options.options import Options
+    from infini_run.options.options import OneProgram, Options
 
 MEMORY = "/dev/shm"
 PREFIX = "infini-run-"  # of a launch's folder; behind it the launch's id
+NEW_S = 60.0  # a folder that is younger may be one whose launcher is about to lock it
 
 
 DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
@@ -186,9 +187,11 @@ def names_python(first: bytes) -> bool:
 def _check_shebang(name: str, path: str, first: bytes) -> None:
     if first.startswith(b"#!"):
         words = shebang_words(first)
-        interpreter = os.fsdecode(words[0]) if words else ""
+        if not words:
+            raise NotExecutable(f"{path} names no interpreter in its #! line; use {_way(path, first)}", name)
+        interpreter = os.fsdecode(words[0])
         if not os.exists(interpreter):
-            shown = interpreter.replace("\r", "\\r") or "nothing"
+            shown = interpreter.replace("\r", "\\r")
             hint = "; the file has DOS line ends" if first.endswith(b"\r") else ""
             raise NotExecutable(f"{path} needs the interpreter {shown}, which does not exist{hint}", name)
         if len(words) == 2 and interpreter.endswith("/env") and words[1].endswith(b"\r"):
@@ -217,37 +220,53 @@ def inspect_node(options: Options, environ: Mapping[str, str]) -> Node:
 
     Raises DeviceError: the GPUs asked for are not there, or not free. UsageError: fewer cores than workers.
     """
-    nproc, cpus = options.nproc_per_node, 0
-    wants_cpus = options.omp_num_threads == 0 and nproc != 1 and "OMP_NUM_THREADS" not in environ
-    if isinstance(nproc, str):
-        from infini_run.devices.visible import resolve_nproc
+    counts: tuple[int, ...] = ()
+    nproc = cpus = 0
+    for program in options.programs or (options,):
+        count = program.nproc_per_node
+        if isinstance(count, str):
+            from infini_run.devices.visible import resolve_nproc
 
-        nproc = resolve_nproc(nproc, environ, options.gpus_per_proc)
-    if wants_cpus:
+            count = resolve_nproc(count, environ, program.gpus_per_proc)
+        counts += (count,)
+        nproc += count
+    if (options.omp_num_threads == 0 or options.programs) and nproc != 1 and "OMP_NUM_THREADS" not in environ:
         cpus = len(os.sched_getaffinity(0))
         if cpus >= 2 * nproc:  # else it is one thread each, whatever the cgroup's quota
             from infini_run.system.cgroup import count_cpus
 
             cpus = count_cpus()
-    node = Node(index=options.node_rank, host=os.uname().nodename, nproc=nproc, cpus=cpus)
-    if options.gpus_per_proc or options.check_gpus != "off" or options.bind != "none":
+    node = Node(
+        index=options.node_rank,
+        host=os.uname().nodename,
+        nproc=nproc,
+        counts=counts if options.programs else (),
+        cpus=cpus,
+    )
+    is_asked = options.gpus_per_proc or options.check_gpus != "off" or options.bind != "none"
+    if is_asked or (options.programs and _asks_for_gpus(options)):
         return _with_devices(node, options, environ)
     return node
 
 
+def _asks_for_gpus(options: Options) -> bool:
+    return options.gpus_per_proc > 0 or any(program.gpus_per_proc for program in options.programs)
+
+
 def _with_devices(node: Node, options: Options, environ: Mapping[str, str]) -> Node:
     """Return the node with the GPUs and the binding of each worker."""
+    asks = _asks_for_gpus(options)
     shares: tuple[tuple[Accelerator, ...], ...] = ()
-    if options.gpus_per_proc or options.check_gpus != "off":
-        from infini_run.devices.visible import find, likely_shares, partition
+    if asks or options.check_gpus != "off":
+        from infini_run.devices.visible import find, likely_shares
 
         try:
             found = find(environ)
         except DeviceError as error:
             return _without_devices(node, options, error)
         shares = likely_shares(found, node.nproc)
-        if options.gpus_per_proc:
-            shares = partition(found, node.nproc, options.gpus_per_proc)
+        if asks:
+            shares = _divide(found, options.programs or (options,), node.counts or (node.nproc,))
             names = tuple(tuple(gpu.name for gpu in gpus) for gpus in shares)
             node = replace(
                 node, devices=names, uuids=tuple(map(_uuids, shares)), visible_devices_variable=found.variable
@@ -264,13 +283,40 @@ def _with_devices(node: Node, options: Options, environ: Mapping[str, str]) -> N
     return node
 
 
+def _divide(
+    found: VisibleGpus, programs: Sequence[Options | OneProgram], counts: Sequence[int]
+) -> tuple[tuple[Accelerator, ...], ...]:
+    """Return the GPUs of each worker: those of the first program come first, and no GPU is given twice."""
+    from infini_run.devices.visible import partition
+
+    wanted = [count * program.gpus_per_proc for program, count in zip(programs, counts, strict=True)]
+    if len(programs) > 1 and sum(wanted) > len(found.gpus):
+        each = ", ".join(
+            f"{count} of {program.name} with --gpus_per_proc={program.gpus_per_proc}"
+            for program, count in zip(programs, counts, strict=True)
+            if count
+        )
+        setting = "not set" if found.inherited is None else repr(found.inherited)
+        raise DeviceError(
+            f"{each} need {counted(sum(wanted), 'GPU')}, and {len(found.gpus)} can be used here ({found.variable} is "
+            f"{setting})"
+        )
+    shares: list[tuple[Accelerator, ...]] = []
+    for program, count in zip(programs, counts, strict=True):
+        rest = replace(found, gpus=found.gpus[sum(len(gpus) for gpus in shares) :])
+        shares += partition(rest, count, program.gpus_per_proc)
+    return tuple(shares)
+
+
 def _without_devices(node: Node, options: Options, error: DeviceError) -> Node:
     """Return the node without GPUs. It reports that only where the GPUs were only for a check, and the start goes
     ahead."""
     if options.virtual_local_rank:
         raise DeviceError(f"--virtual_local_rank: needs one GPU per rank: {error}")
-    if options.gpus_per_proc or options.check_gpus != "warn":
-        raise error
+    if _asks_for_gpus(options):
+        raise DeviceError(f"--gpus_per_proc: {error}; drop it to run without GPUs")
+    if options.check_gpus != "warn":
+        raise DeviceError(f"--check_gpus={options.check_gpus}: {error}; use --check_gpus=warn")
     notice = f"--check_gpus: checked nothing: {error}"
     if options.bind == "none":
         return replace(node, notices=(notice,))
@@ -382,6 +428,34 @@ def launch_folder(options: Options, launch_id: str, environ: Mapping[str, str]) 
 def folder_bases(environ: Mapping[str, str]) -> list[str]:
     """Return where a launch's folder may be, the best place first."""
     return [base for base in (MEMORY, "/tmp", environ.get("TMPDIR", "")) if base[:1] == "/"]
+
+
+def remove_launch_folder(folder: str) -> None:
+    """Remove a launch's folder with what is in it. Without that, it needs no import."""
+    try:
+        os.rmdir(folder)
+    except OSError:
+        from infini_run.system.secure_files import remove_folder
+
+        remove_folder(folder)
+
+
+def is_folder_name(name: str) -> bool:
+    """Return whether a launch may have given a folder this name (launch_folder). It is its id, that of an attempt
+    (.1), or of workers within one, with its node. Or it is a name after a stranger had taken that (.ir-...)."""
+    if not name.startswith(PREFIX):
+        return False
+    words = [_without_node(word) for word in name[len(PREFIX) :].split(".")]
+    return _is_launch_id(words[0]) and all(word.isdecimal() or _is_launch_id(word) for word in words[1:])
+
+
+def _without_node(word: str) -> str:
+    last, _, node = word.rpartition("-")
+    return last if last not in ("", "ir") and node.isdecimal() else word
+
+
+def _is_launch_id(word: str) -> bool:
+    return len(word) == 15 and word.startswith("ir-") and not word[3:].strip("0123456789abcdef")
 
 
 def has_room(folder: str, files: int = 1, of_bytes: int = _LEAST_ROOM) -> bool:

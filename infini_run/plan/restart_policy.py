@@ -9,13 +9,15 @@ from __future__ import annotations
 import os
 import time
 
-from infini_run.plan.model import notify_address
+from infini_run.plan.model import notify_address, renewed_address
 from infini_run.record import record, replace
 from infini_run.report.text import duration_text, signal_name
 from infini_run.value_types import MARKER_VARIABLE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from infini_run.options.options import Options
     from infini_run.plan.model import Plan, Worker
     from infini_run.report.exit import Exit
@@ -93,6 +95,11 @@ class RestartState:
         return self._count.total
 
     @property
+    def earlier(self) -> tuple[Exit, ...]:
+        """The first failures of the attempts before."""
+        return self._earlier
+
+    @property
     def is_possible(self) -> bool:
         """Whether another attempt may follow a failure."""
         return self._options.max_restarts > 0
@@ -101,6 +108,11 @@ class RestartState:
     def is_waiting(self) -> bool:
         """Whether the delay before the next attempt is running."""
         return self.due_s != _NEVER
+
+    @property
+    def restart_s(self) -> float:
+        """When the next attempt begins, since the epoch. 0: none is due."""
+        return time.time() + self.due_s - time.monotonic() if self.is_waiting else 0.0
 
     def note_progress(self, value: int) -> None:
         """Take in the PROGRESS= of a rank in the attempt that runs. The highest counts; -1: none."""
@@ -246,6 +258,8 @@ def decide(report: Report, options: Options, count: RestartCount, random_fractio
     first = report.first_failure
     if first is None or report.received_signal or report.user_interrupted:
         return Decision(again=False, count=count)
+    if first.asked_again:  # its job runs again, and not these ranks
+        return Decision(again=False, count=count)
     if first.shell_code - 128 in report.forwarded_signals:  # killed by it, or with its code
         return Decision(again=False, count=count, why=f"{signal_name(first.shell_code - 128)} was sent to the job")
     if first.shell_code in _CANNOT_RUN:
@@ -331,28 +345,68 @@ def healthy_s(report: Report, options: Options) -> float:
 
 
 def describe(count: RestartCount, options: Options) -> str:
-    """Return `restart 1 of 3`. In all there may have been more, before the budget was whole again."""
-    more = f" ({count.total} in all)" if count.total > count.spent else ""
+    """Return `restart 1 of 3`. Since the start there may have been more, before the budget was whole again."""
+    more = f" ({count.total} since the start)" if count.total > count.spent else ""
     return f"restart {count.spent} of {options.max_restarts}{more}"
 
 
-def with_new_launch_id(plan: Plan, *, launch_id: str, master_port: int, restarts: int) -> Plan:
-    """Return the plan of the next attempt: its launch id, and so its notify addresses, are new."""
-    new = {MARKER_VARIABLE: launch_id, "MASTER_PORT": str(master_port), "TORCHELASTIC_RESTART_COUNT": str(restarts)}
+def with_new_launch_id(plan: Plan, *, launch_id: str, master_ports: Sequence[int], restarts: int) -> Plan:
+    """Return the plan of the next attempt: its launch id, and so its notify addresses, are new.
+
+    Args:
+        plan: The plan of the first attempt.
+        launch_id: The new id.
+        master_ports: The rendezvous port of each program.
+        restarts: How many there were, with this one.
+    """
+    programs = tuple(replace(old, master_port=port) for old, port in zip(plan.programs, master_ports, strict=True))
+    ports = {str(old.master_port): str(port) for old, port in zip(plan.programs, master_ports, strict=True)}
+    new = {MARKER_VARIABLE: launch_id, "TORCHELASTIC_RESTART_COUNT": str(restarts)}
     workers = []
     for worker in plan.workers:
         notify = notify_address(plan.folder, launch_id, worker.rank)
         log, error_log, error_file = _files(worker, restarts)
         changed = {"NOTIFY_SOCKET": notify, "TORCHELASTIC_ERROR_FILE": error_file}
-        env = tuple((name, changed.get(name, value)) for name, value in worker.env)
+        env = tuple((name, changed.get(name) or _with_ports(name, value, ports)) for name, value in worker.env)
         workers.append(replace(worker, env=env, notify=notify, log=log, error_log=error_log, error_file=error_file))
     return replace(
         plan,
         launch_id=launch_id,
-        master_port=master_port,
-        env=tuple((name, new.get(name, value)) for name, value in plan.env),
+        programs=programs,
+        env=tuple((name, new.get(name) or _with_ports(name, value, ports)) for name, value in plan.env),
         workers=tuple(workers),
     )
+
+
+def with_restarted_program(plan: Plan, first: Plan, program: str, restarts: int) -> Plan:
+    """Return the plan with another attempt of one of several programs. Its port stays: other programs know it.
+
+    Args:
+        plan: The plan of the launch.
+        first: The plan with which it began.
+        program: The name of the program.
+        restarts: How many restarts it had, with this one.
+    """
+    workers = []
+    for worker, its_first in zip(plan.workers, first.workers, strict=True):
+        if worker.program == program:
+            notify = renewed_address(its_first.notify, restarts)
+            changed = {"TORCHELASTIC_RESTART_COUNT": str(restarts), "NOTIFY_SOCKET": notify}
+            env = tuple((name, changed.get(name, value)) for name, value in worker.env)
+            worker = replace(worker, env=env, notify=notify)
+        workers.append(worker)
+    return replace(plan, workers=tuple(workers))
+
+
+def _with_ports(name: str, value: str, ports: Mapping[str, str]) -> str:
+    """Return the value of a variable with the new rendezvous ports, by the old ones."""
+    if name == "MASTER_PORT":
+        return ports[value]
+    if name != "JOB_PROGRAMS":
+        return value
+    import json
+
+    return json.dumps([each | {"port": int(ports[str(each["port"])])} for each in json.loads(value)])
 
 
 def _files(worker: Worker, restarts: int) -> tuple[str, str, str]:

@@ -1,9 +1,16 @@
-"""Which launch a question is about: its id, a unique beginning of it, or the pid of one of its processes."""
+"""Which launch a question is about: its id, a unique beginning of it, the pid of one of its processes, or its job.
+
+Ids and jobs are names that another user's launch can have, too: the user's own launch is meant then.
+"""
 
 from __future__ import annotations
 
+import os
+
+from infini_run.control.launches import LOST
 from infini_run.errors import UsageError
-from infini_run.value_types import MARKER_VARIABLE
+from infini_run.plan.model import JOB_NAME, without_attempt
+from infini_run.value_types import ISOLATED, MARKER_VARIABLE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,7 +32,10 @@ def choose_launch(found: Sequence[FoundLaunch], origin: str, word: str) -> Found
     Raises:
         UsageError: There is none, there are several, or it cannot be asked.
     """
-    fitting = list(found) if not word else _by_pid(found, int(word)) if word.isdecimal() else _by_id(found, word)
+    if not word:
+        fitting = [each for each in found if each.problem != LOST]
+    else:
+        fitting = _by_pid(found, int(word)) if word.isascii() and word.isdecimal() else _by_id(found, word)
     asked = f"{origin} {word}" if word else origin
     if not fitting:
         what = "not a launch that runs here" if word else "no launch runs here"
@@ -35,27 +45,74 @@ def choose_launch(found: Sequence[FoundLaunch], origin: str, word: str) -> Found
         names += f", and {len(fitting) - _NAMED} more" if len(fitting) > _NAMED else ""
         raise UsageError(f"{asked}: {len(fitting)} launches run here ({names}); add the id of one")
     if fitting[0].facts is None:
-        raise UsageError(f"{asked}: {fitting[0].launch_id} {fitting[0].problem}; run infini-run --list")
+        problem = f"is {LOST}" if fitting[0].problem == LOST else fitting[0].problem
+        raise UsageError(f"{asked}: {fitting[0].launch_id} {problem}; run infini-run --list")
     return fitting[0]
 
 
 def _by_id(found: Sequence[FoundLaunch], word: str) -> list[FoundLaunch]:
-    same = [each for each in found if each.launch_id == word]
-    return same or [each for each in found if each.launch_id.startswith(word)]
+    same = [each for each in found if each.launch_id == without_attempt(word)] or _by_job(found, word)
+    return _of_user(same, os.geteuid()) or [each for each in found if each.launch_id.startswith(word)]
+
+
+def _of_user(found: list[FoundLaunch], uid: int) -> list[FoundLaunch]:
+    """Return the launches of a user; if there are none, all."""
+    return [each for each in found if each.uid == uid] or found
+
+
+def _by_job(found: Sequence[FoundLaunch], name: str) -> list[FoundLaunch]:
+    """The launch of a job of infini-job: its head, for its ranks may have started other launches."""
+    of_job = [each for each in found if each.facts is not None and each.facts.job == f"{JOB_NAME}={name}"]
+    of_job = _of_user(of_job, os.geteuid())
+    return [each for each in of_job if each.facts is not None and each.facts.node < 0] or of_job
 
 
 def _by_pid(found: Sequence[FoundLaunch], pid: int) -> list[FoundLaunch]:
-    of_launcher = [each for each in found if each.pid == pid]
-    mark = _mark(pid)
-    return of_launcher or [each for each in found if mark and each.launch_id == mark]
+    """The launch of a launcher, of a process with the mark of a rank, or of a launcher's guard, which has none."""
+    mark, parent = without_attempt(_mark(pid)), _parent(pid)
+    fitting = (
+        [each for each in found if each.pid == pid]
+        or [each for each in found if mark and each.launch_id == mark]
+        or [each for each in found if parent and each.pid == parent]
+        or [each for each in found if _outer_launcher(each.pid) in (pid, parent)]
+    )
+    return fitting if len(fitting) < 2 else _of_user(fitting, _user(pid))
+
+
+def _user(pid: int) -> int:
+    """Return the user of a process; -1 if it is gone."""
+    try:
+        return os.stat(f"/proc/{pid}").st_uid
+    except OSError:
+        return -1
+
+
+def _outer_launcher(pid: int) -> int:
+    """Return the pid of the launcher outside of --isolate, whose child is the one that has the socket. -1: none."""
+    return _parent(pid) or -1 if pid and _variable(pid, ISOLATED) else -1
+
+
+def _parent(pid: int) -> int:
+    """Return the parent of a process; 0 if unknown."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            words = file.read().rpartition(b")")[2].split()  # a name may have spaces
+    except OSError:
+        return 0
+    return int(words[1]) if len(words) > 1 else 0
 
 
 def _mark(pid: int) -> str:
-    """The id of the launch whose process it is; empty: not known."""
-    name = f"{MARKER_VARIABLE}=".encode()
+    """Return the id of the launch whose process it is; empty if unknown."""
+    return _variable(pid, MARKER_VARIABLE)
+
+
+def _variable(pid: int, name: str) -> str:
+    """Return a variable that a process has had since its start; empty if unknown."""
+    start = f"{name}=".encode()
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             variables = file.read().split(b"\0")
     except OSError:
         return ""
-    return next((each[len(name) :].decode("utf-8", "replace") for each in variables if each.startswith(name)), "")
+    return next((each[len(start) :].decode("utf-8", "replace") for each in variables if each.startswith(start)), "")

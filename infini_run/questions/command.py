@@ -1,12 +1,13 @@
-"""The command of a question to running launches: what it prints, and its exit code."""
+"""The command of a question to running launches: its answer, and its exit code."""
 
 from __future__ import annotations
 
-from infini_run.control.client import ask
-from infini_run.control.launches import find_launches, own_launches
-from infini_run.errors import printable
+from infini_run.control.client import NODES_S, ask
+from infini_run.control.launches import find_launches, own_launches, remove_lost
+from infini_run.errors import InfiniRunError, printable
 from infini_run.questions.choice import choose_launch
 from infini_run.questions.listing import render_json, render_text
+from infini_run.system.stdio import fill_stdio
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,50 +17,72 @@ if TYPE_CHECKING:
     from infini_run.options.questions import Question
 
 
-STACKS_S = 20.0  # longer than a head waits for its nodes
-
-
-def ask_running(question: Question, environ: Mapping[str, str]) -> int:
-    """Answer a question of the command line, and return the exit code.
+def ask_running(question: Question, environ: Mapping[str, str]) -> tuple[str, int]:
+    """Answer a question of the command line.
 
     Args:
         question: The question.
         environ: The environment.
 
+    Returns:
+        The answer for stdout, and the exit code. Empty: what is shown while it changes has been shown.
+
     Raises:
         UsageError, InfiniRunError: It cannot be answered.
     """
-    found = own_launches(find_launches(environ))
+    fill_stdio()  # else a socket to a launch would be stdout
+    everything = find_launches(environ)
+    found = own_launches(everything)
     if question.name == "list":
-        return _list(question, found)
+        text = render_json(found) if question.form == "json" else render_text(found)
+        remove_lost(everything)
+        return text, 0
     launch = choose_launch(found, question.origin, question.launch)
-    return {"stacks": _stacks, "stop": _stop, "send": _send}[question.name](question, launch)
+    if question.name == "top":
+        from infini_run.questions.top_view import show_ranks
+
+        return show_ranks(launch, environ)
+    if question.name == "follow":
+        return "", _print_lines(question, launch, environ)
+    if question.name == "bundle":
+        from infini_run.questions.bundle import write_bundle
+
+        return write_bundle(launch, question.folder)
+    return {"stacks": _stacks, "stop": _stop, "send": _send}[question.name](question, launch), 0
 
 
-def _list(question: Question, found: list[FoundLaunch]) -> int:
-    print(render_json(found) if question.form == "json" else render_text(found), flush=True)
-    return 0
+def _print_lines(question: Question, launch: FoundLaunch, environ: Mapping[str, str]) -> int:
+    import signal
+
+    from infini_run.questions.following import print_lines
+
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C is an end of this command
+    try:
+        return print_lines(launch, question.ranks, question.tail, environ)
+    except BrokenPipeError:  # and so is that of a pager
+        return 0
 
 
-def _stacks(question: Question, launch: FoundLaunch) -> int:
+def _stacks(question: Question, launch: FoundLaunch) -> str:
     from infini_run.questions.stacks import render_json as stacks_json
     from infini_run.questions.stacks import render_text as stacks_text
 
     ranks = None if question.ranks is None else list(question.ranks)
-    answer = ask(launch, "stacks", limit_s=STACKS_S, ranks=ranks)
-    print(stacks_json(answer) if question.form == "json" else stacks_text(answer), flush=True)
-    return 0
+    answer = ask(launch, "stacks", limit_s=NODES_S, ranks=ranks)
+    return stacks_json(answer) if question.form == "json" else stacks_text(answer)
 
 
-def _stop(question: Question, launch: FoundLaunch) -> int:
-    return _print_answer(launch, ask(launch, "stop"))
+def _stop(question: Question, launch: FoundLaunch) -> str:
+    return _text_of(launch, ask(launch, "stop"))
 
 
-def _send(question: Question, launch: FoundLaunch) -> int:
+def _send(question: Question, launch: FoundLaunch) -> str:
     ranks = None if question.ranks is None else list(question.ranks)
-    return _print_answer(launch, ask(launch, "send", signal=question.signal, ranks=ranks))
+    return _text_of(launch, ask(launch, "send", signal=question.signal, ranks=ranks))
 
 
-def _print_answer(launch: FoundLaunch, answer: dict[str, object]) -> int:
-    print(f"{launch.launch_id}: {printable(str(answer.get('text', '')))}", flush=True)
-    return 0
+def _text_of(launch: FoundLaunch, answer: dict[str, object]) -> str:
+    text = answer.get("text")
+    if type(text) is not str:
+        raise InfiniRunError(f"{launch.launch_id}: its answer is not what infini-run sends")
+    return f"{launch.launch_id}: {printable(text)}"

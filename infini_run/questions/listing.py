@@ -16,14 +16,15 @@ if TYPE_CHECKING:
     from infini_run.control.launches import FoundLaunch
 
 _PROGRAM = 40  # characters of a command line
-_HEADINGS = ("ID", "AGE", "PID", "RANKS", "NODES", "GPUS", "JOB", "PROGRAM")
+_HEADINGS = ("ID", "AGE", "PID", "RANKS", "PROGRESS", "NODES", "GPUS", "JOB", "PROGRAM")
 
 
 def render_text(found: Sequence[FoundLaunch]) -> str:
     """Return a table with a line for each launch."""
     if not found:
         return "no launches"
-    has_users = any(each.uid != os.geteuid() for each in found)
+    user = os.geteuid()
+    has_users = any(each.uid != user for each in found)
     rows = [_HEADINGS, *(_row(each) for each in found)]
     if has_users:
         users = ["USER", *(user_name(each.uid) for each in found)]
@@ -37,12 +38,13 @@ def render_text(found: Sequence[FoundLaunch]) -> str:
 def _row(launch: FoundLaunch) -> tuple[str, ...]:
     facts, pid = launch.facts, str(launch.pid or "-")
     if facts is None:
-        return launch.launch_id, "-", pid, launch.problem, "-", "-", "-", "-"
+        return launch.launch_id, "-", pid, launch.problem, "-", "-", "-", "-", "-"
     return (
         launch.launch_id,
         _age(time.time() - facts.start_s),
         pid,
         _ranks(facts),
+        "-" if facts.progress is None else str(facts.progress),
         _nodes(facts),
         ",".join(facts.devices) or "-",
         facts.job.partition("=")[2] or "-",
@@ -51,6 +53,8 @@ def _row(launch: FoundLaunch) -> tuple[str, ...]:
 
 
 def _ranks(facts: LaunchFacts) -> str:
+    if facts.restart_s is not None:
+        return f"restarting in {max(0.0, facts.restart_s - time.time()):.0f} s"
     counts = ", ".join(f"{count} {state}" for state in STATES if (count := facts.counts[state]))
     return counts or f"{facts.world} waiting"
 

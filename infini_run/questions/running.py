@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from infini_run.control.launches import find_launches, own_launches
+from infini_run.control.launches import find_launches, own_launches, remove_lost
 from infini_run.record import record
 
 TYPE_CHECKING = False
@@ -20,16 +20,19 @@ class RunningLaunch:
 
     Attributes:
         launch_id: The id, which its processes have as INFINI_RUN_ID.
-        state: running, `does not answer`, `does not answer (stopped)`, or lost (its launcher was SIGKILLed).
+        state: running, restarting (between two attempts), `does not answer`, `does not answer (stopped)`, or lost
+            (its launcher was SIGKILLed).
         uid: The user.
         pid: The launcher.
         start_s: The start of the launch, in seconds since the epoch.
-        program: The command line.
+        program: The command line; for functions their name, such as `train() in train.py`.
         nodes: The number of nodes.
         node: The node rank of this part of the launch, if its head is on another machine.
         world_size: The number of ranks on all nodes.
         ranks: The number of ranks in each state: waiting, running, ready (after READY=1), done, failed. At a head,
             of all nodes; else of this node.
+        progress: The highest PROGRESS= of a rank. None also if no rank reports it.
+        restart_s: Between two attempts, when the next one begins, in seconds since the epoch.
         gpus: The GPUs that --gpus_per_proc gave to the ranks here.
         job: The job of infini-job, Slurm, or PBS in which it runs. None also without a job.
     """
@@ -44,6 +47,8 @@ class RunningLaunch:
     node: int | None = None
     world_size: int | None = None
     ranks: dict[str, int] | None = None
+    progress: int | None = None
+    restart_s: float | None = None
     gpus: tuple[str, ...] = ()
     job: str | None = None
 
@@ -60,6 +65,8 @@ class RunningLaunch:
             "node": self.node,
             "world_size": self.world_size,
             "ranks": self.ranks,
+            "progress": self.progress,
+            "restart": self.restart_s,
             "gpus": list(self.gpus),
             "job": self.job,
         }
@@ -69,9 +76,12 @@ def running() -> tuple[RunningLaunch, ...]:
     """Return the launches of this user that run on this machine, the oldest first; for root, of all users.
 
     It waits at most one second for launches that don't answer. A ProcessLauncher answers only while its program
-    waits for it.
+    waits for it. A lost launch is in the list until its folder is a minute old. Then this list or a later launch of
+    the same user removes what is left of it.
     """
-    return tuple(describe_launch(each) for each in own_launches(find_launches(os.environ)))
+    found = find_launches(os.environ)
+    remove_lost(found)
+    return tuple(describe_launch(each) for each in own_launches(found))
 
 
 def describe_launch(found: FoundLaunch) -> RunningLaunch:
@@ -81,7 +91,7 @@ def describe_launch(found: FoundLaunch) -> RunningLaunch:
         return RunningLaunch(launch_id=found.launch_id, state=found.problem, uid=found.uid, pid=pid)
     return RunningLaunch(
         launch_id=found.launch_id,
-        state="running",
+        state="running" if facts.restart_s is None else "restarting",
         uid=found.uid,
         pid=pid,
         start_s=facts.start_s,
@@ -90,6 +100,8 @@ def describe_launch(found: FoundLaunch) -> RunningLaunch:
         node=None if facts.node < 0 or facts.nodes == 1 else facts.node,
         world_size=facts.world,
         ranks=facts.counts,
+        progress=facts.progress,
+        restart_s=facts.restart_s,
         gpus=facts.devices,
         job=facts.job.partition("=")[2] or None,
     )

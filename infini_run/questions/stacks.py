@@ -5,7 +5,8 @@ They come from a launch, so anything that infini-run does not send is dropped, a
 
 from __future__ import annotations
 
-from infini_run.errors import printable
+from infini_run.control.client import dicts_in
+from infini_run.errors import counted, printable
 from infini_run.report.hang_groups import describe_group, fold
 from infini_run.report.hang_snapshot import HangSnapshot
 
@@ -26,7 +27,7 @@ def render_json(answer: Mapping[str, Any]) -> str:
 
 def render_text(answer: Mapping[str, Any]) -> str:
     """Return a paragraph for each group of ranks: who they are, where, and the stacks of the first of them."""
-    stacks = {stack["rank"]: stack for stack in _dicts(answer.get("stacks")) if type(stack.get("rank")) is int}
+    stacks = {stack["rank"]: stack for stack in dicts_in(answer.get("stacks")) if type(stack.get("rank")) is int}
     lines = []
     for members in fold(_snapshot(stack) for stack in stacks.values()):
         group, first = describe_group(members), stacks[members[0].rank]
@@ -38,8 +39,8 @@ def render_text(answer: Mapping[str, Any]) -> str:
 
 
 def _snapshot(stack: Mapping[str, Any]) -> HangSnapshot:
-    """As much of it as the groups need."""
-    pid = stack.get("pid")
+    """Return as much of the snapshot as the groups need."""
+    pid, number = stack.get("pid"), stack.get("program_rank")
     return HangSnapshot(
         rank=stack["rank"],
         pid=pid if type(pid) is int else 0,
@@ -48,6 +49,8 @@ def _snapshot(stack: Mapping[str, Any]) -> HangSnapshot:
         frames=tuple(_texts(stack.get("frames"))),
         wait=_text(stack.get("wait")),
         state=_text(stack.get("state")),
+        program=_text(stack.get("program")),
+        program_rank=number if type(number) is int else 0,
     )
 
 
@@ -56,30 +59,27 @@ def _stack_lines(stack: Mapping[str, Any]) -> Iterator[str]:
         yield f"  status: {stack['status']}"
     found = [line for text in _texts(stack.get("python")) for line in _threads(text)]
     if not found:
-        found = [_process_line(process) for process in _dicts(stack.get("processes"))]
+        found = [_process_line(process) for process in dicts_in(stack.get("processes"))]
     yield from (f"  {line}" for line in found[:_LINES])
     if found[_LINES:]:
-        yield f"  ... {len(found) - _LINES} lines more: --stacks=json has them"
+        yield f"  ... {counted(len(found) - _LINES, 'more line')}: --stacks=json has them"
     if stack.get("python_note"):
         yield f"  no Python stack: {stack['python_note']}"
 
 
 def _process_line(process: Mapping[str, Any]) -> str:
-    threads = _dicts(process.get("threads"))
+    threads = dicts_in(process.get("threads"))
     first = threads[0] if threads else {}
     where = first.get("wchan") or first.get("syscall") or f"state {process.get('state')}"
-    return f"{process.get('name')} ({process.get('pid')}) in {where}"
+    kind = f" ({first['waits_for']})" if first.get("waits_for") else ""
+    return f"{process.get('name')} ({process.get('pid')}) in {where}{kind}"
 
 
 def _threads(text: str) -> list[str]:
-    """The lines of py-spy from the first thread on; a command line of several lines comes before it."""
+    """Return py-spy's lines from the first thread on. A command line of several lines may precede them."""
     lines = [line for line in text.splitlines() if line.strip()]
     first = next((at for at, line in enumerate(lines) if line.startswith("Thread ")), 0)
     return lines[first:]
-
-
-def _dicts(value: Any) -> list[Mapping[str, Any]]:
-    return [each for each in value if type(each) is dict] if type(value) is list else []
 
 
 def _texts(value: Any) -> list[str]:

@@ -15,7 +15,7 @@ _FRAMES = 20  # of a stack, the innermost
 
 
 def read_error_file(path: str) -> str:
-    """The message in one line, or "" where there is none.
+    """Return the message in one line, or "" if there is none.
 
     Format: torch/distributed/elastic/multiprocessing/errors/error_handler.py, torch 2.13.
     """
@@ -23,8 +23,8 @@ def read_error_file(path: str) -> str:
 
 
 def take_stack(error_file: str) -> tuple[str, ...]:
-    """The frames of the stack beside an error file, innermost first, without those of this package; none: there is no
-    stack. The file is removed."""
+    """Return the frames of the stack beside an error file, and remove that file. The innermost comes first, those of
+    this package are absent, and without a stack there are none."""
     text = _read(error_file + STACK)
     try:
         os.unlink(error_file + STACK)
@@ -37,7 +37,7 @@ def take_stack(error_file: str) -> tuple[str, ...]:
 
 
 def _read(path: str) -> str:
-    """The text of a file that a rank wrote; empty: there is none."""
+    """Return the text of a file that a rank wrote; empty if there is none."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
@@ -53,7 +53,7 @@ def _read(path: str) -> str:
 
 
 def _is_plain(found: os.stat_result) -> bool:
-    """A file with one name: a hard link may be to what the rank itself must not read."""
+    """Return whether a file has one name. A hard link may lead to what the rank itself must not read."""
     return stat.S_ISREG(found.st_mode) and found.st_nlink == 1
 
 

@@ -16,15 +16,19 @@ class Exit:
     """How one worker ended. Times are seconds since the epoch; None: that has not happened.
 
     Attributes:
-        rank: Its global rank.
+        rank: Its global rank; with several programs, its number among the ranks of all of them.
         local_rank: Its rank on its node.
+        program: The name of its program; empty: nobody named it.
+        program_rank: Its rank in that program.
         host: The name of its node.
         pid: Its process.
         code: Its exit code. None: a signal ended it, it never ran, or its status is unknown.
         signal: The number of the signal that ended it; 0: none.
+        sent_by: Who sent that signal with --send: the user and the process. Empty: nobody did.
         dumped_core: It left a core dump.
         out_of_memory: The kernel killed it for memory.
         stopped: It ended after the stop signal of the launcher.
+        killed_after_s: The grace after which SIGKILL ended it, in seconds; 0: it was not so.
         stuck: SIGKILL did not end it.
         status_lost: Another part of the host program reaped it.
         start_failure: The step between its creation and its program that failed. Empty: none did.
@@ -47,6 +51,7 @@ class Exit:
         watchdog_reason: Why the watchdog stopped the job because of it: it hung, or was not ready in time. Empty:
             no.
         lost: Its node was lost, so its end is unknown.
+        asked_again: It asked for another run of the job, by its exit code.
         advice: What to do next, where that depends on what the node is like. Empty: nothing is known.
     """
 
@@ -59,6 +64,7 @@ class Exit:
     dumped_core: bool = False
     out_of_memory: bool = False
     stopped: bool = False
+    killed_after_s: float = 0.0
     stuck: bool = False
     status_lost: bool = False
     start_failure: str = ""
@@ -79,15 +85,27 @@ class Exit:
     progress_s: float | None = None
     watchdog_reason: str = ""
     lost: bool = False
+    asked_again: bool = False
     advice: str = ""
+    program: str = ""
+    program_rank: int = 0
+    sent_by: str = ""
+
+    @property
+    def name(self) -> str:
+        """What people call it: `rank 3`, or `trainer 3`."""
+        return f"{self.program} {self.program_rank}" if self.program else f"rank {self.rank}"
 
     @property
     def is_failure(self) -> bool:
         """Whether the rank failed before the launcher stopped it.
 
         True if, before the launcher stopped it, it ended badly (by its exit code, a signal, or a failed start) or was
-        lost with its node; also if the launcher stopped the job because this rank was not ready in time or hung.
+        lost with its node; also if the launcher stopped the job because this rank was not ready in time or hung. One
+        that asked for another run has not failed.
         """
+        if self.asked_again:
+            return False
         if self.lost:
             return not self.stopped
         if self.watchdog_reason:

@@ -171,7 +171,8 @@ def choose_line(lines: Sequence[str]) -> str:
 
 
 def _without_recorder(lines: Sequence[str]) -> Sequence[str]:
-    """Without the exceptions of torch's `record`, which could not write the error file: the rank's own comes first.
+    """Return the lines without exceptions of torch's `record`, which could not write the error file. The rank's own
+    comes first.
 
     Closing the file of a full disk raises once more, and that exception has no traceback.
     """
@@ -187,7 +188,7 @@ def _without_recorder(lines: Sequence[str]) -> Sequence[str]:
 
 
 def _without_stack(lines: Sequence[str]) -> list[tuple[int, str]]:
-    """The lines that are not only a stack, with their indices; of faulthandler's the first two frames are left."""
+    """Return the lines that are more than a stack, with their indices. Two frames of a faulthandler's stack stay."""
     found: list[tuple[int, str]] = []
     frames = 0
     for index, line in enumerate(lines):
@@ -207,7 +208,8 @@ def _without_stack(lines: Sequence[str]) -> list[tuple[int, str]]:
 
 
 def _last_message(text: Sequence[tuple[int, str]]) -> list[tuple[int, str]]:
-    """The last line that is a message, and the next one if it is announced (Rust's place ends with a colon).
+    """Return the last line that is a message, and the next one if the message announces it (Rust's place ends with a
+    colon).
 
     What Python ignores at its end is no message, and what NCCL and CUDA print beside others only where there is none.
     """
@@ -222,7 +224,7 @@ def _last_message(text: Sequence[tuple[int, str]]) -> list[tuple[int, str]]:
 
 
 def _ends_traceback(text: Sequence[tuple[int, str]], at: int) -> bool:
-    """Whether the line comes after the frames of a traceback: an exception may have any name."""
+    """Return whether the line comes after the frames of a traceback: an exception may have any name."""
     if at == 0 or _INDENTED.match(text[at][1], 0, _MOST):
         return False
     frame = at - 1  # a frame has its line of source, and perhaps a mark below it
@@ -234,7 +236,7 @@ def _ends_traceback(text: Sequence[tuple[int, str]], at: int) -> bool:
 
 
 def _ignored(text: Sequence[tuple[int, str]]) -> set[int]:
-    """The lines about exceptions that Python ignored, each with its traceback."""
+    """Return the lines about exceptions that Python ignored, each with its traceback."""
     found: set[int] = set()
     for start, (_, line) in enumerate(text):
         if line.startswith(_IGNORED):
@@ -248,7 +250,8 @@ def _ignored(text: Sequence[tuple[int, str]]) -> set[int]:
 
 
 def _place(text: Sequence[tuple[int, str]], message: tuple[int, str], most: int) -> list[tuple[int, str]]:
-    """Where in the program it was raised: the lines of the last frame before a message, as many as leave room."""
+    """Return where the program raised it: the lines of the last frame before a message, as many as there is room
+    for."""
     end = text.index(message)
     for start in range(end - 1, max(-1, end - 4), -1):
         if _FRAME.match(text[start][1], 0, _MOST):

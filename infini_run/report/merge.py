@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from infini_run.errors import InfiniRunError
+    from infini_run.report.hang_snapshot import HangSnapshot
+    from infini_run.report.pace import SlowRank
 
 
 def merge_reports(
@@ -27,6 +29,9 @@ def merge_reports(
     silent: int = 0,
     error: InfiniRunError | None = None,
     lost: Sequence[str] = (),
+    slow: tuple[SlowRank, ...] = (),
+    ended_by: str = "",
+    unanswered: tuple[str, ...] = (),
 ) -> Report:
     """Merge the reports of the nodes of one launch.
 
@@ -45,6 +50,9 @@ def merge_reports(
         silent: How many nodes have sent no report.
         error: Why the job ended, if no rank was the cause. None: a rank was, or nothing failed.
         lost: The nodes that were lost, each in a sentence.
+        slow: The ranks that were slow.
+        ended_by: The program with --ends_job whose good end stopped the others. Empty: none.
+        unanswered: The hosts that did not answer at the last hang.
     """
     reports = [report for report, _ in node_reports]
     failed = [
@@ -59,7 +67,7 @@ def merge_reports(
         world_size=world_size,
         start_s=min((report.start_s for report in reports), default=start_s),
         end_s=max((report.end_s for report in reports), default=end_s),
-        exits=tuple(exit_ for report in reports for exit_ in report.exits),
+        exits=tuple(sorted((exit_ for report in reports for exit_ in report.exits), key=lambda exit_: exit_.rank)),
         first_failure=first,
         received_signal=received_signal,
         forwarded_signals=tuple(sorted(forwarded)),
@@ -68,18 +76,29 @@ def merge_reports(
         leftover_count=sum(report.leftover_count for report in reports),
         stuck=tuple(stuck for report in reports for stuck in report.stuck),
         notices=(*notices, *(notice for report in reports for notice in report.notices)),
-        snapshots=tuple(snapshot for report in reports for snapshot in report.snapshots),
+        snapshots=_snapshots_of(reports),
         clocks=tuple(clock for report in reports for clock in report.clocks),
         preload=tuple(use for report in reports for use in report.preload),
         error="" if error is None else str(error),
         error_code=0 if error is None else error.exit_code,
         lost=tuple(lost),
+        slow=slow,
+        ended_by=ended_by,
+        unanswered=unanswered,
     )
+
+
+def _snapshots_of(reports: Sequence[Report]) -> tuple[HangSnapshot, ...]:
+    if not any(report.snapshots for report in reports):
+        return ()
+    from infini_run.report.hang_groups import count_back
+
+    return tuple(snapshot for report in reports for snapshot in count_back(report.snapshots))
 
 
 def lost_report(
     host: str,
-    ranks: range,
+    ranks: Mapping[int, tuple[int, str, int]],
     pids: Mapping[int, int],
     progress: Mapping[int, tuple[int, float]],
     *,
@@ -90,7 +109,7 @@ def lost_report(
 
     Args:
         host: The node's name.
-        ranks: Its ranks.
+        ranks: Its ranks, each with its local rank, its program, and its number there.
         pids: The pids of the ranks that it had reported as started.
         progress: The PROGRESS= of ranks as far as it had come, each with its time: seconds since the epoch.
         last_received_s: When the last frame came from it: seconds since the epoch.
@@ -99,7 +118,9 @@ def lost_report(
     exits = tuple(
         Exit(
             rank=rank,
-            local_rank=rank - ranks.start,
+            local_rank=local_rank,
+            program=program,
+            program_rank=program_rank,
             host=host,
             pid=pids.get(rank),
             end_s=last_received_s,
@@ -108,7 +129,7 @@ def lost_report(
             progress=progress[rank][0] if rank in progress else None,
             progress_s=progress[rank][1] if rank in progress else None,
         )
-        for rank in ranks
+        for rank, (local_rank, program, program_rank) in ranks.items()
     )
     return Report(
         launch_id="",

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from infini_run.report.exit import Exit, LeftoverProcess
     from infini_run.report.hang_groups import HangAnalysis
     from infini_run.report.hang_snapshot import HangSnapshot
+    from infini_run.report.pace import SlowRank
 
 TEXT_LINES = 10
 _WORDS = 5  # last lines of stderr that are shown
@@ -59,7 +60,7 @@ class PreloadUse:
 
 @record
 class Report:
-    """How a launch ended. With restarts, all is of the last attempt, except `earlier_failures`.
+    """How a launch ended. With restarts, all is of the last attempt, except `earlier_failures` and `lost`.
 
     Attributes:
         launch_id: The launch's id, the value of INFINI_RUN_ID.
@@ -69,7 +70,8 @@ class Report:
         start_s: When the first worker was created: seconds since the epoch, by the head's clock.
         end_s: When the last process was gone.
         exits: How each worker ended, by rank.
-        first_failure: The worker that failed first, and was not stopped before. None: none did.
+        first_failure: The worker that failed first, or asked for another run of its job, and was not stopped before.
+            None: none did.
         received_signal: The signal from outside that ended the launch; 0: none did.
         forwarded_signals: Signals from outside that were passed on to the ranks.
         user_interrupted: The user ended a single rank by Ctrl-C in its own terminal.
@@ -78,16 +80,20 @@ class Report:
         stuck: Processes that SIGKILL did not end.
         notices: Sentences that the user was shown while the job ran.
         snapshots: What ranks were doing when they hung or were late.
+        unanswered: The hosts that did not answer at the last hang: `snapshots` may lack their ranks.
         port_in_use: The rendezvous port, if another program listens there; else 0.
+        ended_by: The program with --ends_job whose good end stopped the others. Empty: none.
         silent: How many nodes have sent no report.
         restarts: How often all ranks restarted.
-        earlier_failures: The first failure of each earlier attempt, the last hundred.
+        earlier_failures: The first failure of each earlier attempt, the last hundred; after the loss of a node, the
+            node's first rank.
         not_restarted: Why no restart followed the last failure. Empty: it is plain.
         clocks: The clocks of the nodes of many.
         preload: What --preload did, by node. Empty: without the flag.
+        slow: The ranks that were slow in the last attempt, the worst first: 64 at most.
         error: Why the job ended, if no rank was the cause: a node was lost, or would not begin. Empty: a rank was.
         error_code: The exit code of that.
-        lost: The nodes that were lost, each in a sentence.
+        lost: The nodes that were lost, each in a sentence, at most a hundred: those of the last attempt come first.
     """
 
     launch_id: str
@@ -106,13 +112,16 @@ class Report:
     stuck: tuple[LeftoverProcess, ...] = ()
     notices: tuple[str, ...] = ()
     snapshots: tuple[HangSnapshot, ...] = ()
+    unanswered: tuple[str, ...] = ()
     port_in_use: int = 0
+    ended_by: str = ""
     silent: int = 0
     restarts: int = 0
     earlier_failures: tuple[Exit, ...] = ()
     not_restarted: str = ""
     clocks: tuple[Clock, ...] = ()
     preload: tuple[PreloadUse, ...] = ()
+    slow: tuple[SlowRank, ...] = ()
     error: str = ""
     error_code: int = 0
     lost: tuple[str, ...] = ()
@@ -122,7 +131,8 @@ class Report:
         """The launcher's exit code.
 
         In this order: error_code if there is an `error`; the first failure's code; 128 + received_signal, unless
-        every rank exited 0; the code of the first rank that did not exit 0; 1 if something is stuck; 0.
+        every rank exited 0; the code of the first rank that did not exit 0, unless `ended_by` stopped it; 1 if
+        something is stuck; 0.
         """
         if self.error:
             return self.error_code
@@ -130,14 +140,16 @@ class Report:
             return self.first_failure.shell_code
         if self.received_signal and (self.silent or not all(e.ended_well for e in self.exits)):
             return 128 + self.received_signal
-        stopped = next((e.shell_code for e in self.exits if e.end_s is not None and e.shell_code), 0)
+        ended = [e for e in self.exits if e.end_s is not None and not (self.ended_by and e.stopped)]
+        stopped = next((e.shell_code for e in ended if e.shell_code), 0)
         return stopped or (1 if self.stuck else 0)
 
     def text(self) -> str:
         """Return ten lines at most for people: who failed, how, its last output, where to look."""
         first = self._first_of_ranks()
         lines = [f"infini-run: {self.error}{self._restarted()}"] if self.error else []
-        others = [] if self.error else [f"infini-run: {text}" for text in self.lost[:1]]
+        has_lost = not self.error and any(exit_.lost for exit_ in self.exits)  # in the last attempt
+        others = [f"infini-run: {text}" for text in self.lost[:1]] if has_lost else []
         if first is not None and not self.user_interrupted:
             after = "" if self.error else self._restarted()
             lines.append(f"infini-run: {self._sentence(first)}{self._others(first)}{after}")
@@ -147,16 +159,17 @@ class Report:
             lines.append(
                 f"infini-run: process {stray.pid} ({stray.name}) survived SIGKILL (state {stray.state}); leaving it"
             )
-        if self.leftover_processes and len(lines) < TEXT_LINES:
-            lines.append(f"infini-run: {self.left_behind()}")
+        lines += [f"infini-run: {text}" for text in (self.killed_text(), self.left_behind()) if text]
+        if self.slow and self.slow[0].is_costly:
+            lines.append(f"infini-run: {self.slow_text()}")
         return "\n".join(printable(line.expandtabs()) for line in lines[:TEXT_LINES])
 
     def _first_of_ranks(self) -> Exit | None:
-        """The first failure of a rank: after the loss of a node, the first of a rank elsewhere."""
+        """Return the first failure of a rank; after the loss of a node, the first of a rank elsewhere."""
         first = self.first_failure
         if not self.error or (first is not None and not first.lost):
             return first
-        failed = [e for e in self.exits if e.is_failure and not e.lost]
+        failed = [e for e in self.exits if (e.is_failure or e.asked_again) and not e.lost]
         return min(failed, key=lambda e: e.end_s or 0.0, default=None)
 
     def headline(self) -> str:
@@ -165,18 +178,53 @@ class Report:
         return "" if first is None else f"{self._sentence(first)}{self._others(first)}"
 
     def _sentence(self, first: Exit) -> str:
-        """The failure in a sentence; a hang by whom the others wait for."""
+        """Return the failure in a sentence, which for a hang names whom the others wait for."""
         hang = self._hang(first)
         return headline(first) if hang is None else hang.headline
 
     def _hang(self, first: Exit) -> HangAnalysis | None:
-        """The groups of the hang that ended the job. None: it was another failure, or one rank alone has hung."""
+        """Return the groups of the hang that ended the job. None: it was another failure, or one rank alone has
+        hung."""
         if not first.watchdog_reason.startswith("hung"):
             return None
         from infini_run.report.hang_groups import analyze_hang, with_exited
 
-        hang = analyze_hang(with_exited(self.snapshots, self.exits))
+        hang = analyze_hang(with_exited(self.snapshots, self.exits), self.unanswered)
         return hang if hang is not None and hang.headline else None
+
+    def _later_hang(self, first: Exit) -> HangAnalysis | None:
+        """Return the hang that ended the job after a rank had failed, with --keep_going. None: there was none."""
+        if first.watchdog_reason or self.received_signal:
+            return None
+        hung = {shot.rank for shot in self.snapshots if shot.kind == "hung" and shot.time_s >= (first.end_s or 0.0)}
+        if not hung or not all(e.stopped or e.watchdog_reason for e in self.exits if e.rank in hung):
+            return None
+        from infini_run.report.hang_groups import analyze_hang, with_exited
+
+        return analyze_hang(with_exited(self.snapshots, self.exits), self.unanswered)
+
+    def _lines_of_later_hang(self, first: Exit) -> list[str]:
+        hang = self._later_hang(first)
+        if hang is None:
+            return []
+        from infini_run.report.hang_groups import lines_after_failure
+
+        return lines_after_failure(hang, self.snapshots, {e.rank: e.log for e in self.exits})
+
+    def killed_text(self) -> str:
+        """Return a sentence about ranks that SIGKILL ended after their grace. Empty: there were none."""
+        killed = [e for e in self.exits if e.killed_after_s]
+        if not killed:
+            return ""
+        from infini_run.report.hang_groups import ranks_text
+
+        names = []
+        for program in dict.fromkeys(e.program for e in killed):
+            ranks = [e for e in killed if e.program == program]
+            before = ranks[0].rank - ranks[0].program_rank if program else 0
+            names.append(ranks_text([e.rank for e in ranks], program, before))
+        grace_s = max(e.killed_after_s for e in killed)
+        return f"{', '.join(names)} did not exit within {grace_s:g} s, and {'were' if killed[1:] else 'was'} killed"
 
     def left_behind(self) -> str:
         """Return a sentence about processes that outlived the workers. Empty: there were none."""
@@ -185,12 +233,25 @@ class Report:
         count = process_count(self.leftover_count, self.leftover_processes)
         return f"stopped {count} left behind: {process_names(self.leftover_processes)}"
 
+    def slow_text(self) -> str:
+        """Return a sentence about the slowest rank, and those of its host that are as slow. Empty: none was slow."""
+        if not self.slow:
+            return ""
+        from infini_run.report.hang_groups import ranks_text
+
+        hosts = {exit_.rank: exit_.host for exit_ in self.exits}
+        worst = self.slow[0]
+        host = hosts.get(worst.rank, self.host)
+        like = [slow.rank for slow in self.slow if hosts.get(slow.rank) == host and slow.is_like(worst)]
+        return f"{ranks_text(sorted(like or [worst.rank]))} on {host} {worst.text(len(like) > 1)}"
+
     def _restarted(self) -> str:
         after = f"; after {self.restarts} restart{'s' * (self.restarts > 1)}" if self.restarts else ""
         return after + (f"; not restarted: {self.not_restarted}" if self.not_restarted else "")
 
     def _details(self, first: Exit, most: int) -> list[str]:
-        """The lines about the first failure: status, error, last output as far as it fits; then files and advice."""
+        """Return the lines about the first failure: status, error, last output as far as it fits; then files and
+        advice."""
         hang = self._hang(first)
         if hang is not None:
             from infini_run.report.hang_groups import files_lines
@@ -203,7 +264,8 @@ class Report:
         lines = snapshot.lines() if snapshot else [f"  status: {first.status}"] if first.status else []
         if first.error_message:
             lines.append(f"  error: {first.error_message}")
-        last = [f"  log: {first.log}"] if first.log else []
+        last = [*self._others_before_stop(), *self._lines_of_later_hang(first)]
+        last += [f"  log: {first.log}"] if first.log and not any(first.log in line for line in last) else []
         if snapshot and snapshot.file:
             last.append(f"  details: {snapshot.file}")
         known = f"next: {first.advice}" if first.advice else ""
@@ -214,6 +276,13 @@ class Report:
         room = max(0, most - len(last) - len(lines))
         words = _chosen(first.last_lines, min(_WORDS, room))
         return [*lines[: most - len(last)], *(f"  | {line}" for line in words), *last]
+
+    def _others_before_stop(self) -> list[str]:
+        if not self.snapshots:
+            return []
+        from infini_run.report.hang_groups import lines_before_stop
+
+        return lines_before_stop(self.snapshots, {exit_.rank: exit_.log for exit_ in self.exits})
 
     def _port_hint(self, first: Exit) -> str:
         if not self.port_in_use or first.start_failure:
@@ -226,14 +295,28 @@ class Report:
         return f"next: port {self.port_in_use} is in use by another program; {way}"
 
     def _others(self, first: Exit) -> str:
-        stopped = sum(e.stopped and not e.watchdog_reason and not e.lost for e in self.exits)
-        failed = sum(e.is_failure and not e.lost for e in self.exits if e.rank != first.rank)
-        parts = []
-        if failed:
-            parts.append(f"{failed} more failed")
+        hang, later = self._hang(first), self._later_hang(first)
+        waited_for = {rank for each in (hang, later) if each is not None for rank in each.waited_for}
+        is_named = hang is None or first.rank in hang.waited_for
+        # A first one that the sentence does not name is among those that were stopped.
+        stopped = sum(e.stopped and not e.watchdog_reason and not e.lost for e in self.exits) + (not is_named)
+        ended = [e for e in self.exits if (e.is_failure or e.asked_again) and not e.lost]
+        others = [e for e in ended if e.rank != first.rank]
+        asked = sum(e.asked_again for e in others)
+        reasons = [e.watchdog_reason for e in others if not e.asked_again]
+        hung = sum(reason.startswith("hung") for reason in reasons)
+        named = sum(
+            e.watchdog_reason.startswith("hung") for e in others if e.rank in waited_for and not e.asked_again
+        )
+        failed = sum(not reason for reason in reasons)
+        late = len(reasons) - failed - hung
+        more = ((asked, "asked"), (failed, "failed"), (hung - named, "hung"), (late, "not ready in time"))
+        then = f"; then {later.headline}" if later is not None and later.headline else ""
+        parts = [f"{count} more {what}" for count, what in more if count]
         if stopped:
-            parts.append(f"{stopped} {'other was' if stopped == 1 else 'others were'} stopped")
-        return f"; {', '.join(parts)}" if parts else ""
+            who = "other" if is_named else "rank"
+            parts.append(f"{stopped} {f'{who} was' if stopped == 1 else f'{who}s were'} stopped")
+        return then + (f"; {', '.join(parts)}" if parts else "")
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as plain types for JSON. `format` rises when a field changes."""
@@ -248,6 +331,7 @@ class Report:
             "end": self.end_s,
             "received_signal": signal_name(self.received_signal) if self.received_signal else None,
             "first_failure": self.first_failure.rank if self.first_failure else None,
+            "ended_by": self.ended_by or None,
             "error": self.error or None,
             "lost": list(self.lost),
             "ranks": [_exit_json(e) for e in self.exits],
@@ -259,8 +343,10 @@ class Report:
             "stuck": [{"pid": s.pid, "name": s.name, "state": s.state} for s in self.stuck],
             "notices": list(self.notices),
             "snapshots": [snapshot.to_json() for snapshot in self.snapshots],
+            "unanswered": list(self.unanswered),
             "clocks": [{"host": c.host, "offset": c.offset_s, "bound": c.bound_s} for c in self.clocks],
             "preload": [_preload_json(use) for use in self.preload],
+            "slow_ranks": [slow.to_json() for slow in self.slow],
         }
 
 
@@ -286,6 +372,8 @@ def _preload_json(use: PreloadUse) -> dict[str, Any]:
 def _exit_json(exit_: Exit) -> dict[str, Any]:
     return {
         "rank": exit_.rank,
+        "program": exit_.program or None,
+        "program_rank": exit_.program_rank,
         "local_rank": exit_.local_rank,
         "host": exit_.host,
         "pid": exit_.pid,
@@ -295,10 +383,13 @@ def _exit_json(exit_: Exit) -> dict[str, Any]:
         "end": exit_.end_s,
         "exit_code": exit_.code,
         "signal": signal_name(exit_.signal) if exit_.signal else None,
+        "sent_by": exit_.sent_by or None,
         "dumped_core": exit_.dumped_core,
         "out_of_memory": exit_.out_of_memory,
         "failed": exit_.is_failure,
+        "asked_again": exit_.asked_again,
         "stopped": exit_.stopped,
+        "killed_after": exit_.killed_after_s or None,
         "stuck": exit_.stuck,
         "start_failure": exit_.start_failure or None,
         "error_message": exit_.error_message or None,

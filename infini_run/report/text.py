@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def signal_name(number: int) -> str:
-    """The name of a signal: SIGTERM for 15, SIGRTMIN+3 for a real-time one."""
+    """Return the name of a signal: SIGTERM for 15, SIGRTMIN+3 for a real-time one."""
     import signal
 
     try:
@@ -23,8 +23,8 @@ def signal_name(number: int) -> str:
 
 
 def headline(first: Exit) -> str:
-    """The first failure in a sentence without its full stop."""
-    who = f"rank {first.rank} on {first.host}"
+    """Return the first failure in a sentence without its full stop."""
+    who = f"{first.name} on {first.host}"
     if first.start_failure:
         reason = os.strerror(first.start_errno)
         return f"{who} could not be started: {first.start_failure}: {reason}"
@@ -33,11 +33,13 @@ def headline(first: Exit) -> str:
     if first.lost:
         return f"{who} was lost with its node"
     after = f"after {duration_text((first.end_s or 0) - (first.start_s or 0))}"
+    if first.asked_again:
+        return f"{who} asked to run again (exit code {first.code}, pid {first.pid}, {after})"
     return f"{who} failed: {describe_end(first)} (pid {first.pid}, {after})"
 
 
 def describe_end(exit_: Exit) -> str:
-    """How a worker ended: `exit code 3`, or `killed by SIGSEGV (core dumped)`."""
+    """Return how a worker ended: `exit code 3`, or `killed by SIGSEGV (core dumped)`."""
     if exit_.start_failure:
         return f"it could not be started: {exit_.start_failure}: {os.strerror(exit_.start_errno)}"
     if exit_.status_lost:
@@ -51,12 +53,13 @@ def describe_end(exit_: Exit) -> str:
         notes.append("core dumped")
     if exit_.out_of_memory:
         notes.append("by the kernel, for memory")
-    return f"killed by {signal_name(exit_.signal)}" + (f" ({', '.join(notes)})" if notes else "")
+    sender = f", sent by {exit_.sent_by}" if exit_.sent_by else ""
+    return f"killed by {signal_name(exit_.signal)}{sender}" + (f" ({', '.join(notes)})" if notes else "")
 
 
 def hint(first: Exit) -> str:
-    """The advice for this kind of failure, after `next:`. Empty: there is none."""
-    if first.watchdog_reason:
+    """Return the advice for this kind of failure, after `next:`; empty if there is none."""
+    if first.watchdog_reason or first.sent_by:
         return ""
     if first.start_failure and first.start_errno == errno.ENOEXEC:
         return (
@@ -79,7 +82,7 @@ def hint(first: Exit) -> str:
 
 
 def duration_text(seconds: float) -> str:
-    """A duration in the units that people read: `20 ms`, `3.0 s`, `5 min 0 s`."""
+    """Return a duration in the units that people read: `20 ms`, `3.0 s`, `5 min 0 s`."""
     if seconds < 1:
         return f"{seconds * 1000:.0f} ms"
     if seconds < 120:
@@ -90,12 +93,12 @@ def duration_text(seconds: float) -> str:
 
 
 def process_count(count: int, named: tuple[LeftoverProcess, ...]) -> str:
-    """The number of processes, of which `named` are the first few: `1 process`, `3 processes`."""
+    """Return the number of processes, of which `named` are the first few: `1 process`, `3 processes`."""
     count = max(count, len(named))
     return "1 process" if count == 1 else f"{count} processes"
 
 
 def process_names(leftover_processes: tuple[LeftoverProcess, ...]) -> str:
-    """The names and pids of the first four."""
+    """Return the names and pids of the first four."""
     shown = ", ".join(f"{stray.name} ({stray.pid})" for stray in leftover_processes[:4])
     return shown + (", ..." if len(leftover_processes) > 4 else "")

@@ -13,7 +13,14 @@ if TYPE_CHECKING:
 
 
 class CallLoop(Wakeup):
-    """A loop whose thread alone uses `poller`, and runs the `calls` in order."""
+    """A loop whose thread alone uses `poller`, and runs the `calls` in order.
+
+    Attributes:
+        is_awake: the thread will look at `calls` before it waits, so a call need not wake it. The thread sets it to
+            False before it looks for the last time.
+    """
+
+    is_awake = False
 
     def __init__(self) -> None:
         self.poller = Poller()
@@ -30,6 +37,9 @@ class CallLoop(Wakeup):
             if self._fd < 0:
                 return False
             self.calls.append(act)  # first: the loop may wake at once
+            if self.is_awake:
+                return True
+            self.is_awake = True
             return self.wake()
 
     def run_calls(self) -> None:

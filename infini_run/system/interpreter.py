@@ -94,10 +94,9 @@ def check_may_start() -> None:
     """
     if os.was_set(PROBE_VARIABLE) or (OWN_CODE not in sys._xoptions and _is_started_by_us()):
         raise UsageError(
-            f"a launch in a process that infini-run started as a Python: {executable_text()} ran a program of its "
-            "own instead of infini-run's code; use another Python (multiprocessing.set_executable, "
-            "--remote_python), and drop "
-            "launches from sitecustomize and .pth files"
+            f"a launch in a process that infini-run started as a Python: {executable_text()} ran another program "
+            "instead of infini-run's code; use another Python (multiprocessing.set_executable, --remote_python), and "
+            "drop launches from sitecustomize and .pth files"
         )
 
 

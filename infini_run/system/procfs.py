@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 
-from infini_run.record import record
+from infini_run.record import record, replace
+from infini_run.system.kernel_wait import wait_kind
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _PROCESSES, _THREADS = 16, 96  # of a rank that are described
+_FDS = 4096  # of a process that are compared
 _MAPS = 1 << 24  # bytes of what a process has mapped: some 100 for each file of each library
 _FRAMES = 24  # of a kernel stack
 
@@ -48,8 +50,10 @@ class ThreadSnapshot:
     Attributes:
         tid, name, state: of the thread.
         wchan: the function of the kernel; empty: it runs, or the kernel does not tell.
-        syscall: the number of the system call and its arguments; empty: as above.
+        syscall: the number of the system call and its arguments; empty: it runs, or the kernel does not tell.
         stack: the kernel's stack, which only root may read.
+        waits_for: `socket`, `pipe`, `lock`, or `poll`; `own pipe`: its other end is the same rank's, so no other rank
+            is waited for; empty: something else, or unknown.
     """
 
     tid: int
@@ -58,6 +62,7 @@ class ThreadSnapshot:
     wchan: str
     syscall: str
     stack: tuple[str, ...]
+    waits_for: str = ""
 
 
 @record
@@ -110,6 +115,12 @@ class ProcessTable:
         members = self.tree(pid)
         return sum(process.cpu_s for process in members) if members else None
 
+    def written(self, pid: int) -> int | None:
+        """Return the bytes that a rank's processes (`tree`) wrote to any file, pipe, or terminal, with those of
+        children that exited (wchar of proc_pid_io(5)). Only this look reads them. None: unknown."""
+        counts = [_written(process.pid) for process in self.tree(pid)]
+        return sum(count or 0 for count in counts) if counts and counts[0] is not None else None
+
     def memory(self, pid: int) -> int | None:
         """Return the resident memory of a rank's processes (`tree`) in bytes; shared pages count once for each.
         None: there are none."""
@@ -143,6 +154,12 @@ def _scan() -> list[Process]:
     return [process for process in found if process is not None]
 
 
+def _written(pid: int) -> int | None:
+    """Return the bytes that one process wrote. None: it may not be read, or the kernel does not count."""
+    count = _read(f"/proc/{pid}/io").partition("wchar: ")[2].partition("\n")[0]
+    return int(count) if count.isdecimal() else None
+
+
 def _process(pid: int, stat: str) -> Process | None:
     """Return a process from a line of proc_pid_stat(5); its name is in parentheses and may itself contain any."""
     head, _, tail = stat.rpartition(")")
@@ -171,7 +188,45 @@ def snapshot_processes(members: Sequence[Process]) -> tuple[ProcessSnapshot, ...
         if process.state not in "ZX" and threads < _THREADS:
             found.append(_picture(process, _THREADS - threads))
             threads += len(found[-1].threads)
-    return tuple(found)
+    return tuple(_with_own_pipes(found))
+
+
+def _with_own_pipes(found: Sequence[ProcessSnapshot]) -> Sequence[ProcessSnapshot]:
+    """Return the processes of a rank with `own pipe` where one waits for another of them, as `| tee` does."""
+    waits = {
+        thread.tid: _pipe_end(f"/proc/{process.pid}/fd/{int(call[1], 16)}")
+        for process in found
+        for thread in process.threads
+        if thread.waits_for == "pipe" and len(call := thread.syscall.split()) > 1
+    }
+    if not any(link for link, _ in waits.values()):
+        return found
+    ends = {end for process in found for end in _pipe_ends(process.pid)}
+    own = {tid for tid, (link, is_write) in waits.items() if link and (link, not is_write) in ends}
+    return [
+        replace(
+            process,
+            threads=tuple(replace(t, waits_for="own pipe") if t.tid in own else t for t in process.threads),
+        )
+        for process in found
+    ]
+
+
+def _pipe_ends(pid: int) -> list[tuple[str, bool]]:
+    try:
+        names = os.listdir(f"/proc/{pid}/fd")[:_FDS]
+    except OSError:
+        return []
+    return [end for name in names if (end := _pipe_end(f"/proc/{pid}/fd/{name}"))[0]]
+
+
+def _pipe_end(path: str) -> tuple[str, bool]:
+    """Return the pipe of a descriptor, and whether it is the end to write to (proc_pid_fd(5)). Empty: it is none."""
+    link = _link(path)
+    try:
+        return (link, bool(os.lstat(path).st_mode & 0o200)) if link.startswith("pipe:[") else ("", False)
+    except OSError:
+        return "", False
 
 
 def _picture(process: Process, most: int) -> ProcessSnapshot:
@@ -180,36 +235,57 @@ def _picture(process: Process, most: int) -> ProcessSnapshot:
         tids = sorted(map(int, os.listdir(folder)), key=lambda tid: (tid != process.pid, tid))[:most]
     except OSError:
         tids = []
+    threads = tuple(_thread(tid, f"{folder}/{tid}") for tid in tids)
     return ProcessSnapshot(
         pid=process.pid,
         name=process.name,
         state=process.state,
-        is_python=_is_python(process.pid),
-        threads=tuple(_thread(tid, f"{folder}/{tid}") for tid in tids),
+        is_python=_is_python(process.pid, process.name, may_wait=any(thread.state == "D" for thread in threads)),
+        threads=threads,
     )
 
 
 def _thread(tid: int, folder: str) -> ThreadSnapshot:
     stat = _process(tid, _read(f"{folder}/stat"))
-    wchan = _read(f"{folder}/wchan")
+    wchan = _read(f"{folder}/wchan").removeprefix("0")
+    syscall = _read(f"{folder}/syscall").strip()
     stack = _read(f"{folder}/stack").splitlines()
     return ThreadSnapshot(
         tid=tid,
         name=stat.name if stat else "",
         state=stat.state if stat else "",
-        wchan="" if wchan == "0" else wchan,
-        syscall=_read(f"{folder}/syscall").strip(),
+        wchan=wchan,
+        syscall=syscall,
         stack=tuple(line.partition("] ")[2] or line for line in stack[:_FRAMES]),
+        waits_for=wait_kind(wchan, syscall, lambda fd: _link(f"{folder}/fd/{fd}")),
     )
 
 
-def _is_python(pid: int) -> bool:
-    """Return whether the process is a Python: by its program, or by a libpython among its mappings."""
+def _is_python(pid: int, name: str, *, may_wait: bool) -> bool:
+    """Return whether the process is a Python: by its program, or by a libpython among its mappings.
+
+    Args:
+        pid: of the process.
+        name: of the process, which counts if this user may not know its program.
+        may_wait: one of its threads is in state D, perhaps with the lock of the mappings (mmap_lock): who reads them
+            would wait, too. Only the program counts.
+    """
     try:
         program = os.path.basename(os.readlink(f"/proc/{pid}/exe"))
+    except PermissionError:
+        program = name
     except OSError:
         program = ""
-    return program.startswith("python") or "/libpython" in _read(f"/proc/{pid}/maps", _MAPS)
+    if program.startswith("python") or may_wait:
+        return program.startswith("python")
+    return "/libpython" in _read(f"/proc/{pid}/maps", _MAPS)
+
+
+def _link(path: str) -> str:
+    try:
+        return os.readlink(path)
+    except OSError:
+        return ""
 
 
 def _read(path: str, most: int = 8192) -> str:

@@ -21,7 +21,7 @@ from infini_run.version import VERSION
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 LIMIT_S = 20.0  # a cold start from a file server takes seconds
 _MOST = 1 << 12  # bytes to read of its output
@@ -102,7 +102,7 @@ def _ask(path: str, foreign_words: Callable[[str], list[str]] | None) -> str:
         words = foreign_words(f"import sys; from infini_run.version import VERSION; {code}")
     else:
         words = ["-I", "-c", f"import sys; VERSION = {VERSION!r}; {code}"]
-    answer, instead = _run([path, *words], start)
+    answer, instead = ask_once([path, *words], start, os.environ)
     if not answer and foreign_words is not None and "No module named 'infini_run'" in instead:
         return "infini-run missing there"
     if not answer:
@@ -114,15 +114,15 @@ def _ask(path: str, foreign_words: Callable[[str], list[str]] | None) -> str:
     return "" if version == VERSION else f"infini-run {version} there, {VERSION} here"
 
 
-def _run(argv: list[str], start: str) -> tuple[str, str]:
-    """Return what follows `start` in a line of its output; or "", and what it did instead."""
+def ask_once(argv: list[str], start: str, environ: Mapping[str, str]) -> tuple[str | None, str]:
+    """Return what follows `start` in a line of a command's output; or None, and what it did instead."""
     try:
         process = subprocess.Popen(
             argv,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env={**os.environ, PROBE_VARIABLE: "1"},
+            env={**environ, PROBE_VARIABLE: "1"},
             start_new_session=True,  # end all of it; it has no terminal
         )
     except OSError as error:
@@ -132,7 +132,7 @@ def _run(argv: list[str], start: str) -> tuple[str, str]:
     finally:
         _end(process)
     text = output.decode("utf-8", "replace")
-    answer = text.partition(start)[2].partition("\n")[0]
+    answer = text.partition(start)[2].partition("\n")[0] if start in text else None
     last = next((line for line in reversed(text.splitlines()) if line.strip()), "")
     how = f"no answer within {LIMIT_S:g} s" if is_late else "no answer to -c"
     return answer, how + (f": {printable(last.strip())[:_SHOWN]}" if last else "")

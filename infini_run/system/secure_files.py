@@ -13,11 +13,12 @@ import stat
 import time
 
 from infini_run.errors import StartError, UsageError, printable
+from infini_run.system.io_sizes import READ_CHUNK
 from infini_run.system.resource_limits import LIMITS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from typing import Protocol
 
     class FileOwner(Protocol):
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 
         @property
         def rank(self) -> int: ...
+
+        @property
+        def program(self) -> str: ...
 
         @property
         def log(self) -> str: ...
@@ -39,7 +43,12 @@ if TYPE_CHECKING:
 _LOG = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NOCTTY | os.O_NONBLOCK
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
+_MESSAGE = 4096  # bytes; Kubernetes reads no more
 _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+_NO_STREAM = {
+    errno.ELOOP: "it is a symbolic link; use its target, or fd:N",
+    errno.ENXIO: "nobody reads this FIFO, or it is a socket; start the reader first",
+}
 _IN_THE_WAY = {errno.ELOOP: "it is a symbolic link", errno.ENXIO: "it is a FIFO or a socket"}
 
 
@@ -50,39 +59,107 @@ def open_logs(
     error_logs: dict[int, int],
     heading: str = "",
     nnodes: int = 1,
-) -> None:
+    *,
+    has_inner: bool = True,
+) -> str:
     """Open the log of every worker for appending, and remove the error files of earlier launches.
 
+    Each log has a lock as long as it is open here, but not on file systems that other machines share. There a lock
+    may wait for a server, or stay after the crash of its machine.
+
     Args:
-        folder: the directory of --log_dir, which this creates; empty: do nothing.
+        folder: the directory of --log_dir, which this creates; empty: do nothing. A program with a name has a folder
+            in it.
         workers: the workers of this node.
         logs: gets a descriptor for each rank, as far as the function comes before it raises.
         error_logs: gets those for stderr alone (torchrun's layout).
         heading: a line to write to each log first, except to files that belong to one attempt.
         nnodes: nodes of the launch, which torchrun's layout has in its paths.
+        has_inner: a program with a name has a folder there; else the directory is its own.
+
+    Returns:
+        A sentence about logs that another launch has open. Empty: there are none.
 
     Raises:
         UsageError: a log is not writable.
         StartError: there are too few descriptors.
     """
     if not folder:
-        return
+        return ""
     _make_log_folder(folder)
     try:
         at = os.open(folder, _FOLDER)  # from here on nobody can put another folder in its place
     except OSError as error:
         raise UsageError(f"--log_dir={folder} cannot be opened: {error.strerror}") from None
+    inner: dict[str, int] = {}
     try:
         for worker in workers:
             if worker.error_log:
                 _open_pair(worker, at, logs, error_logs, levels=3 if nnodes == 1 else 4)
                 continue
-            logs[worker.rank] = _open_log(worker.log, at)
+            if worker.program and has_inner and worker.program not in inner:
+                inner[worker.program] = _open_inner([worker.program], at)
+            here = inner.get(worker.program, at)
+            logs[worker.rank] = _open_log(worker.log, here)
             if heading:
-                _write_heading(logs[worker.rank], worker.log, at, heading)
-            _unlink_earlier(worker.error_file, at)
+                _write_heading(logs[worker.rank], worker.log, here, heading)
+            _unlink_earlier(worker.error_file, here)
     finally:
-        os.close(at)
+        for fd in (at, *inner.values()):
+            os.close(fd)
+    return _lock_logs(folder, {worker.log: logs[worker.rank] for worker in workers})
+
+
+def _lock_logs(folder: str, logs: Mapping[str, int]) -> str:
+    """Lock the logs. Return a sentence about those that another launch has locked, or ""."""
+    from infini_run.system.file_systems import is_remote
+
+    taken = [] if is_remote(folder) else [path for path, fd in logs.items() if not _lock(fd)]
+    if not taken:
+        return ""
+    more = f" and {len(taken) - 1} more" if taken[1:] else ""
+    return f"another launch also writes {taken[0]}{more}; use another --log_dir"
+
+
+def _lock(fd: int) -> bool:
+    """Return whether nobody else has the lock of this file."""
+    import fcntl
+
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # no locks there
+        return True
+    return True
+
+
+def write_headings(workers: Sequence[FileOwner], logs: Mapping[int, int], heading: str) -> None:
+    """Write a heading to the open logs of workers that restart.
+
+    Args:
+        workers: the workers.
+        logs: the descriptor of each log, by rank.
+        heading: a line.
+    """
+    for worker in workers:
+        if worker.rank in logs:
+            try:
+                at = os.open(os.path.dirname(worker.log) or ".", _FOLDER)
+            except OSError:
+                continue  # somebody has removed it
+            _write_heading(logs[worker.rank], worker.log, at, heading)
+            os.close(at)
+
+
+def remove_error_files(workers: Sequence[FileOwner]) -> None:
+    """Remove the error files of the last attempt of workers that restart. The report has read them."""
+    for worker in workers:
+        try:
+            if worker.error_file:
+                os.unlink(worker.error_file)
+        except OSError:
+            continue  # there is none
 
 
 def _open_pair(worker: FileOwner, at: int, logs: dict[int, int], error_logs: dict[int, int], levels: int) -> None:
@@ -180,10 +257,12 @@ def _not_ours(log: os.stat_result, folder: os.stat_result) -> str:
     they are on."""
     if not stat.S_ISREG(log.st_mode):
         return "it is not a regular file"
-    if log.st_nlink > 1:
-        return "it is a hard link"
-    if log.st_uid != os.geteuid() and folder.st_mode & stat.S_IWOTH:
-        return f"it belongs to user {log.st_uid}, in a folder where everybody may write"
+    return "it is a hard link" if log.st_nlink > 1 else _of_stranger(log, folder)
+
+
+def _of_stranger(file: os.stat_result, folder: os.stat_result) -> str:
+    if file.st_uid != os.geteuid() and folder.st_mode & stat.S_IWOTH:
+        return f"it belongs to user {file.st_uid}, in a folder where everybody may write"
     return ""
 
 
@@ -258,19 +337,67 @@ def save_report(path: str, content: dict[str, object]) -> str:
     return ""
 
 
-def write_atomic(path: str, data: bytes) -> None:
+def clear_message(flag: str, path: str) -> None:
+    """Check that the file of a flag can get a message, and empty it: a reader would take an earlier one for this
+    launch's. The file may be a mount, which no rename can replace.
+
+    Args:
+        flag: the name of the flag, for the message.
+        path: the file, which this creates if missing.
+
+    Raises:
+        UsageError: the file is not writable, or may be a stranger's.
+    """
+    problem = write_message(path, "")
+    if problem:
+        raise UsageError(f"--{flag}={path} cannot be written: {problem}; use a regular file that you can write")
+
+
+def write_message(path: str, text: str) -> str:
+    """Replace the content of a file in place by the beginning of a text, at most 4096 bytes of UTF-8.
+
+    Args:
+        path: the file, which this creates if missing.
+        text: the text.
+
+    Returns:
+        Why that is not possible; empty after a success.
+    """
+    data = text.encode("utf-8", "replace")[:_MESSAGE].decode("utf-8", "ignore").encode("utf-8")
+    try:
+        fd = os.open(path, _LOG, 0o600)
+        try:
+            found = _not_ours(os.fstat(fd), os.stat(os.path.dirname(path) or "."))
+            if not found:
+                os.ftruncate(fd, 0)
+                os.write(fd, data)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        return _IN_THE_WAY.get(error.errno or 0, str(error.strerror))
+    return found
+
+
+def save_message(path: str, text: str) -> str:
+    """Write a message, as `write_message` does. Return a sentence if that is not possible, else ""."""
+    problem = write_message(path, text)
+    return f"the message {path} cannot be written: {problem}" if problem else ""
+
+
+def write_atomic(path: str, data: bytes, mode: int = 0o600) -> None:
     """Write a file by rename: a reader finds all of it, or what was there before.
 
     Args:
         path: the file.
         data: its content.
+        mode: its permissions, without those that the umask takes.
 
     Raises:
         OSError: the file is not writable; then nothing is left beside it.
     """
     partial = _partial(path)
     try:
-        with os.fdopen(os.open(partial, _NEW, 0o600), "wb") as file:
+        with os.fdopen(os.open(partial, _NEW, mode), "wb") as file:
             file.write(data)
         os.rename(partial, path)
     except OSError:
@@ -306,6 +433,51 @@ def append_text(path: str, text: str) -> None:
         os.close(fd)
 
 
+def open_stream(flag: str, path: str) -> int:
+    """Open a file that gets lines while a job runs, for appending: a regular file, a FIFO that somebody reads, or a
+    device. A missing one is created.
+
+    Args:
+        flag: the name of the flag, for the message.
+        path: the file.
+
+    Returns:
+        A descriptor without blocking, which the caller closes. A new line begins there.
+
+    Raises:
+        UsageError: the file is not writable, or may be a stranger's.
+    """
+    try:
+        fd = os.open(path, _LOG, 0o600)
+    except OSError as error:
+        reason = _NO_STREAM.get(error.errno or 0, error.strerror)
+        raise UsageError(f"--{flag}={path} cannot be written: {reason}") from None
+    try:
+        status = os.fstat(fd)
+        found = _not_a_stream(status, os.stat(os.path.dirname(path) or "."))
+        if found:
+            raise UsageError(f"--{flag}={path} cannot be written: {found}; use another file")
+        if stat.S_ISREG(status.st_mode) and status.st_size and read_end(path, 1) != b"\n":
+            os.write(fd, b"\n")  # a launch that was killed has cut its last line
+    except BaseException as error:
+        os.close(fd)
+        if isinstance(error, OSError):
+            raise UsageError(f"--{flag}={path} cannot be written: {error.strerror}") from None
+        raise
+    return fd
+
+
+def _not_a_stream(file: os.stat_result, folder: os.stat_result) -> str:
+    """Return why lines cannot go there, as `_not_ours` does for a regular file."""
+    if stat.S_ISREG(file.st_mode):
+        return _not_ours(file, folder)
+    if stat.S_ISCHR(file.st_mode):
+        return ""
+    if stat.S_ISFIFO(file.st_mode):
+        return _of_stranger(file, folder)
+    return "it is not a file, FIFO, or character device"
+
+
 def open_regular(path: str, *, follows_links: bool = False) -> int:
     """Open a regular file for reading. It rejects anything else (a FIFO, a device, a folder), and never waits for it.
     An open(2) of a FIFO without O_NONBLOCK waits until somebody writes to it.
@@ -332,22 +504,66 @@ def open_regular(path: str, *, follows_links: bool = False) -> int:
     return fd
 
 
-def read_regular(path: str, limit: int, *, follows_links: bool = False) -> bytes:
+def open_of_user(path: str, uid: int) -> int:
+    """Open a regular file for reading that a user owns and can open. Whoever trusts a path of another user opens it
+    as that user: root could also read what is kept from that user, through a link or below a folder of root.
+
+    Args:
+        path: the file.
+        uid: the user. A file of this process's own user may also belong to another one.
+
+    Returns:
+        A descriptor, which the caller closes.
+
+    Raises:
+        OSError: as for `open_regular`; or it is another user's, or this process may not act for that user.
+    """
+    own = os.geteuid()
+    if uid == own:
+        return open_regular(path, follows_links=True)
+    import pwd
+
+    groups, group = os.getgroups(), os.getegid()
+    try:
+        user = pwd.getpwuid(uid)
+        others, its = os.getgrouplist(user.pw_name, user.pw_gid), user.pw_gid
+    except KeyError:
+        others, its = [], uid
+    os.setgroups(others)
+    try:
+        os.setegid(its)
+        os.seteuid(uid)
+        fd = open_regular(path, follows_links=True)
+    finally:
+        os.seteuid(own)
+        os.setegid(group)
+        os.setgroups(groups)
+    if os.fstat(fd).st_uid != uid:
+        os.close(fd)
+        raise OSError(errno.EPERM, "its owner is not the user of the launch", path)
+    return fd
+
+
+def read_regular(path: str, limit: int, *, follows_links: bool = False, only_own: bool = False) -> bytes:
     """Read the whole of a regular file, as `open_regular` opens it.
 
     Args:
         path: the file.
         limit: the most bytes that it may have.
         follows_links: whether its last part may be a symbolic link.
+        only_own: whether it must belong to this user, and nobody else may write it.
 
     Raises:
-        OSError: no regular file, not readable, or larger (EFBIG); it has a `filename`.
+        OSError: no regular file, not readable, larger (EFBIG), or another user's (EPERM); it has a `filename`.
     """
     with open(open_regular(path, follows_links=follows_links), "rb", buffering=0) as file:
-        size = os.fstat(file.fileno()).st_size
-        data = b"" if size > limit else file.read(limit + 1)
-        while data and len(data) <= limit and (piece := file.read(limit + 1 - len(data))):
-            data += piece
+        status = os.fstat(file.fileno())
+        if only_own and (status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)):
+            raise OSError(errno.EPERM, "another user owns it, or may write it", path)
+        size = status.st_size
+        data = b"" if size > limit else file.read(size + 1)  # a read reserves what it asks for
+        while data and len(data) <= limit and (piece := file.read(min(READ_CHUNK, limit + 1 - len(data)))):
+            data += piece  # it grows, or is of /proc
     if max(size, len(data)) > limit:
         raise OSError(errno.EFBIG, f"it has {max(size, len(data))} bytes, and at most {limit} are read", path)
     return data

@@ -36,3 +36,11 @@ def find_program(name: str, path: str) -> str:
     """
     files = (os.path.join(folder, name) for folder in path.split(":"))
     return next((file for file in files if os.path.isfile(file) and os.access(file, os.X_OK)), "")
+
+
+def missing_text(name: str) -> str:
+    """Return why an engine's command cannot be started: `find_program` found none, or its path is not executable."""
+    if "/" not in name:
+        return f"{name} is not on PATH, and --engine needs it"
+    why = "it does not exist" if not os.path.lexists(name) else "this user may not execute it"
+    return f"{name} cannot be started: {why}; use another Python (--remote_python, --python of infini-job)"

@@ -12,11 +12,8 @@ before its script. The second may run any CPython from 3.8 on, without infini_ru
 from __future__ import annotations
 
 import atexit
-import ctypes
 import os
 import sys
-import weakref
-from contextlib import suppress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,6 +31,7 @@ _EXITS = {  # what ends a process's own children and threads, and writes out its
     "multiprocessing.util": "_exit_function",
     "torch.utils.data._utils": "_set_python_exit_flag",
 }
+_MOST_THREADS = 5  # that are named
 _DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/", "/dev/davinci")
 
 
@@ -56,7 +54,7 @@ class Preload:
         self._environ: dict[str, str | None] = {}  # that imports have set, or removed
         self._path: tuple[list[str], list[str]] = [], []  # that they have put first and last
         self._cwd = ""  # that they have changed to
-        self._blas: list[Any] = []  # functions that set its number of threads, one for each copy that was loaded
+        self._blas: list[Any] = []  # functions that set its number of threads, one per copy that was loaded
         self._exits = _ExitWatch()
         self.is_refused = False  # a module reads what it must not
         self.refused: list[tuple[str, str]] = []  # modules that do, or that cannot be imported, and why
@@ -86,8 +84,8 @@ class Preload:
         return ""
 
     def _import(self, names: Sequence[str]) -> str:
-        """One thread must be alive: OpenBLAS, in numpy, starts as many as there are cores while it is loaded, but for
-        this variable."""
+        """Import the modules. One thread must be alive, but OpenBLAS (numpy) starts one per core while it loads
+        unless this variable is set."""
         reads: list[str] = []
         before = os.environ.get(_BLAS)
         os.environ[_BLAS] = "1"
@@ -112,13 +110,13 @@ class Preload:
 
     @property
     def path_first(self) -> list[str]:
-        """What imports have put first on sys.path."""
+        """The folders that imports put first on sys.path."""
         return self._path[0]
 
     # ---- in a fork
 
     def set_environ(self, env: Mapping[str, str]) -> None:
-        """As os.environ.clear, update, and then what the imports did; but for those that stay as they are."""
+        """Make os.environ equal to `env` with the imports' changes, and touch only variables that differ."""
         wanted = {name: value for name, value in {**env, **self._environ}.items() if value is not None}
         for name in os.environ.keys() - wanted.keys():
             del os.environ[name]
@@ -127,7 +125,7 @@ class Preload:
                 os.environ[name] = value
 
     def path_after(self, path: Sequence[str]) -> list[str]:
-        """What sys.path is if it was this before the imports."""
+        """Return sys.path after the imports, if it was `path` before them."""
         first, last = self._path
         return [*first, *path, *(folder for folder in last if folder not in path)]
 
@@ -155,7 +153,7 @@ class Preload:
 
 
 def _cwd() -> str:
-    """The current directory; "": it was removed."""
+    """Return the current directory; "" if it was removed."""
     try:
         return os.getcwd()
     except FileNotFoundError:
@@ -165,13 +163,17 @@ def _cwd() -> str:
 def _flush() -> None:
     """Write out what the imports have printed: each fork would, too."""
     for stream in (sys.stdout, sys.stderr):
-        with suppress(AttributeError, ValueError, OSError):  # None, closed, or nobody reads it
+        try:
             stream.flush()
+        except (AttributeError, ValueError, OSError):  # None, closed, or nobody reads it
+            continue
+    import ctypes
+
     ctypes.CDLL(None).fflush(None)  # what was printed in C
 
 
 def _added(before: list[str], after: list[str]) -> tuple[list[str], list[str]]:
-    """What was put before the first entry that was there, and what after it."""
+    """Return the entries added before the first old entry, and those added after it."""
     known = set(before)
     first = next((at for at, folder in enumerate(after) if folder in known), len(after))
     return after[:first], [folder for folder in after[first:] if folder not in known]
@@ -181,6 +183,10 @@ def _find_blas() -> list[Any]:
     names = ("scipy_openblas_set_num_threads64_", "scipy_openblas_set_num_threads", "openblas_set_num_threads")
     with open("/proc/self/maps") as maps:
         paths = {line.split()[-1] for line in maps if "openblas" in line}
+    if not paths:
+        return []
+    import ctypes
+
     libraries = [ctypes.CDLL(path) for path in paths]
     return [getattr(library, name) for library in libraries for name in names if hasattr(library, name)]
 
@@ -189,16 +195,17 @@ _not_ours: list[object] = []  # to free it would take longer than all else here
 
 
 def _disown() -> None:
-    """What the imports have left of processes and objects to finalize is the zygote's."""
+    """Forget the processes and the objects to finalize that the imports left: they are the zygote's."""
     if processes := sys.modules.get("multiprocessing.process"):
         processes._children = set()  # type: ignore[attr-defined]  # multiprocessing's forks do so, too
-    _not_ours.append(weakref.finalize._registry)  # type: ignore[attr-defined]
-    weakref.finalize._registry = {}  # type: ignore[attr-defined]
-    weakref.finalize._registered_with_atexit = False  # type: ignore[attr-defined]
+    if weakref := sys.modules.get("weakref"):
+        _not_ours.append(weakref.finalize._registry)
+        weakref.finalize._registry = {}
+        weakref.finalize._registered_with_atexit = False
 
 
 def _renew_main_thread() -> None:
-    """The number of a fork's main thread is its own, which `threading` does not note in each version."""
+    """Set the number of a fork's main thread, which `threading` does not do in each version."""
     threading = sys.modules.get("threading")
     if threading is not None and hasattr(threading.Thread, "_set_native_id"):
         threading.main_thread()._set_native_id()
@@ -229,7 +236,7 @@ class _ExitWatch:
         atexit.register = self._register
 
     def disown(self) -> None:
-        """In a fork."""
+        """Drop those calls, in a fork."""
         if self._is_first:
             atexit._clear()
         for function in self._registered:
@@ -245,15 +252,23 @@ class _ExitWatch:
 
 
 def find_threads() -> list[str]:
-    """Return the names of the threads of this process, the main one's first."""
+    """Return the names of the threads of this process without the main one: Python's names, else the kernel's."""
+    threading = sys.modules.get("threading")
+    names = {} if threading is None else {thread.native_id: thread.name for thread in threading.enumerate()}
     found = []
-    for thread in sorted(os.listdir("/proc/self/task"), key=int):
+    for thread in sorted(set(map(int, os.listdir("/proc/self/task"))) - {os.getpid()}):
         try:
             with open(f"/proc/self/task/{thread}/comm") as file:
-                found.append(file.read().rstrip("\n"))
-        except OSError:  # it has ended
+                found.append(names.get(thread) or file.read().rstrip("\n"))
+        except OSError:  # it is gone
             continue
     return found
+
+
+def threads_text(names: Sequence[str]) -> str:
+    """Return `2 threads of the imports still run (Thread-1, pool)`."""
+    count, shown = len(names), ", ".join(sorted(set(names))[:_MOST_THREADS])
+    return f"{count} thread{'s' * (count > 1)} of the imports still run{'s' * (count == 1)} ({shown})"
 
 
 def find_device() -> str:
@@ -376,11 +391,11 @@ class _PythonRandom:
         self._state: Any = None
 
     def begin(self, module: ModuleType) -> None:
-        """It was imported."""
+        """Note the state after its import."""
         self._state = module.getstate()
 
     def end(self) -> None:
-        """All imports are done: keep the state only if one of them has seeded it."""
+        """Keep the state after all imports, but only if one of them seeded it."""
         if self._state is None:
             return
         random = sys.modules["random"]
@@ -391,7 +406,7 @@ class _PythonRandom:
         self._state = None if is_drawn else state
 
     def renew(self, module: ModuleType) -> None:
-        """In a fork."""
+        """Restore the kept state, in a fork."""
         if self._state is not None:
             module.setstate(self._state)
 
@@ -404,11 +419,11 @@ class _NumpyRandom:
         self._is_seeded = False
 
     def begin(self, module: ModuleType) -> None:
-        """It was imported."""
+        """Note the state after its import."""
         self._state = module.get_state()
 
     def end(self) -> None:
-        """All imports are done."""
+        """Find, after all imports, whether one of them seeded it."""
         if self._state is None:
             return
         numpy = sys.modules["numpy.random"]
@@ -423,7 +438,7 @@ class _NumpyRandom:
         )
 
     def renew(self, module: ModuleType) -> None:
-        """In a fork."""
+        """Seed it anew in a fork, unless the imports seeded it."""
         if not self._is_seeded:
             module.seed()
 
@@ -437,16 +452,16 @@ class _TorchRandom:
         self._is_seeded = False
 
     def begin(self, module: ModuleType) -> None:
-        """It was imported."""
+        """Note the seed after its import."""
         if hasattr(module, "default_generator"):  # else it is another torch
             self._seed = module.initial_seed()
 
     def end(self) -> None:
-        """All imports are done."""
+        """Find, after all imports, whether one of them seeded it."""
         self._is_seeded = self._seed is None or sys.modules["torch"].initial_seed() != self._seed
 
     def renew(self, module: ModuleType) -> None:
-        """In a fork."""
+        """Seed it anew in a fork, unless the imports seeded it."""
         if not self._is_seeded:
             module.default_generator.seed()  # not torch.seed(), which would seed what devices will have, too
 
@@ -455,7 +470,7 @@ _GENERATORS: dict[str, Any] = {"random": _PythonRandom, "numpy.random": _NumpyRa
 
 
 def _is_reached(after: Sequence[int], key: Callable[[], Sequence[int]], draw_block: Callable[[], object]) -> bool:
-    """Whether the state of a Mersenne twister comes by drawing from another one, and not by a seed."""
+    """Return whether drawing from another Mersenne twister leads to this state, without a new seed."""
     for _ in range(_DRAWN):
         if key() == after:
             return True

@@ -58,7 +58,7 @@ def _imports(body: Sequence[ast.stmt], path: list[str], own: list[str]) -> Itera
 
 
 def _place(name: str, path: list[str], own: list[str]) -> str:
-    """Where a module is: of Python, of site-packages, or the user's own."""
+    """Return where a module is: of Python, of site-packages, or the user's own."""
     if name in sys.builtin_module_names:
         return "python"
     spec = PathFinder.find_spec(name, path)
@@ -80,7 +80,7 @@ def _site_folders() -> list[str]:
 
 
 def _module_name(words: Sequence[str]) -> str:
-    """The name behind -m among the words of a python command."""
+    """Return the name behind -m among the words of a python command."""
     rest = list(words[1:])
     while rest:
         word = rest.pop(0)
@@ -98,7 +98,7 @@ def _module_name(words: Sequence[str]) -> str:
 
 
 def _module_path(name: str, path: list[str]) -> str:
-    """The file of a module; no package is imported for it. "": it is not found."""
+    """Return the file of a module, without an import of its package; "" if it is not found."""
     parts, origin = name.split("."), ""
     for at in range(len(parts)):
         spec = PathFinder.find_spec(".".join(parts[: at + 1]), path)

@@ -7,7 +7,14 @@ rank really is, and only that may name it.
 from __future__ import annotations
 
 from infini_run.record import replace
-from infini_run.report.hang_snapshot import main_frames, waits_in, without_line
+from infini_run.report.hang_snapshot import (
+    MAIN_THREAD,
+    main_frames,
+    other_threads,
+    telling_thread,
+    waits_in,
+    without_line,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,16 +37,34 @@ def agreed(first: HangSnapshot, second: HangSnapshot, cpu_s: float | None) -> Ha
     apart_s = second.time_s - first.time_s
     both = place_of(first), place_of(second)
     frames = common_frames(both[0].frames, both[1].frames)
-    is_readable = bool(frames) or not any(process.is_python for process in second.processes)
+    is_unread = not (first.python or second.python)  # there is only what the kernel says
+    is_readable = bool(frames) or is_unread or not any(process.is_python for process in second.processes)
     state = both[0].state if both[0].state == both[1].state else ""
     return replace(
         second,
         is_sure=is_readable or state in ("T", "D"),
         frames=frames,
+        beside=_beside(first, second),
         wait=both[0].wait if both[0].wait == both[1].wait else "",
         state=state,
         cpu=None if cpu_s is None or apart_s <= 0 else max(0.0, cpu_s / apart_s),
     )
+
+
+def _beside(first: HangSnapshot, second: HangSnapshot) -> tuple[str, ...]:
+    """Return the frames of the other threads that both looks have, as HangSnapshot has them: of each rank in the same
+    order."""
+    before, after = _threads_beside(first), _threads_beside(second)
+    return tuple(
+        frame
+        for frames in sorted(common_frames(before[tid], after[tid]) for tid in before if tid in after)
+        for frame in frames
+    )
+
+
+def _threads_beside(snapshot: HangSnapshot) -> dict[str, tuple[str, ...]]:
+    python = next((process for process in snapshot.processes if process.is_python), None)
+    return {} if python is None else other_threads(_text_of(python.pid, snapshot.python))
 
 
 def place_of(snapshot: HangSnapshot) -> HangSnapshot:
@@ -56,9 +81,13 @@ def place_of(snapshot: HangSnapshot) -> HangSnapshot:
 
 
 def _frames_of(pid: int, texts: Sequence[str]) -> tuple[str, ...]:
-    """The frames of that process, as far as py-spy has written any."""
-    text = next((text for text in texts if text.startswith(f"Process {pid}:")), "")
+    """Return the frames of that process, as far as py-spy has written any."""
+    text = _text_of(pid, texts)
     return tuple(main_frames(text)) if text else ()
+
+
+def _text_of(pid: int, texts: Sequence[str]) -> str:
+    return next((text for text in texts if text.startswith(f"Process {pid}:")), "")
 
 
 def common_frames(first: Sequence[str], second: Sequence[str]) -> tuple[str, ...]:
@@ -74,8 +103,14 @@ def common_frames(first: Sequence[str], second: Sequence[str]) -> tuple[str, ...
     return tuple(reversed(shared))
 
 
-def is_at_rest(first: ProcessSnapshot, second: ProcessSnapshot) -> bool:
-    """Return whether the main thread is in the same system call with the same stack: so its Python frames are the
-    same, too, and need not be read again (proc_pid_syscall(5))."""
-    before, after = (process.threads[0].syscall if process.threads else "" for process in (first, second))
+def is_at_rest(first: ProcessSnapshot, second: ProcessSnapshot, text: str) -> bool:
+    """Return whether the thread that shows where a process is, by the first look's text, is in the same system call
+    with the same stack: so its Python frames are the same, too, and need not be read again (proc_pid_syscall(5))."""
+    before, after = _telling_call(first, text), _telling_call(second, text)
     return before == after and len(before.split()) > 2
+
+
+def _telling_call(process: ProcessSnapshot, text: str) -> str:
+    head = next(iter(telling_thread(text)), "")
+    number = str(process.pid) if MAIN_THREAD in head else "".join(head.split()[1:2])
+    return next((thread.syscall for thread in process.threads if str(thread.tid) == number), "")

@@ -1,12 +1,14 @@
 """When one rank counts as hung, and when to check it next. Pure: times and CPU seconds come in.
 
 A rank that has sent WATCHDOG=1 once hangs if the next one does not come in time, even if it computes: a watchdog also
-finds livelocks. Any other rank hangs if it writes nothing and uses no CPU. A rank that the launcher or a debugger has
-suspended does not hang.
+finds livelocks. Any other rank hangs if it writes nothing and uses no CPU. Where its output does not come to the
+launcher, the kernel's count of what it wrote stands for it (decision 0095). A rank that the launcher or a debugger
+has suspended does not hang.
 """
 
 from __future__ import annotations
 
+from infini_run.report.hang_snapshot import TRIGGERED
 from infini_run.report.text import duration_text
 
 _IDLE = 0.01  # of one CPU: threads of libraries keep using a little in a rank that hangs
@@ -16,8 +18,8 @@ _TICK_S = 0.01  # the kernel's unit of CPU time (USER_HZ); one of them may be a 
 class HangDetector:
     """The signs of life of one rank. Times are seconds of one clock; CPU times count from the rank's start.
 
-    CPU use is known only between two checks, and a check follows a silence of `timeout_s`. So a hang is found between
-    one and two timeouts after it began.
+    CPU use and the kernel's count are known only between two checks, and a check follows a silence of `timeout_s`.
+    So a hang is found between one and two timeouts after it began.
 
     Args:
         timeout_s: The longest silence in seconds.
@@ -29,6 +31,7 @@ class HangDetector:
         self._silence_since_s = start_s  # or since a later sign of life
         self._next_check_s = start_s + timeout_s  # at the earliest
         self._idle_since_s, self._idle_since_cpu_s = start_s, 0.0  # the check since which it has used almost no CPU
+        self._written, self._written_s = 0, 0.0  # the kernel's count, and the check that last saw it changed
         self._reported_s = 0.0  # when it was last reported as hung; 0: it is not
 
     def deadline_s(self, output_s: float, ping_s: float) -> float:
@@ -43,6 +46,30 @@ class HangDetector:
     def _last_sign_s(self, output_s: float, ping_s: float) -> float:
         return max(self._silence_since_s, ping_s or output_s)
 
+    @property
+    def idle_since_s(self) -> float:
+        """When the rank last used CPU, as far as checks have seen; its start: none has."""
+        return self._idle_since_s
+
+    @property
+    def written_s(self) -> float:
+        """When the kernel's count changed last, as far as checks have seen; 0: it did not."""
+        return self._written_s
+
+    def note_written(self, now_s: float, written: int | None) -> None:
+        """Record what the rank has written. Less than before also counts, as for CPU time.
+
+        Args:
+            now_s: The time.
+            written: The kernel's count of bytes. None: it is not known.
+        """
+        if written is not None and written != self._written:
+            self._written, self._written_s = written, now_s
+
+    def skip_written(self, written: int | None) -> None:
+        """Take the kernel's count as it is now: what the rank wrote until now is no sign of life."""
+        self._written = self._written if written is None else written
+
     def refresh(self, now_s: float) -> None:
         """Count silence from now: until now every rank was suspended."""
         self._silence_since_s = now_s
@@ -55,6 +82,7 @@ class HangDetector:
         cpu_s: float | None,
         is_suspended: bool,
         reads_output: bool,
+        written: int | None = None,
     ) -> str:
         """Decide whether the rank hangs. Each silence is reported once.
 
@@ -65,11 +93,13 @@ class HangDetector:
             cpu_s: The CPU time that its processes have used, in seconds. None: it is not known.
             is_suspended: The launcher or a debugger has suspended the rank.
             reads_output: All of its output comes to the launcher.
+            written: As for `note_written`, if the output does not come to the launcher.
 
         Returns:
             The reason. Empty: it does not hang, or this silence was reported before.
         """
-        since_s = self._last_sign_s(output_s, ping_s)
+        self.note_written(now_s, written)
+        since_s = self._last_sign_s(max(output_s, self._written_s), ping_s)
         self._next_check_s = now_s + self._timeout_s
         if since_s > self._reported_s:
             self._reported_s = 0.0
@@ -77,14 +107,14 @@ class HangDetector:
             self._silence_since_s = now_s
             return ""
         if not ping_s:
-            if cpu_s is None or self._has_worked(now_s, cpu_s):
+            if cpu_s is None or self._has_worked(now_s, cpu_s) or self._written_s == now_s:
                 return ""
             since_s = max(since_s, self._idle_since_s)
-        return self._report(now_s, _reason(now_s - since_s, bool(ping_s), reads_output))
+        return self._report(now_s, f"{_missing(ping_s, reads_output, written)} for {duration_text(now_s - since_s)}")
 
     def _has_worked(self, now_s: float, cpu_s: float) -> bool:
-        """Whether it has used CPU since the last check. Less than before counts, too: a child that ended and was not
-        waited for takes its CPU time with it."""
+        """Return whether it has used CPU since the last check. Less than before also counts: a child that ended and
+        was not waited for takes its CPU time with it."""
         if abs(cpu_s - self._idle_since_cpu_s) <= max(_TICK_S * 1.5, self._timeout_s * _IDLE):
             return False
         self._idle_since_s, self._idle_since_cpu_s, self._reported_s = now_s, cpu_s, 0.0
@@ -94,7 +124,7 @@ class HangDetector:
         """Report the rank as hung because it sent WATCHDOG=trigger. Return the reason, as `check` does."""
         if output_s > self._reported_s:
             self._reported_s = 0.0
-        return self._report(now_s, "it sent WATCHDOG=trigger")
+        return self._report(now_s, TRIGGERED)
 
     def note_report(self, now_s: float) -> None:
         """Count the silence until now as reported: another node's rank was, and this one was inspected with it."""
@@ -108,9 +138,10 @@ class HangDetector:
 
     def has_come_back(self, last_sign_s: float) -> bool:
         """Return whether a sign of life was seen since the rank was reported as hung."""
-        return last_sign_s > self._reported_s > 0
+        return max(last_sign_s, self._written_s) > self._reported_s > 0
 
 
-def _reason(silent_s: float, pings: bool, reads_output: bool) -> str:
-    missing = "no WATCHDOG=1" if pings else "no output and no CPU used" if reads_output else "no CPU used"
-    return f"{missing} for {duration_text(silent_s)}"
+def _missing(ping_s: float, reads_output: bool, written: int | None) -> str:
+    if ping_s or reads_output:
+        return "no WATCHDOG=1" if ping_s else "no output and no CPU used"
+    return "no CPU used" if written is None else "no writes and no CPU used"

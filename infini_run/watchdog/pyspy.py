@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from infini_run.core.group import ProcessState
 
 LIMIT_S = 10.0  # for all of them
-_MAX_CONCURRENT = 4
 _MAX_DUMP = 16384  # bytes
 
 
@@ -46,6 +45,7 @@ class StackDumps:
         entry: The entry of the ranks' group. None: a host program's.
         environ: The environment of py-spy.
         now_s: The time; the limit counts from it.
+        most: How many run at a time.
     """
 
     def __init__(
@@ -57,16 +57,18 @@ class StackDumps:
         entry: ProcessState | None,
         environ: Mapping[str, str],
         now_s: float,
+        most: int,
     ) -> None:
         self.texts: dict[int, str] = {}
         self.notes: dict[int, str] = {}
         self.deadline_s = now_s + LIMIT_S
         self._program = program
         self._waiting = list(reversed(processes))
-        self._runs: dict[int, _PySpyRun] = {}
+        self._runs: dict[int, GuestRun] = {}
         self._ranks = ranks
         self._entry = entry
         self._environ = environ
+        self._most = most
 
     @property
     def done(self) -> bool:
@@ -84,7 +86,7 @@ class StackDumps:
         for pid, run in list(self._runs.items()):
             if run.poll():
                 self._finish(pid, run)
-        while self._waiting and len(self._runs) < _MAX_CONCURRENT:
+        while self._waiting and len(self._runs) < self._most:
             self._start(*self._waiting.pop())
 
     def finish_early(self, why: str) -> None:
@@ -103,17 +105,17 @@ class StackDumps:
             self._close_run(self._runs.popitem()[1])
 
     def _start(self, pid: int, computes: bool) -> None:
-        run = None
+        way = () if computes else ("--nonblocking",)
+        words = (self._program, "dump", "--pid", str(pid), *way)
         try:
-            run = _PySpyRun(self._program, pid, computes, self._entry, self._environ)
-            self._runs[pid] = run
+            run = self._runs[pid] = GuestRun("py-spy", words, self._entry, self._environ)
             if self._entry is not None and run.pid:
                 self._ranks.spare(run.pid)
         except StartError as error:
             self.notes[pid] = f"py-spy cannot be started: {error.step}: {error}"
 
-    def _finish(self, pid: int, run: _PySpyRun) -> None:
-        text = run.text()
+    def _finish(self, pid: int, run: GuestRun) -> None:
+        text = run.text(_MAX_DUMP)
         if "\nThread " in text:
             self.texts[pid] = text
         else:
@@ -121,29 +123,36 @@ class StackDumps:
             self.notes.setdefault(pid, run.failure or f"py-spy: {error or 'it printed nothing'}")
         self._close_run(self._runs.pop(pid))
 
-    def _close_run(self, run: _PySpyRun) -> None:
+    def _close_run(self, run: GuestRun) -> None:
         run.close()
         if self._entry is not None and run.pid:
             self._ranks.spare(run.pid, False)
 
 
-class _PySpyRun:
-    """One py-spy, which writes into a file without a name (memfd_create(2))."""
+class GuestRun:
+    """A program that looks at ranks. It writes into a file without a name (memfd_create(2)).
+
+    Args:
+        name: Of the program, for messages.
+        words: The program, which starts no other process, and its arguments.
+        entry: The entry of the ranks' group. None: a host program's.
+        environ: The environment of the program.
+    """
 
     def __init__(
-        self, program: str, pid: int, computes: bool, entry: ProcessState | None, environ: Mapping[str, str]
+        self, name: str, words: Sequence[str], entry: ProcessState | None, environ: Mapping[str, str]
     ) -> None:
         self.pid = 0
         self.failure = ""
-        marker = f"{MARKER_VARIABLE}=pyspy-{os.urandom(6).hex()}"
-        base = [os.fsencode(f"{name}={value}") for name, value in environ.items() if name != MARKER_VARIABLE]
-        way = () if computes else ("--nonblocking",)
-        words = [os.fsencode(word) for word in (program, "dump", "--pid", str(pid), *way)]
-        spec = SpawnSpec(0, words[0], words, [os.fsencode(marker)])
+        self._name = name
+        marker = f"{MARKER_VARIABLE}=guest-{os.urandom(6).hex()}"
+        base = [os.fsencode(f"{key}={value}") for key, value in environ.items() if key != MARKER_VARIABLE]
+        argv = [os.fsencode(word) for word in words]
+        spec = SpawnSpec(0, argv[0], argv, [os.fsencode(marker)])
         spec.dies_with_us = entry is not None  # in a host program the thread that started it may end before it
         self._out = self._null = -1
         try:
-            self._out = _above_stdio(os.memfd_create("py-spy"))
+            self._out = _above_stdio(os.memfd_create(name))
             self._null = _above_stdio(os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC))
         except OSError as error:
             self._close_files()
@@ -152,7 +161,7 @@ class _PySpyRun:
         try:
             self.group = Group(
                 1,
-                mark=os.fsencode(marker),
+                mark=b"",  # it starts no process: there is nothing to look for in /proc
                 grace_s=0.0,
                 stop_signal=SIGTERM,
                 stop_scope="group",
@@ -176,11 +185,12 @@ class _PySpyRun:
             if event.kind == "started":
                 self.pid = event.pid
             if event.kind == "start_failed":
-                self.failure = f"py-spy cannot be started: {STEPS[event.code]}: {os.strerror(event.signal)}"
+                self.failure = f"{self._name} cannot be started: {STEPS[event.code]}: {os.strerror(event.signal)}"
         return self.group.ended
 
-    def text(self) -> str:
-        return os.pread(self._out, _MAX_DUMP, 0).decode("utf-8", "replace")
+    def text(self, most: int) -> str:
+        """Return what it has written, the first `most` bytes."""
+        return os.pread(self._out, most, 0).decode("utf-8", "replace")
 
     def close(self) -> None:
         self.group.close()

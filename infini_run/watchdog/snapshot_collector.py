@@ -9,11 +9,12 @@ import os
 import time
 
 from infini_run.record import record, replace
-from infini_run.report.hang_snapshot import HangSnapshot
+from infini_run.report.hang_snapshot import LOOK_S, HangSnapshot, waits_in
 from infini_run.system.procfs import ProcessTable, snapshot_processes
 from infini_run.system.secure_files import append_text
 from infini_run.watchdog.agreement import agreed, is_at_rest, place_of
 from infini_run.watchdog.pyspy import StackDumps, find_pyspy
+from infini_run.watchdog.torch_recorder import RecordReader
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 AGREE_S = 2.0  # between two looks at a rank
 _MAX_RANKS = 256  # those that hang first
+_PYSPIES, _MOST_PYSPIES = 4, 16  # that run at a time; before a stop one per CPU
 _MAX_PYTHONS = 4  # processes of one rank
 
 
@@ -37,6 +39,7 @@ class RankToInspect:
         pid: Its process.
         kind: As in HangSnapshot.
         why: As in HangSnapshot.
+        program, program_rank: As in Exit.
     """
 
     index: int
@@ -44,12 +47,15 @@ class RankToInspect:
     pid: int
     kind: str
     why: str
+    program: str = ""
+    program_rank: int = 0
 
 
 class SnapshotCollector:
     """Makes the `snapshots`. Call `poll` until it is `done`, waiting between two calls for `fds` or `deadline_s`.
 
     With a rank that hangs there are two looks at all ranks, and the snapshots have what both agree on (agreement.py).
+    Before a stop there is one, within LOOK_S.
 
     Args:
         subjects: The ranks.
@@ -60,6 +66,9 @@ class SnapshotCollector:
         folder: The folder for the files of the snapshots. Empty: no files.
         finding: The number of the hang.
         is_asked: A rank elsewhere hangs, whether one does here or not.
+        until_s: When the look ends, complete or not: time.monotonic(). None: it is not before a stop.
+        sees: False: look at nothing, and only name the ranks that hang or are late.
+        recorder: The prefixes of the pipes and dumps of torch's Flight Recorder. None: it is not asked.
     """
 
     def __init__(
@@ -73,11 +82,17 @@ class SnapshotCollector:
         folder: str,
         finding: int = 1,
         is_asked: bool = False,
+        until_s: float | None = None,
+        sees: bool = True,
+        recorder: tuple[str, str] | None = None,
     ) -> None:
         self.snapshots: list[HangSnapshot] = []
-        self._subjects = subjects[:_MAX_RANKS]
+        self._subjects = subjects[:_MAX_RANKS] if sees else [subject for subject in subjects if subject.kind]
+        self._sees = sees
         self._finding = finding
-        self._is_asked = is_asked
+        self._until_s = until_s
+        self.is_before_stop = until_s is not None
+        self.done = False  # all snapshots are complete
         self._group = group
         self._entry = entry
         self._environ = environ
@@ -85,38 +100,68 @@ class SnapshotCollector:
         self._round = self._first = self._make_round(table, {})
         self._again_s = 0.0  # when the second look is due; 0: the first one is not complete
         self._early_reason = ""
+        hangs = is_asked or any(subject.kind == "hung" for subject in self._subjects)
+        self._is_repeated = hangs and sees and not self.is_before_stop
+        self._records: RecordReader | None = None
+        if self._is_repeated and recorder is not None:
+            ranks = [subject.rank for subject in self._subjects]
+            self._records = RecordReader(
+                recorder, ranks, group=group, entry=entry, environ=environ, now_s=time.monotonic()
+            )
 
     def _make_round(self, table: ProcessTable, known: Mapping[int, HangSnapshot]) -> _SnapshotRound:
-        return _SnapshotRound(self._subjects, table, known, self._group, self._entry, self._environ, self._folder)
-
-    @property
-    def done(self) -> bool:
-        """Whether all snapshots are complete."""
-        return bool(self.snapshots)
+        return _SnapshotRound(
+            self._subjects,
+            table,
+            known,
+            self._group,
+            self._entry,
+            self._environ,
+            self._folder,
+            is_short=self.is_before_stop,
+            sees=self._sees,
+        )
 
     @property
     def deadline_s(self) -> float:
         """When `poll` is due although no descriptor can be read: time.monotonic(). 0: at once."""
-        return self._again_s or (0.0 if self._round.done else self._round.deadline_s)
+        if self._waits_for_records:
+            return self._records.deadline_s if self._records is not None else 0.0
+        due_s = self._again_s or (0.0 if self._round.done else self._round.deadline_s)
+        return due_s if self._until_s is None else min(due_s, self._until_s)
+
+    @property
+    def _waits_for_records(self) -> bool:
+        """Whether all else is complete."""
+        is_last = self._round is not self._first or not self._is_repeated or bool(self._early_reason)
+        return is_last and self._round.done and self._records is not None and not self._records.done
 
     def fds(self) -> list[int]:
         """Return descriptors that are readable when `poll` has something to do."""
-        return self._round.fds()
+        return [*self._round.fds(), *(() if self._records is None else self._records.fds())]
 
     def poll(self, now_s: float) -> None:
         """Make the next snapshot, or serve py-spy. Never blocks."""
+        if self._records is not None:
+            self._records.poll(now_s)
         if now_s < self._again_s:
             return
+        if self._until_s is not None and now_s >= self._until_s:
+            self._until_s = float("inf")
+            self.finish_early(f"py-spy took longer than {LOOK_S:g} s")
         if self._again_s:
             self._again_s, self._round = 0.0, self._make_round(ProcessTable(), self._first.by_rank)
         self._round.poll(now_s)
-        if not self._round.done:
+        if not self._round.done or self._waits_for_records:
             return
-        hangs = self._is_asked or any(subject.kind == "hung" for subject in self._subjects)
-        if self._round is self._first and hangs and not self._early_reason:
+        if self._round is self._first and self._is_repeated and not self._early_reason:
             self._again_s = self._first.taken_s + AGREE_S
         else:
-            self.snapshots = [replace(shot, finding=self._finding) for shot in self._agreed()]
+            records = {} if self._records is None else self._records.records
+            self.snapshots = [
+                replace(shot, finding=self._finding, records=records.get(shot.rank, ())) for shot in self._agreed()
+            ]
+            self.done = True
 
     def _agreed(self) -> list[HangSnapshot]:
         if self._round is self._first:
@@ -126,15 +171,23 @@ class SnapshotCollector:
             for shot in self._round.snapshots
         ]
 
+    def unfinished(self) -> list[HangSnapshot]:
+        """Return what there is, if it is not `done`."""
+        return [place_of(shot) for shot in self._first.with_stacks()]
+
     def finish_early(self, why: str) -> None:
         """Make no more snapshots than those of ranks that hang or are late, without Python stacks."""
         self._early_reason = why
         if self._round is not self._first or self._again_s:
             self._round, self._again_s = self._first, 0.0
         self._round.finish_early(why)
+        if self._records is not None:
+            self._records.finish_early()
 
     def close(self) -> None:
         """Kill and reap every py-spy."""
+        if self._records is not None:
+            self._records.close()
         for look in (self._first, self._round):
             look.close()
 
@@ -149,6 +202,8 @@ class _SnapshotRound:
 
     Args:
         known: The snapshots of the look before, by rank: a Python that has not moved is not read again.
+        is_short: There may be no time for all Python stacks: those of ranks that wait in a rare place come first.
+        sees: As for SnapshotCollector.
     """
 
     def __init__(
@@ -160,6 +215,9 @@ class _SnapshotRound:
         entry: ProcessState | None,
         environ: Mapping[str, str],
         folder: str,
+        *,
+        is_short: bool,
+        sees: bool,
     ) -> None:
         self.snapshots: list[HangSnapshot] = []
         self.cpu_s: dict[int, float | None] = {}  # by rank
@@ -171,6 +229,8 @@ class _SnapshotRound:
         self._entry = entry
         self._environ = environ
         self._folder = folder
+        self._is_short = is_short
+        self._sees = sees
         self._host = os.uname().nodename
         self._dumps: StackDumps | None = None
         self._early_reason = ""
@@ -203,7 +263,7 @@ class _SnapshotRound:
             self._dumps = self._start_dumps(now_s)
         self._dumps.poll(now_s)
         if self.done:
-            self.snapshots = [self._with_stacks(snapshot, self._dumps) for snapshot in self.snapshots]
+            self.snapshots = self.with_stacks()
 
     def finish_early(self, why: str) -> None:
         self._early_reason = why
@@ -225,9 +285,15 @@ class _SnapshotRound:
             kind=subject.kind,
             why=subject.why,
             status=self._group.status(subject.index).decode("utf-8", "replace"),
-            processes=snapshot_processes(self._table.tree(subject.pid)),
-            file=f"{self._folder}/hang_{subject.rank}.txt" if self._folder else "",
+            processes=snapshot_processes(self._table.tree(subject.pid)) if self._sees else (),
+            file=self._file(subject.rank),
+            program=subject.program,
+            program_rank=subject.program_rank,
         )
+
+    def _file(self, rank: int) -> str:
+        name = "stacks" if self._is_short else "hang"
+        return f"{self._folder}/{name}_{rank}.txt" if self._folder and self._sees else ""
 
     def _start_dumps(self, now_s: float) -> StackDumps:
         program = find_pyspy(self._environ)
@@ -239,6 +305,8 @@ class _SnapshotRound:
         for snapshot in self.snapshots:
             self._keep(snapshot)
         found = [process for snapshot in self.snapshots for process in _pythons(snapshot)] if program else []
+        if self._is_short:
+            found = _rare_first(found)
         dumps = StackDumps(
             program,
             [(process.pid, process.state == "R") for process in found if process.pid not in self._kept],
@@ -246,6 +314,7 @@ class _SnapshotRound:
             entry=self._entry,
             environ=self._environ,
             now_s=now_s,
+            most=min(max(_PYSPIES, len(os.sched_getaffinity(0))), _MOST_PYSPIES) if self._is_short else _PYSPIES,
         )
         if self._early_reason:
             dumps.finish_early(self._early_reason)
@@ -256,10 +325,15 @@ class _SnapshotRound:
         known = self._known.get(snapshot.rank)
         before = {} if known is None else {process.pid: process for process in known.processes}
         for process in _pythons(snapshot):
-            if process.pid in before and is_at_rest(before[process.pid], process):
-                text = next((t for t in known.python if t.startswith(f"Process {process.pid}:")), "") if known else ""
-                if text:
-                    self._kept[process.pid] = text
+            text = next((t for t in known.python if t.startswith(f"Process {process.pid}:")), "") if known else ""
+            if text and process.pid in before and is_at_rest(before[process.pid], process, text):
+                self._kept[process.pid] = text
+
+    def with_stacks(self) -> list[HangSnapshot]:
+        """Return the snapshots with the Python stacks that are complete."""
+        if self._dumps is None:
+            return self.snapshots
+        return [self._with_stacks(snapshot, self._dumps) for snapshot in self.snapshots]
 
     def _with_stacks(self, snapshot: HangSnapshot, dumps: StackDumps) -> HangSnapshot:
         pids = [process.pid for process in _pythons(snapshot)]
@@ -274,6 +348,13 @@ class _SnapshotRound:
 
 def _pythons(snapshot: HangSnapshot) -> list[ProcessSnapshot]:
     return [process for process in snapshot.processes if process.is_python][:_MAX_PYTHONS]
+
+
+def _rare_first(processes: Sequence[ProcessSnapshot]) -> list[ProcessSnapshot]:
+    """Return the processes, those whose main thread waits where few others do first."""
+    waits = [waits_in(process) for process in processes]
+    counts = {wait: waits.count(wait) for wait in waits}
+    return [processes[at] for at in sorted(range(len(processes)), key=lambda at: counts[waits[at]])]
 
 
 def write_snapshots(snapshots: Sequence[HangSnapshot]) -> tuple[tuple[HangSnapshot, ...], str]:

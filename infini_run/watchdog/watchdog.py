@@ -9,54 +9,65 @@ import os
 import time
 
 from infini_run.core.group import Event
-from infini_run.record import record
-from infini_run.report.hang_snapshot import NO_PROGRESS
+from infini_run.plan.model import reads_output
+from infini_run.record import record, replace
+from infini_run.report.hang_snapshot import AT_TERMINAL, BEFORE_STOP, LOOK_S, NO_PROGRESS, STOP_S, SUSPENDED
 from infini_run.report.text import duration_text
 from infini_run.system.procfs import ProcessTable
 from infini_run.system.signal_numbers import SIGCONT, SIGSTOP, SIGTSTP
+from infini_run.watchdog.gpu_reading import GpuReading
 from infini_run.watchdog.hang_detector import HangDetector
 from infini_run.watchdog.snapshot_collector import RankToInspect, SnapshotCollector, write_snapshots
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import Any
 
     from infini_run.core.group import Group, ProcessState
     from infini_run.options.options import Options
     from infini_run.plan.model import Plan, Worker
     from infini_run.report.hang_snapshot import HangSnapshot
 
+_IDLE = 0.01  # of a CPU: a rank that uses less has stopped to use it
 _GATHER = 0.05  # of a timeout: ranks that fall silent one after the other are checked together
 
 
 @record
 class HangFinding:
-    """The result of a missed deadline.
+    """The result of a missed deadline, or of a look before a stop.
 
     Attributes:
         snapshots: Those of ranks that hang or are late come first.
         ranks_to_stop: The ranks because of which the job is to be stopped.
         problem: Why a file could not be written. Empty: all were.
         events: An event for each rank that hangs or is late.
+        is_before_stop: The job is being stopped for another reason.
     """
 
     snapshots: tuple[HangSnapshot, ...]
     ranks_to_stop: tuple[int, ...]
     problem: str
     events: list[Event]
+    is_before_stop: bool = False
 
 
 class _Rank:
     """A live rank. `ready`: it has sent READY=1, or there is no deadline for that."""
 
-    def __init__(self, index: int, worker: Worker, event: Event, options: Options) -> None:
+    def __init__(self, index: int, worker: Worker, event: Event, options: Options, *, is_awaited: bool) -> None:
         self.index = index
         self.worker = worker
         self.pid = event.pid
         self.start_s = event.time_ns / 1e9
-        self.ready = not options.ready_timeout_s
+        self.ready = not options.ready_timeout_s or not is_awaited
         self.detector = HangDetector(options.hang_timeout_s or float("inf"), self.start_s)
-        self.reads_output = worker.stdout.piped and worker.stderr.piped
+        self.reads_output = reads_output(worker)
+        self.written_at_look: int | None = None  # when a look because of a hang began
+
+    def written(self, table: ProcessTable) -> int | None:
+        """Return what the rank has written. None: its output comes to the launcher, or this is unknown."""
+        return None if self.reads_output else table.written(self.pid)
 
 
 class Watchdog:
@@ -70,6 +81,8 @@ class Watchdog:
         group: Its processes.
         entry: The state of this process at its start. None: a host program's.
         environ: The environment, for py-spy.
+        folder: The folder for files of snapshots. Empty: no files.
+        recorder: The prefixes of the pipes and dumps of torch's Flight Recorder. None: it cannot be asked.
     """
 
     def __init__(
@@ -80,23 +93,35 @@ class Watchdog:
         *,
         entry: ProcessState | None,
         environ: Mapping[str, str],
+        folder: str,
+        recorder: tuple[str, str] | None = None,
     ) -> None:
         self._plan = plan
         self._options = options
         self._group = group
         self._entry = entry
         self._environ = environ
-        self._folder = os.path.abspath(options.log_dir) if options.log_dir else ""  # the launcher changes to / later
+        self._folder = folder
+        self._recorder = recorder
         self._ranks: dict[int, _Rank] = {}
+        self._indexes = {worker.rank: index for index, worker in enumerate(plan.workers)}
+        self._awaited = {name for program in options.programs for name in program.after}  # all, if it is empty
         self._asking: set[int] = set()  # by index: ranks that have asked for the terminal
         self._suspended: set[int] = set()  # by index: ranks that the launcher has suspended
         self._reasons: dict[int, tuple[str, str]] = {}  # by index: kind and why, without a snapshot so far
         self._collector: SnapshotCollector | None = None
         self._findings = 0
+        self._gpus: GpuReading | None = None  # of the ranks that are looked at
+        self._progress: dict[int, tuple[int, float]] = {}  # by index: the highest PROGRESS=, and when it came
         self._is_asked = False  # for snapshots
+        self._is_look_due = self._has_looked = False  # before a stop
+        self._look_end_s = 0.0  # of that look
+        self._stop_due_s = float("inf")  # when to stop the job after a failure, whatever was seen until then
+        self._waits_for_head = False  # which stops all nodes at once
         self._progress_s = 0.0  # when PROGRESS= of a rank rose last; 0: never, or its standstill was reported
         self._due_s: float | None = None  # the next deadline, or one before it: signs of life only put them off
         self._stopping = False
+        self.on_look: Callable[[], None] | None = None  # called when a look begins because a rank here hangs
 
     # ---- the launch
 
@@ -105,7 +130,8 @@ class Watchdog:
         self._due_s = None if event.kind in ("started", "triggered") else self._due_s
         if event.kind == "started":
             worker = self._plan.workers[event.worker]
-            self._ranks[event.worker] = _Rank(event.worker, worker, event, self._options)
+            is_awaited = not self._awaited or worker.program in self._awaited
+            self._ranks[event.worker] = _Rank(event.worker, worker, event, self._options, is_awaited=is_awaited)
         elif event.kind == "exited":
             self._ranks.pop(event.worker, None)
         elif event.kind == "asks_terminal":
@@ -117,11 +143,30 @@ class Watchdog:
         elif event.worker in self._ranks:
             self._note(self._ranks[event.worker], event)
 
+    def drop(self, indexes: Sequence[int]) -> None:
+        """Watch some ranks no more: they are stopped, to restart."""
+        self._due_s = None
+        for index in indexes:
+            self._ranks.pop(index, None)
+            self._reasons.pop(index, None)
+            self._progress.pop(index, None)
+            self._asking.discard(index)
+            self._suspended.discard(index)
+        if not self._progress:
+            self._progress_s = 0.0
+
+    def note_up(self, program: str) -> None:
+        """Record that a program is ready by its port."""
+        for rank in self._ranks.values():
+            rank.ready = rank.ready or rank.worker.program == program
+        self._due_s = None
+
     def note_progress(self, event: Event) -> None:
         """Record that a rank has sent a higher PROGRESS= than before."""
         if not self._progress_s:
             self._due_s = None
         self._progress_s = event.time_ns / 1e9
+        self._progress[event.worker] = event.value, self._progress_s
 
     def _note(self, rank: _Rank, event: Event) -> None:
         if event.kind == "ready":
@@ -135,10 +180,43 @@ class Watchdog:
         """Make snapshots of all ranks: another node has a rank that hangs."""
         self._is_asked, self._due_s = self._collector is None, None
 
+    def look_before_stop(self, failed_s: float = 0.0, *, waits_for_head: bool) -> bool:
+        """Look at the ranks before they are stopped, if --snapshots=failure asks for it.
+
+        Args:
+            failed_s: When a rank of this node failed: `must_stop` says when to stop the job. 0: the head does.
+            waits_for_head: The head looks at other nodes, too, and stops all of them.
+
+        Returns:
+            Whether there is a look, or a wait for the head. False: nothing delays the stop.
+        """
+        if self._stopping or self._options.snapshots != "failure":
+            return False
+        if not self._has_looked and self._collector is None and self._ranks:
+            self._is_look_due, self._has_looked, self._due_s = True, True, None
+            self._look_end_s = (failed_s or time.monotonic()) + LOOK_S
+        if not failed_s or not (self._is_looking or waits_for_head):
+            return self._is_looking
+        self._stop_due_s = min(self._stop_due_s, failed_s + STOP_S)
+        self._waits_for_head = waits_for_head
+        return True
+
+    @property
+    def _is_looking(self) -> bool:
+        """Whether a look before a stop is not complete."""
+        return self._is_look_due or (self._collector is not None and self._collector.is_before_stop)
+
+    @property
+    def must_stop(self) -> bool:
+        """Whether a failure is to stop the job now: its time is up, or all was seen and no head looks elsewhere."""
+        if self._stop_due_s == float("inf"):
+            return False
+        return time.monotonic() >= self._stop_due_s or not (self._is_looking or self._waits_for_head)
+
     def stop(self) -> None:
         """Note that the ranks are being stopped: no deadline counts any more, and no snapshot delays the stop."""
         self._stopping = True
-        self._due_s = None
+        self._is_look_due, self._due_s, self._stop_due_s = False, None, float("inf")
         self._reasons.clear()
         if self._collector is not None:
             self._collector.finish_early("the job was being stopped")
@@ -171,7 +249,7 @@ class Watchdog:
     def timeout_s(self, asked_s: float | None) -> float | None:
         """Return the seconds until the next deadline, at most `asked_s`. None: there is no limit."""
         now_s = time.monotonic()
-        deadline_s = self._deadline_s(now_s)
+        deadline_s = min(self._deadline_s(now_s), self._stop_due_s)
         if deadline_s == float("inf"):
             return asked_s
         wait_s = max(0.0, deadline_s - now_s)
@@ -179,7 +257,8 @@ class Watchdog:
 
     def fds(self) -> list[int]:
         """Return descriptors that are readable when `run_due` has something to do."""
-        return [] if self._collector is None else self._collector.fds()
+        gpus = [] if self._gpus is None else self._gpus.fds()
+        return gpus if self._collector is None else [*self._collector.fds(), *gpus]
 
     def _deadline_s(self, now_s: float) -> float:
         if self._collector is not None:
@@ -189,7 +268,7 @@ class Watchdog:
         return self._due_s
 
     def _next_s(self) -> float:
-        if self._reasons or self._is_asked:
+        if self._reasons or self._is_asked or self._is_look_due:
             return 0.0
         if self._stopping:
             return float("inf")
@@ -223,14 +302,32 @@ class Watchdog:
         """
         now_s = time.monotonic()
         if self._collector is None and now_s >= self._deadline_s(now_s):
-            self._collector = self._check_all(now_s)
-        if self._collector is None:
+            self._collector = self._look_at_all() if self._is_look_due else self._check_all(now_s)
+        collector = self._collector
+        if collector is None:
             return None
-        self._collector.poll(now_s)
-        if not self._collector.done:
+        collector.poll(now_s)
+        if self._gpus is not None:
+            self._gpus.poll()
+        if not collector.done:
             return None
-        snapshots, self._collector = self._collector.snapshots, None
-        return self._find(snapshots) if snapshots else None
+        self._collector = None
+        if not collector.snapshots and not collector.is_before_stop:
+            return None
+        return self._find(collector.snapshots, is_before_stop=collector.is_before_stop)
+
+    def unfinished(self) -> HangFinding | None:
+        """Return what a look before a stop has seen, if it is not complete. None: there is no such look."""
+        collector = self._collector
+        if collector is None or not collector.is_before_stop:
+            return None
+        return self._find(collector.unfinished(), is_before_stop=True)
+
+    def _look_at_all(self) -> SnapshotCollector:
+        """Begin a look before a stop."""
+        self._is_look_due, self._due_s = False, None
+        subjects = [_subject(rank, "", BEFORE_STOP) for rank in self._ranks.values()]
+        return self._make_collector(subjects, ProcessTable(), until_s=self._look_end_s)
 
     def _check_all(self, now_s: float) -> SnapshotCollector | None:
         """Begin snapshots of all ranks if one of them hangs or is late; else return None."""
@@ -248,19 +345,30 @@ class Watchdog:
             return None
         for rank in self._ranks.values() if is_asked else ():
             rank.detector.note_report(now_s)
+        for rank in self._ranks.values():
+            rank.written_at_look = rank.written(table)
+        if not is_asked and self.on_look is not None and {kind for kind, _ in reasons.values()} == {"hung"}:
+            self.on_look()
         order = sorted(
             self._ranks.values(), key=lambda rank: _report_order(reasons.get(rank.index, ("", ""))[1], rank.index)
         )
+        subjects = [_subject(rank, *reasons.get(rank.index, ("", ""))) for rank in order]
+        return self._make_collector(subjects, table, is_asked=is_asked, sees=self._options.snapshots != "off")
+
+    def _make_collector(self, subjects: list[RankToInspect], table: ProcessTable, **how: Any) -> SnapshotCollector:
         self._findings += 1
+        is_sure = any(rank.worker.uuids for rank in self._ranks.values())
+        self._gpus = GpuReading(self._group, self._entry, self._environ, is_sure=is_sure)
         return SnapshotCollector(
-            [_subject(rank, *reasons.get(rank.index, ("", ""))) for rank in order],
+            subjects,
             table,
             group=self._group,
             entry=self._entry,
             environ=self._environ,
             folder=self._folder,
             finding=self._findings,
-            is_asked=is_asked,
+            recorder=self._recorder,
+            **how,
         )
 
     def _note_standstill(self, now_s: float, reasons: dict[int, tuple[str, str]]) -> None:
@@ -287,26 +395,71 @@ class Watchdog:
             cpu_s=table.cpu_s(rank.pid),
             is_suspended=state == "t" or (state == "T" and rank.index in self._suspended),  # t: by a debugger
             reads_output=rank.reads_output,
+            written=rank.written(table),
         )
         if why and state == "T":
-            why += ": waits for the terminal" if rank.index in self._asking else ": suspended by a signal"
+            why += f": {AT_TERMINAL if rank.index in self._asking else SUSPENDED}"
         return "hung", why
 
-    def _find(self, snapshots: list[HangSnapshot]) -> HangFinding:
-        written, problem = write_snapshots(snapshots)
+    def _find(self, snapshots: list[HangSnapshot], *, is_before_stop: bool = False) -> HangFinding:
+        if not is_before_stop:
+            self._note_written()
+        written, problem = write_snapshots([self._with_signs(snapshot) for snapshot in snapshots])
+        if self._gpus is not None:
+            self._gpus.close()
+            self._gpus = None
         missed = [snapshot for snapshot in written if snapshot.kind]
         to_stop = [] if self._stopping else [snapshot.rank for snapshot in missed if self._must_stop(snapshot)]
         events = [self._event(snapshot) for snapshot in missed]
-        return HangFinding(snapshots=written, ranks_to_stop=tuple(to_stop), problem=problem, events=events)
+        return HangFinding(
+            snapshots=written,
+            ranks_to_stop=tuple(to_stop),
+            problem=problem,
+            events=events,
+            is_before_stop=is_before_stop,
+        )
+
+    def _note_written(self) -> None:
+        """Record which ranks have written since the look began, as far as the launcher does not read it itself. The
+        dump of a rank that was asked for its records is no sign of life."""
+        now_s, table = time.monotonic(), ProcessTable()
+        for rank in self._ranks.values():
+            written, rank.written_at_look = rank.written_at_look, None
+            if written is None or written == (later := rank.written(table)):
+                continue
+            if self._recorder is not None and os.path.exists(f"{self._recorder[0]}{rank.worker.rank}.pipe"):
+                rank.detector.skip_written(later)
+            else:
+                rank.detector.note_written(now_s, later)
+
+    def _with_signs(self, snapshot: HangSnapshot) -> HangSnapshot:
+        """Return a snapshot with the last signs of life of its rank."""
+        rank = self._ranks.get(self._indexes[snapshot.rank])
+        if rank is None:
+            return snapshot
+        epoch_s = time.time() - time.monotonic()
+        value, progress_s = self._progress.get(rank.index, (None, 0.0))
+        output_s = max(self._signs(rank)[0], rank.detector.written_s)
+        idle_s = rank.detector.idle_since_s
+        is_idle = self._options.hang_timeout_s and snapshot.cpu is not None and snapshot.cpu < _IDLE
+        pids = {process.pid for process in snapshot.processes}
+        return replace(
+            snapshot,
+            output_s=epoch_s + output_s if output_s else None,
+            idle_s=epoch_s + idle_s if is_idle else None,
+            progress=value,
+            progress_s=epoch_s + progress_s if progress_s else None,
+            gpu=None if self._gpus is None else self._gpus.use(rank.worker.uuids, pids),
+        )
 
     def _event(self, snapshot: HangSnapshot) -> Event:
-        index = snapshot.rank - self._plan.workers[0].rank
+        index = self._indexes[snapshot.rank]
         return Event(
             kind=snapshot.kind, worker=index, rank=snapshot.rank, pid=snapshot.pid, time_ns=time.monotonic_ns()
         )
 
     def _must_stop(self, snapshot: HangSnapshot) -> bool:
-        """Whether to stop the job: the rank lives, and gave no sign of life while the snapshots were made."""
+        """Return whether to stop the job: the rank lives, and gave no sign of life while the snapshots were made."""
         rank = next((rank for rank in self._ranks.values() if rank.worker.rank == snapshot.rank), None)
         if rank is None or snapshot.kind == "late":
             return rank is not None
@@ -319,12 +472,24 @@ class Watchdog:
         if self._collector is not None:
             self._collector.close()
             self._collector = None
+        if self._gpus is not None:
+            self._gpus.close()
+            self._gpus = None
 
 
 def _report_order(why: str, index: int) -> tuple[bool, bool, int]:
     """Return a key: ranks with a reason come first, those that are stopped before others, which may wait for them."""
-    return not why, "suspended by" not in why and "waits for" not in why, index
+    return not why, not why.endswith((SUSPENDED, AT_TERMINAL)), index
 
 
 def _subject(rank: _Rank, kind: str, why: str) -> RankToInspect:
-    return RankToInspect(index=rank.index, rank=rank.worker.rank, pid=rank.pid, kind=kind, why=why)
+    worker = rank.worker
+    return RankToInspect(
+        index=rank.index,
+        rank=worker.rank,
+        pid=rank.pid,
+        kind=kind,
+        why=why,
+        program=worker.program,
+        program_rank=worker.program_rank,
+    )

@@ -200,6 +200,11 @@ def test_the_keyword_that_was_meant_is_named_whether_it_is_a_flag_or_not(owner, 
     assert str(caught.value) == words
 
 
+def test_keyword_of_subprocess_names_how_output_is_read():
+    with pytest.raises(TypeError, match=r"'capture_output'; use log_dir=DIR, and read DIR/rank_N\.log$"):
+        ir.run(["true"], capture_output=True)
+
+
 # ---- engine="auto"
 
 PLACE = ["sh", "-c", "echo $RANK/$WORLD_SIZE $GROUP_RANK/$NNODES $MASTER_ADDR:$MASTER_PORT ${PMI_RANK-none} > $0"]
@@ -461,6 +466,14 @@ def test_a_program_that_cannot_be_executed_after_all_is_an_event_and_a_failure(t
         first = launcher.first_failure()
         assert first.start_failure == "executing the program"
         assert launcher.exit_code(0) == 126
+
+
+def test_first_failure_has_what_its_rank_said():
+    says = "import infini_run as ir; ir.progress(2)"
+    with ir.ProcessLauncher([sys.executable, "-c", f"{says}; raise SystemExit(3)"]) as launcher:
+        launcher.launch()
+        launcher.wait()
+        assert launcher.first_failure().progress == 2
 
 
 def test_wait_says_whether_everything_has_ended(bell):

@@ -48,6 +48,21 @@ job: ir.Job = ir.submit(["true"], slots=2, time="4h", scheduler="local", options
 ir.submit(["true"], slotz=2)  # refused
 ir.submit(["true"], scheduler="slrum")  # refused
 ir.submit(["true"], wait=True)  # refused
+ir.submit(["true"], array=["a"])  # refused
+fitted: ir.Job[str] = ir.submit(partial(train, 0.1), slots=2, time="4h", env={"A": "1"})
+loss: str = fitted.result() + fitted.results()[0]
+ir.submit(train)  # refused
+losses: list[str] = ir.submit(train, array=[0.1, 0.2], time="4h").result()
+each: list[list[str]] = ir.submit(partial(train, steps=2), array=(0.1, 0.2)).results()
+ir.submit(train, array=["a", "b"])  # refused
+ir.submit(train, array=[0.1], slotz=2)  # refused
+executor = ir.JobExecutor("log", timeout_min=60, slurm_partition="gpu", nodes=2, gpus_per_node=8, tasks_per_node=8)
+executor.update_parameters(slots=8, time="4h", env={"A": "1"})
+executor.update_parameters(timeout_mins=3)  # refused
+submitted: ir.ExecutorJob[str] = executor.submit(train, 0.1, steps=2)
+executor.submit(train, "0.1")  # refused
+mapped: list[str] = [job.result() for job in executor.map_array(train, [0.1], [2])]
+wrong_loss: list[int] = ir.submit(train, array=[0.1]).result()  # refused
 result: ir.LaunchResult[str] = ir.Launcher(nproc_per_node=2, console="none").run(train, 0.5, steps=3)
 text: str = result.rank(0) + result[1]
 number: int = result[0]  # refused
@@ -92,6 +107,32 @@ generic: ir.LaunchResult[bytes] = ir.Launcher().run(same, b"")
 several: ir.LaunchResult[int] = ir.Launcher().run(many, 1, 2, name="three")
 ir.Launcher().run(many, "one")  # refused
 part: ir.LaunchResult[str] = ir.Launcher().run(partial(train, 0.5), steps=2)
+
+
+@dataclass
+class Config:
+    lr: float
+
+
+def fit(config: Config) -> float:
+    return config.lr
+
+
+def shard(index: int) -> bytes:
+    return bytes(index)
+
+
+fits: list[float] = ir.submit(fit, array=[Config(0.1), Config(0.2)]).result()
+ir.submit(fit, array=[0.1])  # refused
+ir.submit(fit, array="0-9%3")  # refused
+shards: list[bytes] = ir.submit(shard, array="0-9%3").result()
+shards = ir.submit(shard, array=range(3)).result()
+
+
+async def wait_for_job() -> float:
+    return (await ir.submit(fit, array=[Config(0.1)]))[0] + len(await fitted)
+
+
 built_in: ir.LaunchResult[int] = ir.Launcher().run(len, [1])
 
 

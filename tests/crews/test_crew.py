@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import threading
 import time
 from concurrent.futures import CancelledError, as_completed, wait
 from functools import partial
+from importlib import import_module
 
 import pytest
 
@@ -24,6 +26,11 @@ sys.path.insert(0, str(CHILDREN))
 from crew_parts import echo, obey
 
 ROOT = os.path.dirname(os.path.dirname(ir.__file__))
+HEAVY = {
+    *("argparse", "cloudpickle", "concurrent", "contextlib", "ctypes", "enum", "importlib", "inspect", "json"),
+    *("logging", "pickle", "re", "selectors", "signal", "socket", "subprocess", "tempfile", "threading", "typing"),
+    *("traceback", "warnings", "weakref"),
+}
 
 
 @pytest.fixture
@@ -627,6 +634,24 @@ def test_a_task_that_cannot_be_pickled_is_refused_at_the_sender(crew):
         crew.ask(i for i in range(3))
 
 
+def scale(item, factor=2):
+    return item * factor
+
+
+def add_context(ctx, task):
+    return ctx + task
+
+
+def test_task_alone_is_hinted_where_context_came_first():
+    hint = "; a function of two arguments gets (ctx, task); for the task alone, use functools.partial("
+    with ir.Crew(scale) as crew, pytest.raises(TypeError, match=re.escape(f"'Context' and 'int'{hint}")):
+        crew.ask(3).result()
+    with ir.Crew(partial(scale, factor=2)) as crew:
+        assert crew.ask(3).result() == 6
+    with ir.Crew(add_context) as crew, pytest.raises(TypeError, match=r"'Context' and 'int'$"):
+        crew.ask(3).result()
+
+
 def hide_a_generator(ctx, task):
     hidden = {"deep": [1, (n for n in ())]}
     if task == "emit":
@@ -826,8 +851,20 @@ def test_a_module_that_makes_a_crew_when_it_is_imported_makes_one(tmp_path):
         capture_output=True, text=True, timeout=LIMIT_S, check=False,
     )  # fmt: skip
     assert done.returncode != 0
-    assert "a launch while a worker imports your module" in done.stderr
+    assert "a launch or a submission while a worker imports your module" in done.stderr
     assert "AssertionError" not in done.stderr
+
+
+def test_a_worker_starts_without_these_modules(monkeypatch, tmp_path):
+    """With them a start takes half as many instructions again (decision 90)."""
+    (tmp_path / "of_a_start.py").write_text("import sys\n\n\ndef modules(_):\n    return list(sys.modules)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    argv = [sys.executable, "-c", "import sys; print(*sys.modules)"]
+    bare = subprocess.run(argv, capture_output=True, text=True, timeout=LIMIT_S, check=True).stdout.split()
+    with ir.Crew(import_module("of_a_start").modules, log_level=False) as crew:
+        loaded = set(crew.ask(0).result())
+    assert "infini_run.crews.worker.worker_main" in loaded
+    assert sorted((loaded - set(bare)) & HEAVY) == []
 
 
 def test_nproc_per_node_is_nproc():

@@ -187,7 +187,7 @@ def test_who_floods_while_busy_waits_for_a_reader():
     while read < 1000:
         read += sum(event.kind == "emitted" for event in crew.events())
     assert crew.close(drain=False).workers[0].state == "stopped"
-    with pytest.raises(ir.WorkerDied, match="the crew was closed"):
+    with pytest.raises(ir.CrewClosed, match="the crew was closed"):
         ask.result()
 
 

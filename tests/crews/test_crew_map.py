@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import itertools
+import os
+import signal
 import threading
 import time
 
@@ -45,6 +47,21 @@ def test_results_in_order_even_in_chunks():
     with ir.Crew(lambda ctx, n: n, nproc_per_node=3) as crew:
         assert list(crew.map(range(1000), chunksize=7)) == list(range(1000))
         assert list(crew.map([], chunksize=7)) == []
+
+
+def test_death_costs_only_its_task_among_short_ones():
+    """The end of a task and the start of the next one are one message: neither may be lost or come late."""
+
+    def serve(ctx, n):
+        if n == 20 and not ctx.restarts:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return n
+
+    with ir.Crew(serve, nproc_per_node=1, restart=ir.Restart(max_restarts=1)) as crew:
+        asks = [crew.ask(n) for n in range(100)]
+        with pytest.raises(ir.WorkerDied):
+            asks[20].result()
+        assert [ask.result() for ask in asks if ask is not asks[20]] == [n for n in range(100) if n != 20]
 
 
 def test_without_order_the_first_to_end_comes_first(sleepers):

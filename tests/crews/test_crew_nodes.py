@@ -74,6 +74,26 @@ def test_each_worker_can_be_asked_and_knows_its_place(crew):
     assert four.status().problems == ()
 
 
+def test_joblib_kills_running_calls_on_hosts_after_failure(bed, tmp_path):
+    joblib = pytest.importorskip("joblib")
+    ir.register_joblib()
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+
+    def call(number):
+        if number == 2:  # opens once the two others run
+            with open(gate):
+                raise ZeroDivisionError
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        with open(gate, "w"):
+            signal.pause()
+
+    shared = {"hosts": ["host1", "host2"], "engine": "ssh", "ssh_config": str(bed.config)}
+    with joblib.parallel_config("infini_run", n_jobs=3, **shared), pytest.raises(ZeroDivisionError):
+        joblib.Parallel(batch_size=1)(joblib.delayed(call)(number) for number in range(3))
+    assert marked() == {}
+
+
 def test_hosts_may_have_different_numbers_of_workers(crew):
     with crew(serve, nproc=[1, 2]) as three:
         assert [three.worker(rank).ask(0).result(LIMIT_S)[4] for rank in range(3)] == ["host1", "host2", "host2"]

@@ -10,6 +10,7 @@ import pytest
 from tests.support.paths import ROOT
 from tests.support.waiting import LIMIT_S
 
+pytestmark = pytest.mark.xdist_group("inference")  # `alone` is made once
 PROGRAM = ROOT / "examples/inference.py"
 
 

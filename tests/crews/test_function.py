@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -322,10 +323,10 @@ def test_a_call_is_checked_before_anything_starts():
         ({"nproc": 2, "nproc_per_node": 2}, "nproc_per_node=2 conflicts with nproc=2"),
         ({"nproc_per_node": -1}, "nproc_per_node=-1"),
         ({"nproc_per_node": True}, "nproc_per_node=True: expected a number from 1"),
-        ({"nproc_per_node": [1, 2]}, "2 numbers for 1 hosts"),
+        ({"nproc_per_node": [1, 2]}, "2 numbers for 1 host"),
         ({"nproc_per_node": []}, "nproc_per_node="),
         ({"hosts": []}, "hosts=.*: expected a list of names"),
-        ({"hosts": 5}, "hosts=5: expected a list of names"),
+        ({"hosts": 5}, "hosts=5: expected a list of names, or 'auto'; for 5 workers, use nproc=5$"),
         ({"hosts": [""]}, "hosts=.*: expected a list of names"),
         ({"preload": "torch"}, "preload='torch': expected a list"),
         ({"backend": 3}, "backend=3"),
@@ -371,9 +372,20 @@ def test_a_module_that_cannot_be_preloaded_is_one_error_and_leaves_nothing():
 
 def test_a_launch_that_takes_too_long_is_stopped(run, bell):
     started = time.monotonic()
-    with pytest.raises(ir.LaunchTimeout, match=r"did not return on all ranks within 1 s; stopped all ranks"):
+    with pytest.raises(ir.LaunchTimeout, match=r"^rank 0 on \S+, rank 1 on \S+: did not return within 1 s;"):
         run(time.sleep, 600, timeout_s=1)
     assert time.monotonic() - started < 60
+
+
+def test_launch_timeout_names_ranks_that_have_not_returned(run):
+    def wait():
+        if os.environ["RANK"] != "1":
+            time.sleep(600)
+
+    with pytest.raises(ir.LaunchTimeout) as caught:
+        run(wait, nproc=7, timeout_s=3)
+    assert re.findall(r"rank (\d)", str(caught.value)) == ["0", "2", "3", "4"]
+    assert str(caught.value).endswith(" and 2 more: did not return within 3 s; stopped all ranks")
 
 
 @pytest.mark.slow

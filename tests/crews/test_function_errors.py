@@ -63,6 +63,7 @@ def test_an_exception_whose_text_changes_when_it_is_made_again_comes_as_a_remote
         ir.Launcher(preload=preload).run(function)
     assert str(caught.value).endswith("AddsToItsText: failed: 503")
     assert caught.value.kind.endswith("AddsToItsText")
+    assert "its type or text changes on the way" in caught.value.__notes__[-1]
     assert caught.value.rank == 0
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import subprocess
 import threading
 import time
 
 import pytest
 
 import infini_run as ir
-from tests.support.waiting import until
+from tests.support.command import COMMAND
+from tests.support.waiting import LIMIT_S, until
 
 WAYS = {"exec": (), "fork": ["fractions"]}
 NAMES = ("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "MASTER_PORT", "INFINI_RUN_ID")
@@ -47,6 +50,43 @@ def test_one_failure_too_many_is_raised_with_the_number_of_restarts(tmp_path, ca
         ir.Launcher(nproc_per_node=2, preload=(), max_restarts=1, restart_delay=0).run(fail_until, 5, tmp_path)
     assert "after 1 restart of all ranks" in caught.value.__notes__
     assert "infini-run: restart 1 of 1 in 0 ms: rank 1 on" in capfd.readouterr().err
+
+
+def rows():
+    """Those of launches of this process."""
+    done = subprocess.run([*COMMAND, "--list=json"], capture_output=True, check=True)
+    return [row for row in json.loads(done.stdout)["launches"] if row["pid"] == os.getpid()]
+
+
+def fail_at_first():
+    if not ir.this_worker().restarts:
+        raise ValueError("first")
+    time.sleep(1000)
+
+
+def test_delay_is_listed_and_stopped(preload, capfd):
+    launch = ir.Launcher(nproc_per_node=2, preload=preload, max_restarts=1, restart_delay=1000).start(fail_at_first)
+    until(lambda: any(row["restart"] for row in rows()))  # in between, there may be none
+    (row,) = rows()
+    assert row["program"].startswith("fail_at_first()")
+    assert (row["world_size"], sum(row["ranks"].values())) == (2, 0)
+    stacks = subprocess.run([*COMMAND, "--stacks", row["id"]], capture_output=True, check=False)
+    assert stacks.returncode == 2
+    assert stacks.stderr.endswith(b": no rank runs: the launch is about to restart; try again\n")
+    done = subprocess.run([*COMMAND, "--stop", row["id"]], capture_output=True, check=True)
+    assert done.stdout.endswith(b": stopping; SIGKILL in 25 s, or now if repeated\n")
+    with pytest.raises(ir.InfiniRunError, match="the launch was stopped before all ranks returned"):
+        launch.result(LIMIT_S)
+    assert rows() == []
+    assert ") asked to stop this launch" in capfd.readouterr().err
+
+
+def test_folder_of_the_delay_is_gone_when_ranks_run_again():
+    launch = ir.Launcher(nproc_per_node=1, preload=(), max_restarts=1, restart_delay=0.5).start(fail_at_first)
+    until(lambda: [row["ranks"]["running"] for row in rows() if launch.restarts] == [1])
+    launch.stop()
+    with pytest.raises(ir.InfiniRunError):
+        launch.result(LIMIT_S)
 
 
 def test_nothing_is_started_beside_what_sigkill_did_not_end(tmp_path, freezer, capfd):

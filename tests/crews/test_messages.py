@@ -83,6 +83,10 @@ def test_every_message_comes_as_it_was_sent(kind):
         frame("emit", [2, 2], [1], 1, body=b"four"),
         frame("hello", [], [], 0, 0, 1, ["a", 2], [], 0, -1, 0.0, 0),
         (60000).to_bytes(4, "big") + b"[" * 60000,
+        *(code + bytes(size) for code in (b"\xf1", b"\xf3") for size in (0, 7, 8)),  # one short, or without a body
+        b"\xf3" + bytes(16),
+        *(b"\xf2" + bytes(size) for size in (0, 7, 9)),
+        b"\xf4" + bytes(40),
     ],
 )
 def test_what_is_no_message_is_an_error_of_ours(data):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import pytest
@@ -12,6 +13,7 @@ import infini_run as ir
 from infini_run.crews.supervision.restart_policy import STRATEGIES, Budget, ranks_to_restart
 from tests.support.command import CHILDREN
 from tests.support.processes import is_alive
+from tests.support.waiting import until
 
 sys.path.insert(0, str(CHILDREN))
 from crew_parts import obey
@@ -151,6 +153,26 @@ def test_back_off_is_told_and_waited_for():
     assert all(gap >= delay - 0.05 for gap, delay in zip(gaps, delays, strict=True))
 
 
+def test_crew_failed_counts_the_failures_it_leaves_out():
+    with ir.Executor(1, initializer=int, initargs=("x",), restart=ir.Restart(max_restarts=4)) as executor:
+        error = executor.submit(int).exception()
+    assert len(error.causes) == 5
+    assert str(error).splitlines()[-1] == "  ... and 2 earlier; `causes` has all 5"
+
+
+def test_tasks_that_had_not_begun_say_so(tmp_path):
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    with ir.Crew(lambda path: os._exit(len(open(path).read())), restart=ir.Restart(max_restarts=1)) as crew:
+        asks = [crew.worker(0).ask(gate) for _ in range(3)]
+        until(lambda: crew.status().workers[0].tasks == 3)
+        gate.write_text("333")
+        errors = [ask.exception() for ask in asks]
+    assert [ask.has_begun for ask in asks] == [True, False, False]
+    assert ["this task had not begun" in str(error) for error in errors] == [False, True, True]
+    assert {error.exit_code for error in errors} == {3}
+
+
 def test_too_many_failures_fail_the_crew_with_all_causes():
     crew = ir.Crew(obey, nproc=2, restart=ir.Restart(max_restarts=2))
     for how in ("killed", "segv", "exited"):
@@ -161,6 +183,7 @@ def test_too_many_failures_fail_the_crew_with_all_causes():
     assert [cause.signal for cause in caught.value.causes] == [9, 11, 0]
     assert [cause.exit.code for cause in caught.value.causes] == [None, None, 3]
     assert isinstance(caught.value.__cause__, ir.WorkerDied)
+    assert "earlier" not in str(caught.value)
     with pytest.raises(ir.CrewFailed):
         list(crew)
     assert (crew.close().phase, crew.failure.rank) == ("CLOSED", 0)

@@ -22,6 +22,7 @@ from infini_run.crews.capture import capture_exception
 from infini_run.crews.spawn.fork_spawner import ForkSpawner
 from infini_run.crews.spawn.zygote_protocol import MessageSocket, receive_with_fds, send_with_fds
 from infini_run.errors import StartError, UsageError
+from tests.support.command import CHILDREN
 from tests.support.processes import is_alive, marked, processes, state_of
 from tests.support.waiting import until
 
@@ -47,9 +48,24 @@ def parent():
 
 def test_where_a_thread_runs_after_the_imports_workers_are_started_afresh_with_a_word(module):
     preload = module("import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()")
-    with pytest.warns(RuntimeWarning, match="new processes instead of forks: the imports started 2 threads"):
+    with pytest.warns(RuntimeWarning, match="new processes instead of forks: 1 thread of the imports still runs"):
         result = ir.Launcher(nproc_per_node=2, preload=preload).run(parent)
     assert set(result) == {os.getpid()}
+
+
+def import_after_fork():
+    import endless_import  # noqa: F401
+
+    return os.getppid()
+
+
+def test_no_worker_is_forked_while_a_thread_imports(monkeypatch):
+    """It would wait for the lock of that import for ever. The first fork starts the thread."""
+    monkeypatch.syspath_prepend(CHILDREN)
+    with ir.Pool(nproc_per_node=3, preload=["importing_at_fork"]) as pool:
+        with pytest.warns(RuntimeWarning, match="instead of forks: 1 thread of the imports still runs"):
+            parents = pool.run(import_after_fork)
+        assert {*parents, *pool.run(import_after_fork)} == {os.getpid()}
 
 
 def test_where_a_device_was_opened_too(module):

@@ -2,4 +2,4 @@
 
 from __future__ import annotations
 
-from tests.support.nvml import driver, stub_folder  # noqa: F401
+from tests.support.nvml import busy_gpus, driver, stub_folder  # noqa: F401

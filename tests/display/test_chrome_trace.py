@@ -271,13 +271,14 @@ OUTPUT = Output(console=False, log=False, piped=True)
 def plan(count):
     workers = tuple(
         Worker(
-            rank=rank, local_rank=rank, node=0, argv=("x",), env=(), devices=("1",), cpu_binding=None, stdin="null",
+            rank=rank, local_rank=rank, node=0, program="", program_rank=rank, name=f"rank {rank}", file="x", cwd="",
+            argv=("x",), env=(), devices=("1",), cpu_binding=None, stdin="null",
             stdout=OUTPUT, stderr=OUTPUT, label="", log="", error_log="", error_file="", notify="",
         )
         for rank in range(count)
     )  # fmt: skip
     return Plan(
-        launch_id="ir-1", nodes=(), nnodes=1, world_size=count, master_addr="a", master_port=1, file="x", env=(),
+        launch_id="ir-1", nodes=(), nnodes=1, world_size=count, master_addr="a", programs=(), env=(),
         workers=workers,
     )  # fmt: skip
 

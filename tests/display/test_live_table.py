@@ -14,7 +14,6 @@ import termios
 import pytest
 
 from tests.support.command import COMMAND, play
-from tests.support.paths import C
 from tests.support.processes import is_alive
 from tests.support.pty_window import Window
 from tests.support.waiting import until
@@ -450,17 +449,6 @@ def test_a_program_that_dropped_its_launcher_keeps_no_descriptor(window, tmp_pat
 # ---- GPUs
 
 
-@pytest.fixture(scope="session")
-def busy_gpus(tmp_path_factory):
-    """A stand-in for NVML, see nvml_busy.c."""
-    folder = tmp_path_factory.mktemp("busy")
-    source = C / "nvml_busy.c"
-    compiler = os.environ.get("CC", "cc").split()
-    flags = ["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
-    subprocess.run([*compiler, *flags, "-o", str(folder / "libnvidia-ml.so.1"), str(source)], check=True)
-    return str(folder)
-
-
 def test_gpus_have_columns_where_nvml_is(window, busy_gpus, tmp_path):
     gpus = tmp_path / "gpus"
     gpus.write_text("GPU-aa 70 3000\nGPU-bb 20 500\n")
@@ -550,3 +538,17 @@ def test_an_isolated_job_has_a_table_too(window):
     assert one.wait() == 130
     assert shows(one, "stopped", "stopped")
     assert_in_order(one)
+
+
+def test_imports_of_preload_have_a_line_before_the_ranks_and_below_them(window, tmp_path):
+    (tmp_path / "slow_import.py").write_text(f"open({str(tmp_path / 'gate')!r}).read()\n")
+    (tmp_path / "rank.py").write_text("import signal\nsignal.pause()\n")
+    os.mkfifo(tmp_path / "gate")
+    words = ("--nproc_per_node=2", "--preload=slow_import", sys.executable, tmp_path / "rank.py")
+    one = window(*LIVE, *words, PYTHONPATH=str(tmp_path))
+    one.see(lambda: "infini-run: importing slow_import" in one.text)
+    (tmp_path / "gate").write_text("")
+    one.see(lambda: any(line.startswith("preloaded slow_import in ") for line in one.text))
+    one.see(lambda: shows(one, "running", "running"))
+    one.type("\x03")
+    assert one.wait() == 128 + signal.SIGINT

@@ -27,6 +27,8 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.image import imread
 
+pytestmark = pytest.mark.xdist_group("plots")  # fonts are read in one worker
+
 
 @pytest.fixture(scope="module", autouse=True)
 def fonts():
@@ -449,3 +451,10 @@ BARS = st.builds(
 def test_any_timeline_can_be_drawn(bars, attempts):
     figure = draw(Timeline(title="t", bars=tuple(bars), attempts=tuple(attempts)))
     FigureCanvasAgg(figure).print_figure(io.BytesIO(), format="png", dpi=40)
+
+
+def test_ranks_of_programs_have_their_names(write):
+    ranks = rank(0, program="trainer", program_rank=0), rank(1, program="rollout", program_rank=0, failed=True)
+    figure = draw(read_timeline([write(report(*ranks, first_failure=1))]))
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["trainer 0", "rollout 0"]
+    assert "rollout 0, first: exit 0" in {text.get_text() for text in figure.axes[0].texts}

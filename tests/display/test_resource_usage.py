@@ -15,7 +15,8 @@ from tests.support.waiting import until
 
 OUTPUT = Output(console=False, log=False, piped=True)
 WORKER = Worker(
-    rank=0, local_rank=0, node=0, argv=("x",), env=(), devices=(), cpu_binding=None, stdin="null",
+    rank=0, local_rank=0, node=0, program="", program_rank=0, name="rank 0", file="x", cwd="", argv=("x",), env=(),
+    devices=(), cpu_binding=None, stdin="null",
     stdout=OUTPUT, stderr=OUTPUT,
     label="", log="", error_log="", error_file="", notify="",
 )  # fmt: skip

@@ -71,6 +71,21 @@ def test_the_rest_is_counted_in_one_line():
     assert lines[-1] == "... and 995 more: 995 running"
 
 
+def test_programs_have_a_column_and_ranks_of_their_own():
+    rows = [row(0, program="trainer", program_rank=0), row(1, program="rollout", program_rank=0)]
+    lines = bare(PAINTER.frame(rows, "title", (80, 10), lambda rank: ""))
+    assert [line.split()[:3] for line in lines[1:]] == [
+        ["PROGRAM", "RANK", "STATE"], ["trainer", "0", "running"], ["rollout", "0", "running"],
+    ]  # fmt: skip
+    assert "PROGRAM" not in bare(PAINTER.frame([row(0)], "title", (80, 10), lambda rank: ""))[1]
+
+
+def test_names_cannot_steer_the_terminal():
+    rows = [row(0, program="a\u202eb", host="c\x1b[2J"), row(1, program="z", host="d")]
+    first = PAINTER.frame(rows, "up", (100, 10), lambda rank: "")[2]
+    assert first.split()[:3] == [r"a\u202eb", "0", r"c\x1b[2J"]
+
+
 def test_narrow_windows_lose_columns_that_matter_less_first():
     rows = [row(0, pid=12345, up_s=5.0, cpu=0.5, memory=1 << 30)]
     lines = {w: bare(PAINTER.frame(rows, "t", (w, 9), lambda rank: "x" * 300)) for w in (90, 60, 52, 44, 30, 24)}

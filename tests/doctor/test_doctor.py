@@ -19,11 +19,10 @@ from infini_run.doctor.files import check_leftovers
 from infini_run.doctor.finding import NOTE, OK, PROBLEM
 from infini_run.doctor.limits import describe_core, describe_files, describe_processes
 from infini_run.doctor.machines import Machine, look_at
-from infini_run.doctor.trial import describe_cgroup
+from infini_run.doctor.trial import _MOUNTS, TrialPlace, describe_cgroup
 from infini_run.errors import UsageError
 from infini_run.options.options import resolve
 from infini_run.version import VERSION
-from tests.support.command import COMMAND
 from tests.support.nvml import FOUR
 from tests.support.waiting import until
 
@@ -88,11 +87,22 @@ def test_only_the_command_line_asks_it_and_its_form_is_checked():
         ("mpi", "one mpirun reaches all nodes, and ends all if one fails"),
     ],
 )
-def test_an_engine_without_an_answer_of_each_node_is_refused_with_its_own_reason(engine, why, infini_run):
-    command = infini_run("--doctor", f"--engine={engine}", "--hosts=a,b")
+@pytest.mark.parametrize("hosts", [(), ("--hosts=a,b",)])
+def test_engine_without_answers_of_nodes_is_refused_first(engine, why, hosts, infini_run):
+    command = infini_run("--doctor", f"--engine={engine}", *hosts)
     assert command.wait() == 2
-    said = f"infini-run: --doctor with --engine={engine}: {why}; use --engine=ssh, or run it on each node"
-    assert command.err.decode().splitlines()[0] == said
+    way = "use --engine=ssh --hosts=a,b, or run infini-run --doctor on each node"
+    assert command.err.decode().splitlines() == [f"infini-run: --doctor with --engine={engine}: {why}; {way}"]
+
+
+def test_doctor_in_a_step_looks_at_its_node_alone():
+    """Open MPI does not report the address of node 0, which a launch would need."""
+    environ = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1"}
+    environ |= {"OMPI_COMM_WORLD_LOCAL_SIZE": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
+    asked = resolve(["--doctor", "--engine=auto"], environ)
+    assert (asked.question, asked.node_list) == ("doctor", None)
+    with pytest.raises(UsageError, match="does not report the address of node 0"):
+        resolve(["--engine=auto", "a.py"], environ)
 
 
 # ---- it reports what a launch does
@@ -116,20 +126,23 @@ def test_so_many_ranks_as_it_says_are_launched_with_that_limit(infini_run):
 
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="root lets itself be another user")
 def test_few_processes_are_a_problem_where_not_one_rank_starts(doctor, infini_run):
-    uid = 300_000 + os.getpid()  # of no other run of these tests on this machine, so that only ours count
     may_read = ("--inh-caps=+dac_override", "--ambient-caps=+dac_override")  # this Python may be in a closed folder
-    ids = ("setpriv", f"--reuid={uid}", "--clear-groups", *may_read)
-    answer = doctor(under=("prlimit", "--nproc=2:2", *ids))
+
+    def limited(count: int, launch: int) -> tuple[str, ...]:
+        uid = 300_000 + 4 * os.getpid() + launch  # its own: what the launch before has killed counts until it is gone
+        return "prlimit", f"--nproc={count}:{count}", "setpriv", f"--reuid={uid}", "--clear-groups", *may_read
+
+    answer = doctor(under=limited(2, 0))
     text = "0 more processes or threads can start (ulimit -u, 2): no rank can start; raise it"
     assert answer.of("processes") == (PROBLEM, text)
     assert answer.of("launch")[0] == PROBLEM
     assert "the limit on processes was reached; raise ulimit -u" in answer.of("launch")[1]
     assert answer.code == 1
-    assert infini_run("true", under=("prlimit", "--nproc=2:2", *ids)).wait() == 1
-    few = doctor(under=("prlimit", "--nproc=5:5", *ids))
+    assert infini_run("true", under=limited(2, 1)).wait() == 1
+    few = doctor(under=limited(5, 2))
     assert few.of("processes")[0] == NOTE
     assert few.of("launch")[0] == OK
-    assert infini_run("true", under=("prlimit", "--nproc=5:5", *ids)).wait() == 0
+    assert infini_run("true", under=limited(5, 3)).wait() == 0
 
 
 @needs_root
@@ -293,14 +306,31 @@ def test_limits_are_described_for_as_many_ranks_as_there_are_cpus():
 
 
 def test_a_cgroup_of_the_ranks_own_is_seen_in_what_it_reads():
+    place = TrialPlace(is_root=False, is_process_1=False, has_systemd=False)
     delegated = describe_cgroup(
-        "0::/user.slice/me\n", "1:pids:/x\n0::/user.slice/me/infini-run-doctor-1/rank-0\n", False
+        "0::/user.slice/me\n", "1:pids:/x\n0::/user.slice/me/infini-run-doctor-1/rank-0\n", place
     )
     assert (delegated.grade, delegated.name) == (OK, "cgroup")
-    assert describe_cgroup("1:pids:/x\n", "1:pids:/x\n", False).text.startswith(
+    assert describe_cgroup("1:pids:/x\n", "1:pids:/x\n", place).text.startswith(
         "v1, while a cgroup per rank needs v2"
     )
-    assert describe_cgroup("", "", False).text.startswith("none is visible")
+    assert describe_cgroup("", "", place).text.startswith("none is visible")
+
+
+@pytest.mark.skipif(
+    not any(os.path.exists(f"{mount}/cgroup.controllers") for mount in _MOUNTS), reason="needs cgroup v2"
+)
+def test_cgroup_advice_names_systemd_only_where_it_runs():
+    places = [TrialPlace(is_root=False, is_process_1=False, has_systemd=systemd) for systemd in (False, True)]
+    without, with_it = [describe_cgroup("0::/me\n", "0::/me\n", place).text for place in places]
+    assert with_it == without + "; systemd-run --user --scope -p Delegate=yes infini-run ... delegates one"
+
+
+@needs_root
+def test_process_1_of_a_container_needs_no_cgroup(doctor):
+    grade, text = doctor(under=("unshare", "--pid", "--fork", "--mount-proc")).of("cgroup")
+    assert grade == OK
+    assert text.startswith(("none per rank, and none is needed: infini-run is process 1", "v2, and delegated"))
 
 
 def test_what_differs_between_nodes_is_graded_by_what_it_does_to_a_launch():
@@ -317,7 +347,7 @@ def test_what_differs_between_nodes_is_graded_by_what_it_does_to_a_launch():
 
 
 def test_a_launch_imports_nothing_of_it():
-    words = [sys.executable, "-X", "importtime", *COMMAND[-1:], "--nproc_per_node=1", "true"]
+    words = [sys.executable, "-X", "importtime", "-m", "infini_run", "--nproc_per_node=1", "true"]
     done = subprocess.run(words, capture_output=True, text=True)
     assert done.returncode == 0
     assert "infini_run.cli" in done.stderr

@@ -54,7 +54,7 @@ def test_every_host_is_looked_at_as_this_machine_is(over_ssh):
         assert ours <= theirs
     grade, text = answer.of("rank 0", "host1")
     assert grade == OK
-    assert re.fullmatch(r"listens on port \d+ of this node, as MASTER_PORT, and 1 of 1 nodes connected", text)
+    assert re.fullmatch(r"listens on port \d+ of this node, as MASTER_PORT, and 1 of 1 node connected", text)
     grade, text = answer.of("rank 0", "host2")
     assert grade == OK
     assert re.fullmatch(r"connects to 127\.0\.78\.1:\d+, as its ranks will to MASTER_PORT", text)

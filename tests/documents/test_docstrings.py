@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import ast
 import builtins
+import functools
+import inspect
 import keyword
 import re
 import sys
@@ -13,22 +15,32 @@ import tokenize
 
 import pytest
 
+import infini_run as ir
 from tests.support.paths import ROOT
 
 FILES = sorted((ROOT / "infini_run").rglob("*.py"))
 SOURCES = [str(path) for folder in ("infini_run", "csrc") for path in (ROOT / folder).rglob("*.*")]
-NODES = {path: list(ast.walk(ast.parse(path.read_text()))) for path in FILES}
 
 # Of Python, of other programs, and of their users.
 FOREIGN_NAMES = {"as_completed", "set_executable", "_wait_for_tstate_lock", "DupFd", "resources_available", "MODULE"}
 FOREIGN_NAMES |= {"idna", "_get_argument", "a100", "NAME", "K", "FUNCTION", "INFINI_JOB_NAME", "S", "Z", "SIGSEGV"}
+FOREIGN_NAMES |= {"wait_woken", "pipe_read", "anon_pipe_read"}
 FOREIGN_ERRORS = {"CancelledError", "NVMLError"}
 FOREIGN_FILES = re.compile(r"train\.py|(torch|linux|slurm)/.+|(job|pbs_internal)\.h|(qmgr|svr_jobfunc|topology)\.c")
 
 
+pytestmark = pytest.mark.xdist_group("docstrings")  # the files are parsed once, in one worker
+
+
+@functools.cache
+def nodes_of(path):
+    return list(ast.walk(ast.parse(path.read_text())))
+
+
+@functools.cache
 def exceptions():
     """The exceptions of Python, and the classes of the package that derive from one."""
-    classes = [node for nodes in NODES.values() for node in nodes if isinstance(node, ast.ClassDef)]
+    classes = [node for path in FILES for node in nodes_of(path) if isinstance(node, ast.ClassDef)]
     pairs = {(node.name, getattr(base, "attr", getattr(base, "id", ""))) for node in classes for base in node.bases}
     found = FOREIGN_ERRORS | {name for name, thing in vars(builtins).items() if isinstance(thing, type)}
     while more := {name for name, base in pairs if base in found} - found:
@@ -36,20 +48,19 @@ def exceptions():
     return found
 
 
-def identifiers():
+@functools.cache
+def names():
+    """The identifiers of the package, of Python and of others."""
     fields = ("name", "id", "attr", "arg", "asname", "module", "value")
-    found = {getattr(node, field, None) for nodes in NODES.values() for node in nodes for field in fields}
+    found = {getattr(node, field, None) for path in FILES for node in nodes_of(path) for field in fields}
     texts = {text for text in found if isinstance(text, str)} | {name for path in FILES for name in path.parts}
-    return {part for text in texts for part in re.split(r"[.=-]", text)}
-
-
-EXCEPTIONS = exceptions()
-NAMES = identifiers() | set(dir(builtins)) | set(keyword.kwlist) | sys.stdlib_module_names | FOREIGN_NAMES
+    ours = {part for text in texts for part in re.split(r"[.=-]", text)}
+    return ours | set(dir(builtins)) | set(keyword.kwlist) | sys.stdlib_module_names | FOREIGN_NAMES
 
 
 def docstrings(path):
     kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    return [text for node in NODES[path] if isinstance(node, kinds) and (text := ast.get_docstring(node))]
+    return [text for node in nodes_of(path) if isinstance(node, kinds) and (text := ast.get_docstring(node))]
 
 
 def comments(path):
@@ -68,9 +79,9 @@ def raised(text):
 def unknown_in(path):
     """Each name in a docstring or a comment of this file that stands for nothing."""
     texts = docstrings(path) + comments(path)
-    found = {name for text in docstrings(path) for name in raised(text)} - EXCEPTIONS
+    found = {name for text in docstrings(path) for name in raised(text)} - exceptions()
     quoted = [name for text in texts for name in re.findall(r"`+([A-Za-z_][\w.]*)(?:\(\))?`+", text)]
-    found |= {name for name in quoted if not set(re.sub(r"\.py$", "", name).split(".")) <= NAMES}
+    found |= {name for name in quoted if not set(re.sub(r"\.py$", "", name).split(".")) <= names()}
     files = [name for text in texts for name in re.findall(r"[\w/]+\.(?:py|[ch])\b", text)]
     for name in files:
         is_foreign = FOREIGN_FILES.fullmatch(name) or name.removesuffix(".py") in sys.stdlib_module_names
@@ -82,6 +93,23 @@ def unknown_in(path):
 @pytest.mark.parametrize("folder", sorted({path.parent for path in FILES}), ids=lambda folder: folder.name)
 def test_what_a_docstring_or_a_comment_names_exists(folder):
     assert not {path.name: names for path in FILES if path.parent == folder and (names := unknown_in(path))}
+
+
+def public_docstrings():
+    """The docstring of each public class and function, and of their public methods and properties."""
+    for name in ir.__all__:
+        thing = getattr(ir, name)
+        yield name, inspect.getdoc(thing)
+        for member in dir(thing) if isinstance(thing, type) else ():
+            if not member.startswith("_"):
+                yield f"{name}.{member}", inspect.getdoc(inspect.getattr_static(thing, member))
+
+
+def test_public_docstring_says_instead_of_referring():
+    """An IDE shows no other docstring beside it."""
+    refers = re.compile(r"(?im)(:|^Raises|\.) *(and )?(raises )?as (for |in )?`?[\w.]+`?( does)?\.?$|\bas above\b")
+    found = {name: match[0] for name, text in public_docstrings() if (match := refers.search(text or ""))}
+    assert not found
 
 
 def test_names_are_read_from_sentences_and_from_sections():

@@ -27,6 +27,7 @@ SHOWN = {  # the page that shows an example, and the example
     "kubernetes-job.yaml": "start/containers.md",
     "pytorchjob.yaml": "start/containers.md",
     "infini-run.service": "start/workstation.md",
+    "prometheus-rules.yaml": "monitoring.md",
 }
 TRAIN = "import os, sys\nsys.stdout.write(f\"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}\\n\")\n"
 

@@ -35,6 +35,38 @@ def test_every_variable_of_ours_is_explained():
     assert [name for name in sorted(names) if f"`{name}`" not in page] == []
 
 
+def test_every_field_of_the_report_is_explained():
+    exit_ = infini_run.Exit(rank=0, local_rank=0, host="a")
+    record = infini_run.CollectiveRecord(group="0", about="", members=(0,), number=1, is_pending=True, names=("x",))
+    thread = infini_run.ThreadSnapshot(tid=1, name="x", state="S", wchan="", syscall="", stack=())
+    process = infini_run.ProcessSnapshot(pid=1, name="x", state="S", is_python=False, threads=(thread,))
+    look = infini_run.HangSnapshot(rank=0, pid=1, host="a", time_s=0.0, records=(record,), processes=(process,))
+    report = infini_run.Report(
+        launch_id="x",
+        run_id="",
+        host="a",
+        world_size=1,
+        start_s=0.0,
+        end_s=0.0,
+        exits=(exit_,),
+        stuck=(infini_run.LeftoverProcess(pid=1, name="x"),),
+        leftover_processes=(infini_run.LeftoverProcess(pid=1, name="x"),),
+        snapshots=(look,),
+        clocks=(infini_run.Clock(host="a", offset_s=0.0, bound_s=0.0),),
+        preload=(infini_run.PreloadUse(host="a", modules=(), wall_s=0.0, cpu_s=0.0, fork_s=0.0, cold_because=""),),
+        slow=(infini_run.SlowRank(rank=0, step_s=0.0, others_s=0.0, steps=1, waited_s=0.0, share=0.0),),
+    )
+    page = (REFERENCE / "report.md").read_text()
+    assert [name for name in sorted(set(_keys(report.to_json()))) if f"`{name}`" not in page] == []
+
+
+def _keys(thing):
+    """Yield every key of nested JSON."""
+    for item in thing.values() if isinstance(thing, dict) else thing if isinstance(thing, list) else ():
+        yield from _keys(item)
+    yield from thing if isinstance(thing, dict) else ()
+
+
 @pytest.mark.parametrize(
     ("body", "fault"),
     [

@@ -63,6 +63,7 @@ def browser():
         browser.close()
 
 
+@pytest.mark.slow
 def test_every_page_fits_and_loads_nothing_from_elsewhere(site, browser):
     address, pages = site
     from playwright.sync_api import TimeoutError as PlaywrightTimeout

@@ -56,6 +56,11 @@ def test_line_continues_below_its_own_indentation():
     assert re.findall(r"--indent: (\d+)ch", block("python", "if x:", '<span class="w">    </span>y()')) == ["0", "4"]
 
 
+@pytest.mark.parametrize(("line", "is_drawing"), [("a ──▶ b", True), ("│ c", True), ("-- a | b", False)])
+def test_drawing_keeps_its_lines(line, is_drawing):
+    assert (" diagram" in block("text", line).partition(">")[0]) == is_drawing
+
+
 def test_flags_are_marked_whole_outside_of_tags():
     html = block("sh", 'infini-run --dry_run a-b <span class="x --no">-x</span>')
     assert re.findall(r'<span class="flag">(.*?)</span>', html) == ["--dry_run", "-x"]

@@ -13,8 +13,10 @@ from tests.support.messages import ANY, Message, all_texts, error_classes, messa
 from tests.support.messages import _Module as Module
 from tests.support.paths import ROOT
 
+pytestmark = pytest.mark.xdist_group("messages")  # they are read from the source once, in one worker
 PAGE = ROOT / "docs/troubleshooting.md"
 _BLOCK = re.compile(r"^```text\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+_NAMES = {"the default"}  # in the name of a flag that was not given
 _BROAD = 30  # functions whose messages one line of the page may cover
 
 
@@ -45,6 +47,30 @@ def test_every_message_has_an_entry():
     assert not without, f"docs/troubleshooting.md has no entry for:\n{listed}"
 
 
+def clauses(text: str) -> list[str]:
+    """The fixed words of a message, from one name, colon, semicolon, or parenthesis to the next."""
+    whole = re.sub(rf"\b\w+{ANY}|{ANY}\w+\b", ANY, text)  # no parts of words
+    parts = [part.strip(" ,.;:'[]=-?") for part in re.split(rf"{ANY}|[:;] |[()]", whole)]
+    return [part for part in parts if re.search(r"\w\w+\W+\w\w+", part) and part not in _NAMES]
+
+
+def test_fixed_words_of_every_message_are_in_its_entry():
+    """Who pastes a part of a message into the search finds it: `…` stands for no fixed words."""
+    shown = [
+        [" ".join(line.split()) for b in _BLOCK.findall(text) for line in b.splitlines()]
+        for text in entries().values()
+    ]
+    known = [(block, [pattern(line) for line in block]) for block in shown]
+    listed = []
+    for message in sorted(messages(), key=lambda m: (m.place, m.text)):
+        blocks = ["\n".join(block) for block, patterns in known if any(p.fullmatch(message.text) for p in patterns)]
+        missing = min(
+            ([part for part in clauses(message.text) if part not in block] for block in blocks), key=len, default=[]
+        )
+        listed += [f"{message.place}: {message.text}\n    {missing}"] if missing else []
+    assert not listed, "docs/troubleshooting.md has only … for:\n" + "\n".join(listed)
+
+
 def test_every_line_of_the_page_is_a_message():
     texts = all_texts() | {message.text for message in messages()}
     stale = [line for line in lines() if not any(pattern(line).fullmatch(text) for text in texts)]
@@ -64,6 +90,14 @@ def test_every_entry_has_messages_and_a_remedy(title):
     text = entries()[title]
     assert _BLOCK.search(text)
     assert "**Do:**" in text
+
+
+def test_errors_of_workers_and_channels_are_in_chapter_of_python():
+    chapter = PAGE.read_text().partition("\n## Python\n")[2].partition("\n## ")[0]
+    patterns = [pattern(line) for block in _BLOCK.findall(chapter) for line in block.splitlines()]
+    made = {m for m in messages() if m.kind in ("died", "CrewFailed") or m.place.startswith("channel/")}
+    elsewhere = {m for m in made if not any(known.fullmatch(m.text) for known in patterns)}
+    assert {m.text for m in elsewhere if "…; stopped (pid" not in m.text} == set()  # hang_timeout's are in hangs
 
 
 def test_no_message_is_in_two_entries():
@@ -86,6 +120,17 @@ def check(name, is_new):
     text = f"{name} is {'old' if name else 'very old'}"
     problem = UsageError(text + "; make it anew")
     raise UsageError(_why(name)) from problem
+
+class Receiver:
+    _too_late = "no piece arrived in time"
+
+    def next(self, name):
+        self._over = OurError, f"the side {name} died"
+        head = f"rank {name} died"
+        text = f"{name} was lost"
+        text += ": it slept"
+        write(2, f"infini-run: {text}\\n")
+        return died("\\n".join([head, *name]), name)
 """
 
 
@@ -101,4 +146,9 @@ def test_messages_are_found_in_the_source(tmp_path, monkeypatch):
         Message("… is old; make it anew", "UsageError", "module.py:check"),
         Message("… is very old; make it anew", "UsageError", "module.py:check"),
         Message("… is not there", "UsageError", "module.py:check"),
+        Message("no piece arrived in time", "LinkError", "module.py:"),
+        Message("the side … died", "LinkError", "module.py:next"),
+        Message("rank … died…", "died", "module.py:next"),
+        Message("… was lost", "line", "module.py:next"),
+        Message("… was lost: it slept", "line", "module.py:next"),
     }

@@ -1,13 +1,8 @@
-"""Pages, messages, help, and docstrings are written in plain words and short sentences.
-
-not_rewritten.txt lists what is exempt: pages, folders of pages, and parts of the package. It only shrinks: whatever
-is written anew leaves it, and an entry that would pass fails.
-"""
+"""Pages, messages, help, docstrings, and comments have plain words and short sentences."""
 
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
@@ -23,8 +18,6 @@ PARTS = sorted(
     for path in (ROOT / "infini_run").iterdir()
     if path.suffix == ".py" or (path / "__init__.py").exists()
 )
-ENTRIES = Path(__file__).with_name("not_rewritten.txt").read_text().split()
-EXEMPT = [entry for entry in ENTRIES if (ROOT / "bench").exists() or not entry.startswith("bench/")]  # as in pages()
 
 
 def strict_pages() -> set[str]:
@@ -53,19 +46,9 @@ def faults_of_page(text: str, share: float) -> list[str]:
     return found + (long if len(long) > share * len(sentences(text)) else [])
 
 
-def is_exempt(name: str) -> bool:
-    return any(name == entry or (entry.endswith("/") and name.startswith(entry)) for entry in EXEMPT)
-
-
-@pytest.mark.parametrize("name", [name for name in PAGES + PARTS if not is_exempt(name)])
+@pytest.mark.parametrize("name", PAGES + PARTS)
 def test_words_are_plain_and_sentences_short(name):
     assert faults(name) == []
-
-
-@pytest.mark.parametrize("entry", EXEMPT)
-def test_exempt_entry_still_has_faults(entry):
-    covered = [name for name in PAGES + PARTS if name == entry or (entry.endswith("/") and name.startswith(entry))]
-    assert any(faults(name) for name in covered), f"take {entry} off not_rewritten.txt"
 
 
 def test_strict_pages_are_those_of_new_users():
@@ -93,6 +76,7 @@ def test_fault_of_page_is_found(text, share, found):
     assert faults_of_page(text, share) == found
 
 
-def test_docstrings_and_messages_are_read():
-    source = 'def stop():\n    """We stop `it of ours`."""\n    raise Error(f"{name} goes on", "us")\n'
-    assert [phrases(text) for text in texts_of_module(source)] == [["We"], ["goes on"]]
+def test_docstrings_messages_and_comments_are_read():
+    source = 'def stop():\n    """We stop `it of ours`."""\n    # it starts\n    # again\n'
+    source += '    raise Error(f"{name} goes on", "us")\n'
+    assert [phrases(text) for text in texts_of_module(source)] == [["We"], ["goes on"], ["starts again"]]

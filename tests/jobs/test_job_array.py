@@ -160,7 +160,7 @@ def test_so_many_tasks_run_at_a_time_and_have_one_line_each(local, bell, turnsti
         turnstile.ring("")
     assert sorted(bell.hear(2)) == ["3", "5"]
     assert waiting.wait() == 7
-    head = f"FAILED 7 {os.uname().nodename} rank 0 task 2: 4 COMPLETED, 1 FAILED, 1 CANCELLED"
+    head = f"FAILED exit 7 on {os.uname().nodename}, rank 0, task 2: 4 COMPLETED, 1 FAILED, 1 CANCELLED"
     assert waiting.out.splitlines()[-1].decode().startswith(f"{head}: task 2: rank 0 on ")
     status = local.status(name)
     assert (status["headline"], status["code"], status["task"], status["rank"]) == (head, 7, 2, 0)
@@ -228,7 +228,7 @@ def test_tasks_outlive_who_starts_them(local, bell, turnstile):
     assert local.status(f"{name}.2")["reason"] == "OSError: its last words"
     turnstile.ring("")
     turnstile.ring("")
-    assert local.wait(name)["headline"] == "LOST task 2: 2 COMPLETED, 1 LOST"
+    assert local.wait(name)["headline"] == "LOST, task 2: 2 COMPLETED, 1 LOST"
     assert states(local, name) == ["COMPLETED", "COMPLETED", "LOST"]
 
 

@@ -108,7 +108,7 @@ def test_a_full_disk_costs_neither_the_end_of_a_job_nor_the_tasks_after_it(local
     assert "code 3\n" in done.stdout
     text = done.stdout[done.stdout.index("\n[") :]
     (status,), _ = json.JSONDecoder().raw_decode(text.strip())
-    heads = [f"FAILED {code} {os.uname().nodename} rank 0" for code in (3, 4)]
+    heads = [f"FAILED exit {code} on {os.uname().nodename}, rank 0" for code in (3, 4)]
     assert [task["headline"] for task in status["tasks"]] == heads
     assert status["tasks"][0]["reason"].startswith("rank 0 on ")
 
@@ -121,7 +121,7 @@ def test_a_job_that_ends_on_a_full_disk_has_its_own_word(local, full):
         echo "code $?"; cat "$INFINI_JOB_DIR"/*/0/log"""
     )
     assert "Traceback" not in done.stdout + done.stderr
-    assert f"\nFAILED 3 {os.uname().nodename} rank 0: rank 0 on " in done.stdout
+    assert f"\nFAILED exit 3 on {os.uname().nodename}, rank 0: rank 0 on " in done.stdout
     assert "code 3\n" in done.stdout
     assert "infini-run: its report cannot be written: No space left on device" in done.stdout
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -242,6 +243,17 @@ def test_only_regular_files_of_bounded_size_are_read(tmp_path):
         open_regular(str(tmp_path / "link"))
     with pytest.raises(OSError, match="bytes, and at most 5 are read"):
         read_regular("/proc/self/status", 5)  # its size is 0
+
+
+def test_read_reserves_what_file_has(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(bytes(100_000))
+    tracemalloc.start()
+    try:
+        assert len(read_regular(str(path), 1 << 28)) == 100_000
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
 
 
 # ---- ids, homes, and lines

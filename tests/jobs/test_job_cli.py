@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -17,14 +18,16 @@ import pytest
 import infini_run
 from infini_run.jobs.allocation.result import restart_reason
 from infini_run.jobs.allocation.time_limit import NEVER, parse
-from infini_run.jobs.folder.inotify import is_others, kind_of
 from infini_run.jobs.folder.records import JobResult
 from infini_run.jobs.options import hints
 from infini_run.jobs.options.help import help_text
-from infini_run.jobs.options.table import TABLES, VERBS, _memory, _time, _variables, _warn
+from infini_run.jobs.options.table import ALL_FLAGS, OTHER_VARIABLES, TABLES, VERBS, _memory, _time, _variables, _warn
+from infini_run.options.table import unknown_variables
+from infini_run.system.file_systems import is_others, kind_of
 from tests.jobs.test_job_status import made
 from tests.support.batch import COMMANDS
 from tests.support.job_case import JOB
+from tests.support.paths import ROOT
 from tests.support.pty_window import Window
 from tests.support.waiting import LIMIT_S
 
@@ -50,6 +53,13 @@ def bare(tmp_path):
         (("submit", "-N2", "true"), "unknown flag -N2; use --slots=N (ranks in all)"),
         (("submit", "--nodes=2", "true"), "unknown flag --nodes; use --slots=N (ranks in all)"),
         (("submit", "-t", "1h", "true"), "unknown flag -t; use --time=TIME"),
+        (("submit", "--dry_run", "true"), "unknown flag --dry_run; use --print or --check"),
+        (("submit", "--dependency=afterok:3", "true"), "unknown flag --dependency; use --options="),
+        (("submit", "-W", "depend=afterok:3", "true"), "unknown flag -W; use --options='-W depend=afterok:ID'"),
+        (("submit", "--signal=USR1@60", "true"), "unknown flag --signal; use --warn=[SIGNAL@]TIME"),
+        (("submit", "--gres=gpu:8", "true"), "--gres=gpu:8: expected true or false; use --slots=N and --slots_per"),
+        (("submit", "--help=slotz"), "--help slotz: unknown flag; did you mean --slots?"),
+        (("list", "--help", "zzz"), "--help zzz: unknown flag; run infini-job list --help"),
         (("submit", "--hang_timeout=1h", "true"), "unknown flag --hang_timeout; use --run_options="),
         (("-V",), "-V: missing command before the flag; use submit, status,"),
         (("submit", "--slots=0", "--", "true"), "--slots=0: expected 1"),
@@ -87,6 +97,29 @@ def test_what_makes_no_sense_is_one_line_that_says_what_to_do(local, words, said
     assert len(done.stderr.splitlines()) == 1
     assert done.stdout == ""
     assert local.is_empty()
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("INFINI_JOB_TITEL", "; did you mean INFINI_JOB_TITLE?"),
+        ("INFINI_JOB_DIRR", "; did you mean INFINI_JOB_DIR?"),
+        ("INFINI_JOB_XYZZY", "; infini-job submit --helpfull lists the flags"),
+    ],
+)
+@pytest.mark.parametrize("words", [("submit", "--print", "--", "true"), ("list",)], ids=["submit", "list"])
+def test_misspelt_variable_is_one_line(local, words, name, said):
+    done = local.call(*words, env={name: "x", "INFINI_JOB_TITLE": "known"})
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.splitlines()[0] == f"infini-job: unknown variable {name}, ignored{said}"
+
+
+def test_variables_of_jobs_are_known():
+    """All that the code names: flags of any command, and what ranks get."""
+    text = "\n".join(source.read_text() for source in ROOT.glob("infini_run/**/*.py"))
+    named = set(re.findall(r"INFINI_JOB_[A-Z0-9_]*[A-Z0-9]", text))
+    assert unknown_variables(dict.fromkeys(named, "1"), "INFINI_JOB_", ALL_FLAGS, OTHER_VARIABLES) == []
+    assert named >= OTHER_VARIABLES
 
 
 @pytest.mark.parametrize(
@@ -387,6 +420,10 @@ def test_help_fits_and_names_every_flag():
 def test_help_and_version_are_answers(local):
     assert local.call("--help").stdout.startswith("usage: infini-job VERB")
     assert local.call("submit", "--help").stdout.startswith("usage: infini-job submit")
+    assert local.call("--help", "status").stdout.startswith("usage: infini-job status")
+    for words in (("--help=slots",), ("--help", "slots"), ("--help", "--slots")):
+        shown = local.call("submit", *words).stdout.splitlines()
+        assert (shown[0].split()[0], shown[-1].split()) == ("--slots=N", ["variable:", "INFINI_JOB_SLOTS"])
     assert local.call("--version").stdout.startswith("infini-job ")
 
 
@@ -409,6 +446,40 @@ def test_a_reader_that_has_enough_is_nobodys_failure(local):
     assert (done.stdout, done.stderr) == ("[rank 0] y\n", "")
 
 
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (("submit", "--wait", "--", "sh", "-c", "exit 3"), 3),
+        (("submit", "--wait", "--json", "--", "sh", "-c", "exit 3"), 3),
+        (("submit", "--print", "--", "true"), 0),
+        (("list",), 0),
+        (("list", "--json"), 0),
+        (("status", "NAME"), 0),
+        (("status", "NAME", "ir-0123456789"), 2),
+        (("logs", "NAME"), 0),
+        (("clusters",), 0),
+        (("cancel", "ir-0123456789"), 2),
+        (("frobnicate",), 2),
+        (("--help",), 0),
+        (("--version",), 0),
+        (("--completion=bash",), 0),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_gone_reader_changes_no_exit_code(local, words, code):
+    name = local.submit("--", "echo", "said")
+    local.wait(name)
+    words = [name if word == "NAME" else word for word in words]
+    for streams in (("stdout",), ("stderr",), ("stdout", "stderr")):
+        reader, writer = os.pipe()
+        os.close(reader)
+        given = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | dict.fromkeys(streams, writer)
+        done = subprocess.run([*JOB, *words], env=local.env, text=True, timeout=LIMIT_S, **given)
+        os.close(writer)
+        assert done.returncode == code, streams
+        assert "Error" not in (done.stderr or ""), done.stderr
+
+
 def test_wait_has_a_line_that_lives_on_a_terminal(local, tmp_path, bell):
     os.mkfifo(tmp_path / "go")
     script = f"echo up > {bell.path}; read word < {tmp_path}/go; exit 3"
@@ -418,7 +489,7 @@ def test_wait_has_a_line_that_lives_on_a_terminal(local, tmp_path, bell):
         window.see(lambda: window.text[1].endswith("  RUNNING"))
         (tmp_path / "go").write_text("on\n")
         assert window.wait() == 3
-        assert window.text[1].startswith("FAILED 3 ")
+        assert window.text[1].startswith("FAILED exit 3 ")
         assert window.text[2] == ""
     finally:
         window.close()

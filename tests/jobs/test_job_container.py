@@ -57,7 +57,9 @@ def test_ranks_of_two_nodes_run_in_the_image(queue, tmp_path):
 def test_a_rank_that_fails_inside_is_the_jobs_end(queue):
     done = queue.call("submit", *TWO, "--wait", "--", *play("@3", "exit=7", "@*", "wait"))
     assert done.returncode == 7, done.stdout
-    assert done.stdout.splitlines()[1].startswith("FAILED 7 node2 rank 3: rank 3 on node2 failed: exit code 7")
+    assert done.stdout.splitlines()[1].startswith(
+        "FAILED exit 7 on node2, rank 3: rank 3 on node2 failed: exit code 7"
+    )
 
 
 def test_cancel_gives_ranks_inside_their_grace(queue, bell, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import signal
 import stat
@@ -17,7 +18,7 @@ import pytest
 from infini_run.jobs.allocation.job_run import _SIGNAL_WAIT_S
 from tests.support.build_c import build
 from tests.support.command import in_locale, play
-from tests.support.job_case import JOB
+from tests.support.job_case import FILES, JOB, check_files
 from tests.support.processes import is_alive
 from tests.support.waiting import LIMIT_S, until
 
@@ -42,7 +43,9 @@ def test_the_first_failure_is_told_by_code_node_and_rank(local):
     done = local.call("submit", "--slots=4", "--wait", "--", *play("@2", "exit=7", "@*", "wait"))
     host = os.uname().nodename
     assert done.returncode == 7
-    assert done.stdout.splitlines()[1].startswith(f"FAILED 7 {host} rank 2: rank 2 on {host} failed: exit code 7")
+    assert done.stdout.splitlines()[1].startswith(
+        f"FAILED exit 7 on {host}, rank 2: rank 2 on {host} failed: exit code 7"
+    )
     name = done.stdout.split()[1]
     failure = json.loads((local.path / name / "0" / "first_failure").read_text())
     assert (failure["node"], failure["rank"], failure["code"]) == (host, 2, 7)
@@ -52,7 +55,7 @@ def test_the_first_failure_is_told_by_code_node_and_rank(local):
 def test_a_rank_that_dies_of_a_signal_gives_its_code_as_a_shell_does(local):
     done = local.call("submit", "--slots=2", "--wait", "--", *play("@1", "die=SEGV", "@*", "wait"))
     assert done.returncode == 139
-    assert "FAILED 139 " in done.stdout
+    assert "FAILED exit 139 " in done.stdout
 
 
 def test_submit_does_not_wait_and_the_job_outlives_it(local, bell):
@@ -102,7 +105,7 @@ def test_ranks_that_end_well_by_the_cancellation_before_the_launcher_hears_of_it
     until((local.path / name / "0" / "report.json").exists)
     os.kill(int((local.path / name / "id").read_text().split(".")[0]), signal.SIGTERM)
     status = local.wait(name)
-    assert (status["headline"], status["code"], status["reason"]) == ("CANCELLED", 143, "it was cancelled")
+    assert (status["headline"], status["code"], status["reason"]) == ("CANCELLED", 143, "it was canceled")
 
 
 def test_a_cancellation_that_no_scheduler_took_does_not_make_a_job_that_ends_well_a_cancelled_one(
@@ -129,7 +132,7 @@ def test_without_pidfds_a_job_is_followed_and_cancelled(local, bell):
     assert local.wait(name)["state"] == "CANCELLED"
     done = subprocess.run([*deny, *JOB, "submit", "--wait", "--", "sh", "-c", "exit 3"], **words)
     assert done.returncode == 3
-    assert "FAILED 3 " in done.stdout
+    assert "FAILED exit 3 " in done.stdout
 
 
 def test_one_whose_process_was_killed_is_lost_and_not_finished(local, bell):
@@ -184,7 +187,7 @@ def test_another_signal_may_be_the_warning(local):
 def test_the_limit_ends_it(local):
     done = local.call("submit", "--time=2s", "--wait", "--", "sleep", "1000")
     assert done.returncode == 143
-    assert done.stdout.splitlines()[1] == "TIMEOUT 143: its time limit was reached"
+    assert done.stdout.splitlines()[1] == "TIMEOUT exit 143: its time limit was reached"
 
 
 def test_restarts_have_logs_of_their_own(local):
@@ -203,13 +206,96 @@ def test_restarts_have_logs_of_their_own(local):
 def test_restarts_are_counted(local):
     name = local.submit("--restarts=1", "--", "sh", "-c", "exit 3")
     status = local.wait(name)
-    assert (status["headline"], status["attempt"]) == (f"FAILED 3 {os.uname().nodename} rank 0", 1)
+    assert (status["headline"], status["attempt"]) == (f"FAILED exit 3 on {os.uname().nodename}, rank 0", 1)
 
 
 def test_a_rank_that_exits_85_is_run_again_and_that_is_no_failure(local):
     name = local.submit("--", "sh", "-c", "[ $INFINI_JOB_ATTEMPT = 3 ] || exit 85")
     status = local.wait(name)
     assert (status["headline"], status["attempt"]) == ("COMPLETED", 3)
+    run = local.path / name / "0"
+    assert (run / "log").read_text().count("asked to run again (exit code 85") == 1
+    report = json.loads((run / "report.json").read_text())
+    rank = report["ranks"][0]
+    assert (report["first_failure"], rank["failed"], rank["asked_again"], rank["exit_code"]) == (0, False, True, 85)
+
+
+class Savers:
+    """Ranks that save when they are told to, one by one, and then ask for another run; the next run ends at once."""
+
+    def __init__(self, folder, bell):
+        self.folder = folder
+        for rank in (0, 1):
+            os.mkfifo(folder / f"save{rank}")
+        self.script = (
+            f"[ $INFINI_JOB_ATTEMPT = 0 ] || exit 0; trap 'echo $RANK >> {folder}/termed; exit 1' TERM; "
+            f"echo $RANK $$ > {bell.path}; exec 3<> {folder}/save$RANK; read go <&3; "
+            f"echo $RANK >> {folder}/saved; exit 85"
+        )
+
+    def save(self, rank):
+        (self.folder / f"save{rank}").write_text("go\n")
+
+    def has(self, what):
+        path = self.folder / what
+        return path.read_text().split() if path.exists() else []
+
+
+@pytest.fixture
+def savers(tmp_path, bell):
+    return Savers(tmp_path, bell)
+
+
+def asked_again(rank, log):
+    """The line of the launcher about who asked, and about the others."""
+    return next(
+        line for line in log.splitlines() if f"rank {rank} on {os.uname().nodename} asked to run again" in line
+    )
+
+
+def test_a_rank_that_asks_to_be_run_again_lets_the_others_save(local, savers, bell):
+    name = local.submit("--slots=2", "--run_options=--grace=1000", "--", "bash", "-c", savers.script)
+    pids = dict(line.split() for line in bell.hear(2))
+    savers.save(1)
+    until(lambda: not is_alive(int(pids["1"])))
+    savers.save(0)
+    status = local.wait(name)
+    assert (status["headline"], status["attempt"]) == ("COMPLETED", 1)
+    assert (savers.has("saved"), savers.has("termed")) == (["1", "0"], [])
+    log = (local.path / name / "0" / "log").read_text()
+    line = asked_again(1, log)
+    assert "asked to run again (exit code 85, pid " in line
+    assert line.endswith("; 1 more asked")
+    assert "failed" not in log
+
+
+def test_the_others_have_the_grace_to_save_and_then_are_stopped(local, savers, bell):
+    name = local.submit("--slots=2", "--run_options=--grace=0.5", "--", "bash", "-c", savers.script)
+    bell.hear(2)
+    savers.save(1)
+    status = local.wait(name)
+    assert (status["headline"], status["attempt"]) == ("COMPLETED", 1)
+    assert (savers.has("saved"), savers.has("termed")) == (["1"], ["0"])
+    assert asked_again(1, (local.path / name / "0" / "log").read_text()).endswith("; 1 other was stopped")
+
+
+def test_a_job_is_cancelled_at_once_though_ranks_have_time_to_save(local, savers, bell):
+    name = local.submit("--slots=2", "--run_options=--grace=1000", "--", "bash", "-c", savers.script)
+    pids = dict(line.split() for line in bell.hear(2))
+    savers.save(1)
+    until(lambda: not is_alive(int(pids["1"])))
+    local.call("cancel", name)
+    status = local.wait(name)
+    assert (status["state"], status["attempt"]) == ("CANCELLED", 0)
+    assert (savers.has("saved"), savers.has("termed")) == (["1"], ["0"])
+
+
+def test_another_run_of_the_job_is_no_restart_of_its_ranks(local):
+    script = "echo run $INFINI_JOB_ATTEMPT.$TORCHELASTIC_RESTART_COUNT; [ $INFINI_JOB_ATTEMPT = 1 ] || exit 85"
+    name = local.submit("--run_options=--max_restarts=3", "--", "sh", "-c", script)
+    assert local.wait(name)["headline"] == "COMPLETED"
+    lines = [*local.lines(name, "--attempt=0"), *local.lines(name, "--attempt=1")]
+    assert lines == ["[rank 0] run 0.0", "[rank 0] run 1.0"]
 
 
 def test_a_job_that_is_cancelled_is_not_run_again(local, bell):
@@ -321,6 +407,56 @@ def test_flags_of_the_launcher_itself_are_taken(local):
     assert "on 1" in local.logs(done.stdout.split()[1])
 
 
+@pytest.mark.parametrize("is_variable", [False, True])
+def test_files_that_flags_name_are_written_in_directory_of_ranks(local, tmp_path, is_variable):
+    """An earlier launch's are replaced, and its events stay."""
+    (tmp_path / "cwd").mkdir()
+    for name in FILES.values():
+        (tmp_path / "cwd" / name).write_text("{}\n" if name == FILES["events"] else "old\n")
+    (tmp_path / "cwd" / FILES["events"]).write_text('{"kind": "old"}\n')
+    variables = {f"INFINI_RUN_{flag.upper()}": name for flag, name in FILES.items()}
+    options = "" if is_variable else " ".join(f"--{flag}={name}" for flag, name in FILES.items())
+    words = [*([f"--run_options={options}"] if options else []), f"--cwd={tmp_path}/cwd", "--slots=2"]
+    env = variables if is_variable else {}
+    local.wait(local.submit(*words, "--", "sh", "-c", "exit $((3 * RANK))", env=env))
+    check_files(tmp_path / "cwd", os.uname().nodename, 2)
+    assert (tmp_path / "cwd" / FILES["events"]).read_text().startswith('{"kind": "old"}\n{"kind":"launched"')
+
+
+def test_file_that_cannot_be_written_ends_job_before_ranks_start(local, tmp_path):
+    env = {"INFINI_RUN_TRACE": "/proc/no/t", "INFINI_RUN_TERMINATION_LOG": f"{tmp_path}/l"}
+    name = local.submit("--", "echo", "started", env=env)
+    said = "INFINI_RUN_TRACE=/proc/no/t cannot be written: No such file or directory; use a file in a folder that"
+    end = local.wait(name)
+    assert (end["headline"], end["reason"].startswith(said)) == ("FAILED exit 2", True), end
+    assert (tmp_path / "l").read_text().startswith(f"infini-run: {said}")
+    assert local.lines(name) == []
+
+
+def test_variables_for_flags_of_the_job_itself_change_nothing(local):
+    """They are for launches of the shell."""
+    env = {"INFINI_RUN_HOSTS": "a,b", "INFINI_RUN_NNODES": "4", "PET_NNODES": "2", "INFINI_RUN_DRY_RUN": "1"}
+    name = local.submit("--slots=2", "--", "sh", "-c", "echo $WORLD_SIZE $NNODES", env=env)
+    assert local.wait(name)["headline"] == "COMPLETED"
+    assert sorted(local.lines(name)) == ["[rank 0] 2 1", "[rank 1] 2 1"]
+
+
+def test_logs_of_flag_have_line_between_runs_of_job(local, tmp_path):
+    words = ("--restarts=1", f"--cwd={tmp_path}", "--run_options=--log_dir=logs")
+    name = local.submit(*words, "--", "sh", "-c", "echo is $INFINI_JOB_ATTEMPT; exit $((1 - INFINI_JOB_ATTEMPT))")
+    assert local.wait(name)["headline"] == "COMPLETED"
+    log = (tmp_path / "logs" / "rank_0.log").read_text()
+    assert log.splitlines() == ["is 0", f"infini-run: run 1 of job {name}", "is 1"]
+
+
+def test_relative_flag_file_is_that_of_the_submission(local, tmp_path):
+    (tmp_path / "flags").write_text("--timestamps\n")
+    for options in ("--flagfile=flags", "--flagfile flags"):
+        name = local.submit(f"--run_options={options}", "--", "echo", "on", cwd=tmp_path)
+        assert local.wait(name)["headline"] == "COMPLETED"
+        assert re.fullmatch(r"\S+Z \[rank 0\] on", local.lines(name)[0]), local.lines(name)
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -341,12 +477,35 @@ def test_flags_of_the_launcher_itself_are_taken(local):
         ("--help", ["--help: starts no ranks; run infini-run --help"]),
         ("--keep_going x", ["x is not a flag of infini-run"]),
         ("--keep_going --", ["-- is not a flag of infini-run"]),
+        ("--events=fd:3", ["--events=fd:3: a job has no descriptor of your shell; use a file"]),
+        (
+            "--console=inherit",
+            ["--console=inherit: infini-run writes the output of a job; use --console=lines, prefix, fold, or none"],
+        ),
+        ("--live", ["--live: use infini-job logs -f or infini-job status"]),
+        ("--stacks", ["--stacks: use infini-job top, follow, stacks, or cancel"]),
+        ("--ssh_config=c", ["--ssh_config=c: the scheduler reaches the nodes; drop it"]),
+        ("--token_file=t", ["--token_file=t: the nodes of a job need no token; drop it"]),
+        ("--link_port=8", ["--link_port=8: no effect with --scheduler=local; drop it"]),
+        ("--rdzv_conf=join_timeout=5", ["--rdzv_conf=join_timeout=5: no effect with --scheduler=local; drop it"]),
+        ("--ranks_on_console=7", ["--ranks_on_console=7: unknown rank 7; use ranks 0 to 0"]),
+        (
+            "--on_join=wait",
+            ["--on_join=wait: needs a job that can lose a node; add --spares=N, or use --nnodes=MIN:MAX"],
+        ),
     ],
 )
 def test_flags_of_the_launcher_are_checked_before_anything_is_made(local, options, said):
     done = local.call("submit", f"--run_options={options}", "--", "true")
     assert (done.returncode, done.stderr.splitlines()) == (2, [f"infini-job: --run_options: {line}" for line in said])
     assert local.is_empty()
+
+
+def test_file_of_one_launch_is_refused_for_arrays(local):
+    done = local.call("submit", "--array=0-1", "--run_options=--report=r --events=e", "--", "true")
+    why = "each task would replace the file; drop it, as each task has its own report.json"
+    said = f"infini-job: --run_options: --report=r: conflicts with --array: {why}\n"
+    assert (done.returncode, done.stderr) == (2, said)
 
 
 def test_forget_takes_away_what_has_ended_and_what_is_lost_and_nothing_that_lives(local, bell):
@@ -405,7 +564,7 @@ def test_a_directory_that_cannot_be_read_hides_no_other(local):
 def test_a_program_that_is_not_there_is_told(local):
     done = local.call("submit", "--wait", "--", "nosuch-program")
     assert done.returncode == 127
-    assert done.stdout.splitlines()[1].startswith("FAILED 127: ")
+    assert done.stdout.splitlines()[1].startswith("FAILED exit 127: ")
     assert "nosuch-program" in done.stdout
 
 
@@ -419,7 +578,8 @@ def test_a_directory_of_another_user_is_refused(local):
         done = local.call(verb, name)
         assert done.returncode == 2
         assert done.stderr == f"infini-job: job {name} belongs to user nobody: only its owner can read it\n"
-    assert local.call("list").stdout == "no jobs in this directory\n"
+    others = "no jobs in this directory are yours; only its owner can read a job (1 of user nobody)\n"
+    assert local.call("list").stdout == others
 
 
 def test_a_directory_that_cannot_be_made_is_told_and_nothing_runs(local, tmp_path):

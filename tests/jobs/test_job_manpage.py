@@ -55,7 +55,7 @@ def test_no_tool_has_anything_to_say_against_the_page():
 @needs("bash")
 def test_bash_completes_verbs_flags_values_and_jobs(tmp_path):
     (tmp_path / "ir-0123456789").mkdir()
-    assert complete("st") == ["status"]
+    assert complete("st") == ["status", "stacks"]
     assert complete("submit", "--slots") == ["--slots=", "--slots_per_node="]
     assert complete("submit", "--scheduler", "=", "l") == ["local"]
     assert complete("submit", "--runtime", "=") == ["apptainer", "singularity", "podman", "enroot", "pyxis"]

@@ -158,7 +158,9 @@ def bare(bed):
 def test_the_first_failure_is_told_and_the_exit_code_is_its_own(pbs):
     done = pbs.call("submit", *WHOLE, "--wait", "--", "sh", "-c", "[ $RANK = 3 ] || exec sleep 1000; exit 7")
     assert done.returncode == 7, done.stderr
-    assert done.stdout.splitlines()[-1].startswith("FAILED 7 node2 rank 3: rank 3 on node2 failed: exit code 7")
+    assert done.stdout.splitlines()[-1].startswith(
+        "FAILED exit 7 on node2, rank 3: rank 3 on node2 failed: exit code 7"
+    )
 
 
 def test_live_jobs_are_all_known(pbs):

@@ -20,10 +20,13 @@ def ended(rank=5, code=None, signal=0, **more):
     return Exit(rank=rank, local_rank=1, host="n2", pid=1, code=code, signal=signal, start_s=1.0, end_s=2.0, **more)
 
 
-def judged(first=None, told=0, error=None, *, cancelled=False, late=False, preempted=False):
+SAVED = (ended(rank=0, code=85, stopped=True),)
+
+
+def judged(first=None, told=0, error=None, *, also=(), cancelled=False, late=False, preempted=False):
     report = Report(
         launch_id="l", run_id="", host="n1", world_size=8, start_s=1.0, end_s=2.0,
-        exits=(first,) if first else (), first_failure=first, received_signal=told,
+        exits=(*((first,) if first else ()), *also), first_failure=first, received_signal=told,
     )  # fmt: skip
     return classify(
         report, error, is_node_failure=error is not None, is_cancelled=cancelled, is_late=late,
@@ -61,6 +64,12 @@ def judged(first=None, told=0, error=None, *, cancelled=False, late=False, preem
         ({"first": ended(code=85), "told": 15}, "CANCELLED", 143, "", -1, True),  # scancel, qdel
         ({"first": ended(code=85), "told": 15, "late": True, "cancelled": True}, "CANCELLED", 143, "", -1, False),
         ({"first": ended(code=85), "cancelled": True}, "CANCELLED", 143, "", -1, False),
+        ({"first": ended(signal=15), "told": 15, "preempted": True, "also": SAVED}, "FAILED", 85, "n2", 0, False),
+        ({"told": 15, "preempted": True, "also": SAVED}, "FAILED", 85, "n2", 0, False),
+        ({"told": 15, "late": True, "also": SAVED}, "FAILED", 85, "n2", 0, False),
+        ({"first": ended(signal=11), "told": 15, "preempted": True, "also": SAVED}, "FAILED", 139, "n2", 5, False),
+        ({"first": ended(signal=15), "told": 15, "also": SAVED}, "CANCELLED", 143, "", -1, True),
+        ({"told": 15, "preempted": True, "cancelled": True, "also": SAVED}, "CANCELLED", 143, "", -1, False),
         ({"error": LOST}, "NODE_FAIL", 1, "n2", -1, False),
         ({"error": KILLED}, "OOM", 137, "", -1, False),
         ({"error": LOST, "told": 15}, "NODE_FAIL", 1, "n2", -1, True),

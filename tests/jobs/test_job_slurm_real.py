@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -13,10 +14,11 @@ from pathlib import Path
 
 import pytest
 
+import infini_run as ir
 from tests.multinode.test_many_slurm import Slurm
 from tests.support.cluster import give_up, missing, need
 from tests.support.command import play
-from tests.support.job_case import Jobs
+from tests.support.job_case import FILES, Jobs, check_files
 from tests.support.processes import processes, state_of
 from tests.support.waiting import LIMIT_S, until
 
@@ -91,10 +93,23 @@ def step_on(slurmd):
 def test_directory_of_any_name_gets_output_of_script(queue, name):
     above = queue.path / name
     done = queue.call("submit", f"--dir={above}", "--slots=1", "--wait", "--", "sh", "-c", "echo hi; exit 3")
-    assert (done.returncode, done.stderr.splitlines()[-1].split("  ")[-1]) == (3, "FAILED 3 node1 rank 0")
+    assert (done.returncode, done.stderr.splitlines()[-1].split("  ")[-1]) == (3, "FAILED exit 3 on node1, rank 0")
     (folder,) = above.iterdir()
     assert (folder / "job.log").exists()
     shutil.rmtree(above)
+
+
+def test_programs_of_a_job_are_on_their_nodes(queue):
+    say = "echo $ROLE_NAME $RANK/$WORLD_SIZE $CUDA_VISIBLE_DEVICES"
+    trainer = ("--program=trainer", "--on_nodes=0", "--nproc_per_node=4", "sh", "-c", say)
+    server = ("--program=server", "--on_nodes=rest", "--after=trainer", "sh", "-c", say)
+    done = queue.call("submit", *TWO, "--wait", *trainer, ":", *server)
+    assert done.returncode == 0, done.stderr
+    lines = queue.lines(done.stdout.split()[1])
+    assert sorted(line.split()[:4] for line in lines) == [
+        ["[node1:trainer", f"{rank}]", "trainer", f"{rank}/4"] for rank in range(4)
+    ] + [["[node2:server", "0]", "server", "0/1"]]
+    assert lines[-1].startswith("[node2:server 0]")
 
 
 def test_titled_array_is_shown_and_found_by_name(queue, bell):
@@ -113,6 +128,26 @@ def test_titled_array_is_shown_and_found_by_name(queue, bell):
     assert queue.call("cancel", f"{name}.1").returncode == 0
     status = queue.wait(name)
     assert [(task["state"], task["attempt"]) for task in status["tasks"]] == [("FAILED", 1), ("CANCELLED", 0)]
+
+
+def test_files_that_flags_name_are_written_by_first_node(queue, tmp_path):
+    """The paths are relative to the directory of the submission."""
+    options = " ".join(f"--{flag}={name}" for flag, name in FILES.items())
+    name = queue.submit(
+        *TWO, f"--run_options={options}", "--", "sh", "-c", "exit $((RANK == 1 ? 3 : 0))", cwd=tmp_path
+    )
+    assert queue.wait(name)["headline"] == "FAILED exit 3 on node1, rank 1"
+    check_files(tmp_path, "node1", 8)
+
+
+def test_job_runs_after_another_one(queue, bell):
+    first = queue.submit("--slots=1", "--", "sh", "-c", f"echo up > {bell.path}; sleep 1000 & wait")
+    bell.hear(1)
+    dependent = f"--options=--dependency=afterany:{queue.status(first)['id']}"
+    second = queue.submit("--slots=1", dependent, "--", "true")
+    assert queue.status(second)["headline"] == "QUEUED Dependency"
+    assert queue.call("cancel", first).returncode == 0
+    assert queue.wait(second)["headline"] == "COMPLETED"
 
 
 def test_two_nodes_of_four_ranks(queue):
@@ -135,9 +170,11 @@ def test_the_first_failure_of_all_nodes_is_told_and_is_our_exit_code(queue):
     """Where srun itself says 143."""
     done = queue.call("submit", *TWO, "--wait", "--", *play("@5", "exit=7", "@*", "wait"))
     assert done.returncode == 7, done.stderr
-    assert done.stdout.splitlines()[1].startswith("FAILED 7 node2 rank 5: rank 5 on node2 failed: exit code 7")
+    assert done.stdout.splitlines()[1].startswith(
+        "FAILED exit 7 on node2, rank 5: rank 5 on node2 failed: exit code 7"
+    )
     name = done.stdout.split()[1]
-    assert queue.status(name)["headline"] == "FAILED 7 node2 rank 5"
+    assert queue.status(name)["headline"] == "FAILED exit 7 on node2, rank 5"
     assert (queue.path / name / "exit").exists()
 
 
@@ -162,7 +199,7 @@ def test_a_job_that_slurm_has_suspended_says_so(queue, bell):
         until(lambda: all(state_of(pid) in states for pid in pids))  # noqa: B023
     assert queue.call("cancel", name).returncode == 0
     status = queue.wait(name)
-    assert (status["headline"], status["reason"]) == ("CANCELLED", "it was cancelled")
+    assert (status["headline"], status["reason"]) == ("CANCELLED", "it was canceled")
 
 
 def test_scancel_is_a_cancel_too(queue, bell):
@@ -172,7 +209,7 @@ def test_scancel_is_a_cancel_too(queue, bell):
     status = queue.wait(name)
     assert status["headline"] == "CANCELLED"
     # where its ranks, which Slurm signals too, end before the launcher is told, it is Slurm that says why
-    assert status["reason"] in ("it was asked to stop (SIGTERM)", "it was cancelled")
+    assert status["reason"] in ("it was asked to stop (SIGTERM)", "it was canceled")
 
 
 def forget(queue, name):
@@ -249,7 +286,7 @@ def test_a_job_that_is_preempted_says_so(queue, bell, pool):
         status = queue.wait(name)
     finally:
         let_go(queue, other)
-    assert (status["headline"], status["reason"]) == ("PREEMPTED 143", "it was preempted")
+    assert (status["headline"], status["reason"]) == ("PREEMPTED exit 143", "it was preempted")
     if pool != "graced":  # what Slurm has written where no rank is to blame
         assert "DUE TO PREEMPTION ***" in queue.logs(name, "--scheduler_log")
         assert "  slurm: slurmstepd" in queue.call("status", name).stdout
@@ -269,7 +306,7 @@ def test_a_preempted_job_is_run_again_as_often_as_it_may_be(queue, bell, pool):
     other = preempt(queue)
     status = queue.wait(name)
     let_go(queue, other)
-    assert (status["headline"], status["attempt"], status["id"]) == ("PREEMPTED 143", 1, first)
+    assert (status["headline"], status["attempt"], status["id"]) == ("PREEMPTED exit 143", 1, first)
     words = ["squeue", "-h", "-t", "PD,R", "-n", name]
     until(lambda: not subprocess.run(words, env=queue.env, capture_output=True, text=True, check=True).stdout)
 
@@ -288,7 +325,7 @@ def test_cancel_of_a_job_that_waits(queue, bell):
     following.read_error_until(waits.encode())
     assert queue.call("cancel", name, busy).returncode == 0
     status = queue.wait(name)
-    assert (status["headline"], status["attempt"], status["reason"]) == ("CANCELLED", -1, "it was cancelled")
+    assert (status["headline"], status["attempt"], status["reason"]) == ("CANCELLED", -1, "it was canceled")
     assert following.wait(LIMIT_S) == 0
     assert queue.wait(busy)["state"] == "CANCELLED"
 
@@ -303,7 +340,7 @@ def test_ranks_are_warned_before_the_limit(queue):
         following.read_more(LIMIT_S)
     queue.wait(name, "WARNED")
     status = queue.wait(name, "TIMEOUT")
-    assert (status["headline"], status["attempt"]) == ("TIMEOUT 143", 0)
+    assert (status["headline"], status["attempt"]) == ("TIMEOUT exit 143", 0)
 
 
 def test_a_warned_rank_that_asks_for_it_is_run_again(queue):
@@ -447,7 +484,7 @@ def test_all_ranks_are_gone_soon_after_a_failure(queue, bell):
     go.write_text("on\n")
     until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
     assert time.monotonic() - start_s < LIMIT_S
-    assert queue.wait(name)["headline"] == "FAILED 7 node3 rank 9"
+    assert queue.wait(name)["headline"] == "FAILED exit 7 on node3, rank 9"
 
 
 def test_a_directory_that_the_nodes_do_not_have_is_told(queue):
@@ -504,7 +541,7 @@ def test_an_array_runs_so_many_tasks_at_a_time(queue, bell, turnstile, eights):
     heard += bell.hear(16 - len(heard))
     steps = [1 if word[0] == "+" else -1 for word in heard]
     assert max(sum(steps[:count]) for count in range(len(steps) + 1)) == 3
-    head = f"FAILED 7 {queue.status(f'{name}.2')['node']} rank 0 task 2: 7 COMPLETED, 1 FAILED, 2 CANCELLED"
+    head = f"FAILED exit 7 on {queue.status(f'{name}.2')['node']}, rank 0, task 2: 7 COMPLETED, 1 FAILED, 2 CANCELLED"
     assert waiting.out.splitlines()[-1].decode().startswith(head)
     assert queue.lines(f"{name}.6") == queue.lines(name, "--task=6", "--rank=0") != []
     assert [line.rpartition("is ")[2] for line in queue.lines(f"{name}.6")] == ["6 of 10"]
@@ -531,3 +568,66 @@ def test_a_task_is_run_again_by_itself(queue, words):
     assert status["shape"] == "2 tasks x 2 nodes x 1 cpu"
     lines = [line.rpartition("] ")[2] for line in queue.lines(f"{name}.1")]
     assert (lines[0], lines[-2:]) == ("run 0", ["run 1"] * 2)  # of run 0 one rank may have ended the other
+
+
+def test_function_runs_on_two_nodes_and_as_array(queue, eights, monkeypatch):
+    for name, text in eights.env.items():
+        monkeypatch.setenv(name, text)
+    submit = functools.partial(ir.submit, scheduler="slurm", dir=queue.path)
+    job = submit(lambda: (int(os.environ["RANK"]), os.environ["SLURMD_NODENAME"]), slots=8, slots_per_node=4)
+    assert job.results(LIMIT_S * 2) == [(rank, f"node{rank // 4 + 1}") for rank in range(8)]
+    job = submit(lambda: 1 // (int(os.environ["RANK"]) - 5), slots=8, slots_per_node=4)
+    error = job.exception(LIMIT_S * 2)
+    assert (type(error), error.rank, job.status().node) == (ZeroDivisionError, 5, "node2")
+    job = submit(lambda text: text + os.environ["INFINI_JOB_TASK"], slots=1, array=["a", "b", "c"])
+    assert job.result(LIMIT_S * 2) == ["a0", "b1", "c2"]
+
+
+class Steps:
+    """A function that waits in its first run, until that is stopped, and returns in the next one."""
+
+    def __init__(self, bell, step=0):
+        self.bell = bell
+        self.step = step
+
+    def __call__(self, name):
+        with open(self.bell, "w") as bell:
+            bell.write(f"{os.environ['RANK']}\n")
+        while not self.step:
+            signal.pause()
+        return self.step, name, os.environ["INFINI_JOB_ATTEMPT"]
+
+    def checkpoint(self, name):
+        return functools.partial(Steps(self.bell, self.step + 1), name)
+
+
+@pytest.mark.parametrize("cause", ["limit", "preemption"])
+def test_checkpoint_says_which_call_follows_in_requeued_job(queue, eights, monkeypatch, bell, cause):
+    for name, text in eights.env.items():
+        monkeypatch.setenv(name, text)
+    flags = {"time": "2m", "warn": "100s"} if cause == "limit" else {"pool": "requeued"}
+    call = functools.partial(Steps(bell.path), "llama")
+    job = ir.submit(call, scheduler="slurm", dir=queue.path, slots=8, slots_per_node=4, **flags)
+    bell.hear(8)
+    if cause == "preemption":
+        other = preempt(queue)
+        until(lambda: job.status().attempt == 0 and job.status().state == "QUEUED")
+        let_go(queue, other)
+    assert job.results(LIMIT_S * 4) == [(1, "llama", "1")] * 8
+
+
+def test_job_executor_submits_to_slurm(queue, eights, monkeypatch):
+    for name, text in eights.env.items():
+        monkeypatch.setenv(name, text)
+    executor = ir.JobExecutor(queue.path, slurm_partition="debug", timeout_min=5)
+    executor.update_parameters(nodes=2, tasks_per_node=3)
+    job = executor.submit(max, 5, 7)
+    assert job.results(LIMIT_S * 2) == [7] * 6
+    assert (job.job_id, job.done()) == (ids(queue, job.name)[0], True)
+    executor.update_parameters(nodes=1, tasks_per_node=2, gpus_per_node=2, slurm_array_parallelism=2)
+    jobs = executor.map_array(lambda text: text + os.environ["SLURM_ARRAY_JOB_ID"], ["a", "b", "c"])
+    known = [job.job_id for job in jobs]
+    whole = known[0].partition("_")[0]
+    assert [job.result(LIMIT_S * 2) for job in jobs] == [f"{text}{whole}" for text in "abc"]
+    assert [job.job_id for job in jobs] == known == [f"{whole}_{index}" for index in range(3)]
+    assert sorted(ids(queue, jobs[0].name[:-2])) == known

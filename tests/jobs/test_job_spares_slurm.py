@@ -114,7 +114,7 @@ def test_the_loss_of_the_node_that_has_the_head_ends_the_job(queue, down, bell):
     hear_world(bell, 0, 3)
     down(1)
     status = queue.wait(name)
-    assert (status["headline"], status["nodes"]) == ("NODE_FAIL 1 node1", ["node1", "node2", "node3"])
+    assert (status["headline"], status["nodes"]) == ("NODE_FAIL exit 1 on node1", ["node1", "node2", "node3"])
     assert status["reason"] == "lost node1, which ran the job's script and its head"
 
 

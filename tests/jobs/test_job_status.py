@@ -100,7 +100,7 @@ def test_a_job_that_has_ended_is_asked_about_no_more(folder, slurm):
     begin(folder)
     folder.write_result(JobResult(state="FAILED", code=7, node="n2", rank=5, reason="why", end_s=NOW_S))
     status = ask(folder, slurm)
-    assert (status.headline, status.is_final, status.exit_code) == ("FAILED 7 n2 rank 5", True, 7)
+    assert (status.headline, status.is_final, status.exit_code) == ("FAILED exit 7 on n2, rank 5", True, 7)
     assert slurm.asked == []
 
 
@@ -157,7 +157,7 @@ def test_its_own_word_wins_over_the_schedulers(folder, slurm):
     begin(folder)
     slurm.seen[folder.name] = SchedulerJob(id=ID, state="FAILED", code=143)
     slurm.meanwhile = lambda: folder.write_result(JobResult(state="FAILED", code=7, node="n2", rank=5, end_s=NOW_S))
-    assert ask(folder, slurm).headline == "FAILED 7 n2 rank 5"
+    assert ask(folder, slurm).headline == "FAILED exit 7 on n2, rank 5"
 
 
 def test_nobody_writes_over_its_own_word(folder):
@@ -219,7 +219,7 @@ def test_what_was_written_late_of_an_earlier_run_is_not_the_end_of_this_one(fold
     slurm.seen[folder.name] = SchedulerJob(id=ID, state="RUNNING")
     assert (ask(folder, slurm).state, ask(folder, slurm).is_final) == ("RUNNING", False)
     slurm.seen[folder.name] = SchedulerJob(id=ID, state="OOM", code=137)
-    assert (ask(folder, slurm).headline, ask(folder, slurm).is_final) == ("OOM 137", True)
+    assert (ask(folder, slurm).headline, ask(folder, slurm).is_final) == ("OOM exit 137", True)
 
 
 def test_one_that_is_missing_is_lost_and_not_finished(folder, slurm):
@@ -249,10 +249,10 @@ def test_a_task_that_slurm_leaves_out_is_not_settled(tmp_path, slurm, array_id):
     slurm.query = lambda names, ids=None: dict(slurm.seen)  # as Slurm, which is asked by the array's name
     status = ask(task, slurm)
     assert (status.state, status.is_final) == ("LOST", False)
-    assert ("its array has no such task: it was cancelled while" in status.reason) is (array_id == ID)
+    assert ("its array has no such task: it was canceled while" in status.reason) is (array_id == ID)
     assert task.result() is None
     slurm.seen[task.name] = SchedulerJob(id=task.id, state="FAILED", code=1)
-    assert (ask(task, slurm).headline, ask(task, slurm).is_final) == ("FAILED 1", True)
+    assert (ask(task, slurm).headline, ask(task, slurm).is_final) == ("FAILED exit 1", True)
 
 
 @pytest.mark.parametrize("array", ["", "0-2"])
@@ -274,7 +274,7 @@ def test_a_task_of_which_neither_slurm_nor_its_accounting_knows_was_cancelled(tm
     slurm.query = lambda names, ids=None: dict(slurm.seen)
     slurm.has_accounting = True
     assert (ask(task, slurm).headline, ask(task, slurm).is_final) == ("CANCELLED", True)
-    assert task.result().reason == "its array has no such task: it was cancelled while it waited"
+    assert task.result().reason == "its array has no such task: it was canceled while it waited"
 
 
 def test_a_task_that_was_cancelled_by_its_name_is_cancelled(tmp_path, slurm):

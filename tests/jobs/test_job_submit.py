@@ -26,6 +26,7 @@ from infini_run.record import replace
 from tests.jobs.test_job_status import made
 from tests.support.command import play
 from tests.support.job_case import Jobs
+from tests.support.processes import is_alive
 from tests.support.waiting import until
 
 COMMAND = {"slurm": "sbatch", "pbs": "qsub"}
@@ -245,7 +246,7 @@ def test_first_failure_over_two_nodes(queue, jobs):
     done = jobs.call("submit", *TWO, "--wait", "--", *play("@5", "exit=7", "@*", "wait"))
     assert done.returncode == 7, done.stderr + done.stdout
     node = {"slurm": "node2", "pbs": "pbsn2"}[queue.kind]
-    assert done.stdout.splitlines()[1].startswith(f"FAILED 7 {node} rank 5: ")
+    assert done.stdout.splitlines()[1].startswith(f"FAILED exit 7 on {node}, rank 5: ")
     queue.ended()
     assert queue.jobs()[0]["code"] == 7
 
@@ -441,6 +442,27 @@ def test_what_takes_a_job_off_the_queue_is_believed_before_a_rank_that_asks_for_
     assert len(queue.jobs()) == 1
 
 
+def test_ranks_of_another_node_save_after_the_first_that_asks_for_another_run(queue, jobs, bell, tmp_path):
+    """Though one beside it fails meanwhile, for instance since the first one is gone."""
+    for rank in range(8):
+        os.mkfifo(tmp_path / f"save{rank}")
+    script = f"[ $INFINI_JOB_ATTEMPT = 0 ] || exit 0; trap 'echo $RANK >> {tmp_path}/termed; exit 1' TERM; "
+    script += f"echo $RANK $$ > {bell.path}; exec 3<> {tmp_path}/save$RANK; read code <&3; "
+    script += f"echo $RANK >> {tmp_path}/ended; exit $code"
+    name = jobs.submit(*TWO, "--run_options=--grace=1000", "--", "bash", "-c", script)
+    pids = dict(line.split() for line in bell.hear(8))
+    for rank, code in ((7, 85), (4, 1), (0, 85), (6, 85), (5, 85), (3, 85), (2, 85), (1, 85)):
+        (tmp_path / f"save{rank}").write_text(f"{code}\n")
+        until(lambda rank=rank: not is_alive(int(pids[str(rank)])))
+    status = jobs.wait(name)
+    assert (status["headline"], status["attempt"]) == ("COMPLETED", 1), jobs.logs(name)
+    assert (tmp_path / "ended").read_text().split() == ["7", "4", "0", "6", "5", "3", "2", "1"]
+    assert not (tmp_path / "termed").exists()
+    line = next(line for line in jobs.logs(name).splitlines() if "asked to run again (exit code 85, pid " in line)
+    assert "rank 7 on " in line
+    assert line.endswith("; 6 more asked, 1 more failed")
+
+
 @pytest.fixture
 def slurm_jobs(slurm_queue, tmp_path, case):
     env = {"PATH": slurm_queue.env["PATH"], "TEST_BATCH": slurm_queue.folder, "INFINI_JOB_SCHEDULER": "slurm"}
@@ -473,7 +495,7 @@ def test_a_requeue_without_any_answer_is_no_end_before_slurm_has_said_so(slurm_q
     ending = json.loads((slurm_jobs.path / name / "exit").read_text())
     assert (ending["state"], ending["scheduler_ended_it"]) == ("FAILED", True)
     status = slurm_jobs.wait(name)
-    assert (status["headline"].split()[:2], status["is_final"]) == (["FAILED", "4"], True)
+    assert (status["headline"].split()[:3], status["is_final"]) == (["FAILED", "exit", "4"], True)
     assert "cannot queue it again: scontrol requeue exited with 1" in status["reason"]
 
 

@@ -13,8 +13,9 @@ from infini_run.errors import UsageError
 from infini_run.jobs.request.array import own_name
 from infini_run.jobs.request.job_request import JobRequest
 from infini_run.jobs.schedulers.slurm_output import is_never_met
-from infini_run.jobs.status.logs import Reader, _start_of_last, last_lines
+from infini_run.jobs.status.logs import Reader, last_lines
 from infini_run.record import replace
+from infini_run.system.file_tail import start_of_last
 from tests.support.job_case import Jobs
 
 REQUEST = JobRequest(name="ir-0123456789", folder="/j", command=("true",), cwd="/", python="p", slots=1)
@@ -133,7 +134,7 @@ def test_last_lines_are_found_from_the_end(tmp_path, text, count):
     path.write_text(text)
     wanted = "".join(text.splitlines(keepends=True)[-count:] if count else [])
     with open(path, "rb", buffering=0) as file:
-        assert text[_start_of_last(file, count) :] == wanted
+        assert text[start_of_last(file, count) :] == wanted
     assert last_lines(text.encode(), count) == wanted.encode()
     reader = Reader(str(path), count)
     assert (

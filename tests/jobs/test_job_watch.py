@@ -142,7 +142,7 @@ def test_an_end_that_somebody_else_brought_is_asked_about_at_once(job, folder, s
     folder.write_result(JobResult(state="CANCELLED", code=143, scheduler_ended_it=True, end_s=2e9))
     while not job.has_ended:
         job.poll(60)
-    assert job.status.headline == "PREEMPTED 143"
+    assert job.status.headline == "PREEMPTED exit 143"
     assert len(slurm.asked) == 2
 
 

@@ -52,6 +52,7 @@ def has_lost(tmp_path):
     squeue.parent.mkdir()
     squeue.write_text("#!/bin/sh\necho 'job|7|RUNNING|None|node[2-3]'\n")
     squeue.chmod(0o755)
+    (squeue.parent / "sbatch").symlink_to(squeue)  # by which Slurm is found, also where it is not installed
 
     def has_lost(port, token=TOKEN):  # noqa: F811
         environ = {"PATH": f"{squeue.parent}:{os.environ['PATH']}", HEAD_NODE: "node1", "INFINI_RUN_TOKEN": token}

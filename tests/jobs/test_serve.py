@@ -69,7 +69,7 @@ def test_answers_are_what_the_command_prints(service, local):
 def test_the_first_failure_is_told(service):
     name = service.submit(*play("@2", "exit=7", "@*", "wait"), slots=4)
     status = service.end_of(name)
-    assert (status["headline"], status["code"], status["rank"]) == (f"FAILED 7 {HOST} rank 2", 7, 2)
+    assert (status["headline"], status["code"], status["rank"]) == (f"FAILED exit 7 on {HOST}, rank 2", 7, 2)
     (run,) = service.get(f"/v1/jobs/{name}/timeline")
     assert run["failure"].startswith(f"rank 2 on {HOST} failed: exit code 7")
     assert [(rank["rank"], rank["host"], rank["kind"], rank["is_first"]) for rank in run["ranks"]] == [
@@ -107,7 +107,7 @@ def test_tasks_of_an_array_are_jobs_of_their_own(service, local, bell):
         name = service.submit("sh", "-c", script, array="1-3%2")
         bell.hear(2)
         service.client.post(f"/v1/jobs/{name}.1/cancel")
-        wanted = {1: "CANCELLED", 2: f"FAILED 7 {HOST} rank 0", 3: "RUNNING"}
+        wanted = {1: "CANCELLED", 2: f"FAILED exit 7 on {HOST}, rank 0", 3: "RUNNING"}
         for line in lines:
             told = json.loads(line.removeprefix("data: "))["jobs"] if line.startswith("data: ") else []
             if any({task["task"]: task["headline"] for task in job["tasks"]} == wanted for job in told):

@@ -149,7 +149,7 @@ def test_a_failed_job_shows_its_first_failure(page, local):
     name = local.submit("--slots=3", "--", *play("@1", "exit=7", "@*", "wait"))
     local.wait(name)
     row(page, name).get_by_role("link").click()
-    expect(page.locator("#headline")).to_have_text(f"FAILED 7 {HOST} rank 1")
+    expect(page.locator("#headline")).to_have_text(f"FAILED exit 7 on {HOST}, rank 1")
     expect(page.locator("#reason")).to_contain_text(f"rank 1 on {HOST} failed: exit code 7")
     first = page.locator("#runs tr.first")
     expect(first).to_have_count(1)

@@ -70,6 +70,33 @@ def test_restarted_ranks_have_leaves_of_their_own_and_find_no_others(infini_run,
     assert not leaves(delegated)
 
 
+def test_part_that_restarts_ends_what_hid_in_its_leaves(infini_run, delegated, bell):
+    """It has no variable and no group of its rank; that of the other program lives on."""
+    attempt = "$TORCHELASTIC_RESTART_COUNT"
+    hides = f"env -i setsid sh -c 'echo '$ROLE_NAME' $$ > {bell.path}; exec sleep 1000' &"
+    again = f"test {attempt} = 1 && {{ echo again > {bell.path}; exec sleep 1000; }}"
+    words = [
+        "--restart_scope=program",
+        "--restart_delay=0",
+        "--program=a",
+        "sh",
+        "-c",
+        f"{hides} exec sleep 1000",
+        ":",
+    ]
+    words += ["--program=b", "--max_restarts=1", "sh", "-c", f"{again}; {hides} sleep 0.5; exit 3"]
+    command = infini_run("--grace=0.2", *words, preexec_fn=enter(delegated))
+    *hidden, last = bell.hear(3)
+    pids = {name: int(pid) for name, pid in map(str.split, hidden)}
+    assert last == "again"
+    assert not is_alive(pids["b"])
+    assert is_alive(pids["a"])
+    command.signal(signal.SIGTERM)
+    assert command.wait() == 128 + signal.SIGTERM
+    assert not is_alive(pids["a"])
+    assert not leaves(delegated)
+
+
 def test_each_rank_is_born_into_a_leaf_of_its_own(infini_run, delegated):
     command = infini_run("--nproc_per_node=3", "sh", "-c", "grep ^0:: /proc/self/cgroup", preexec_fn=enter(delegated))
     assert command.wait() == 0

@@ -208,6 +208,15 @@ def test_a_failure_is_told_with_or_without_a_place_for_its_error_file(container,
     assert command.wait() == 3
     assert b"infini-run: rank 0 on " in command.err
     assert (b"error: boom" in command.err) == (shm != "none")
+    assert (b"cannot make a control socket in /dev/shm, /tmp, or TMPDIR: " in command.err) == (shm == "none")
+
+
+def test_container_without_place_for_sockets_notes_it_once(container):
+    """Else a probe that asks --list finds no launch, and nothing says why."""
+    words = ("--max_restarts=2", "--restart_delay=0", "sh", "-c", "exit 3")
+    command = container(*words, shm="none", env={"TMPDIR": "/nowhere"})
+    assert command.wait() == 3
+    assert command.err.count(b"--list and other questions do not find this launch\n") == 1
 
 
 @pytest.mark.parametrize(("shm", "start"), [("yes", "/dev/shm/"), ("no", "/tmp/"), ("none", "@")])
@@ -223,7 +232,14 @@ def test_ranks_are_heard_wherever_a_folder_can_be_made_or_none(container, shm, s
 
 
 def test_umask_keeps_no_rank_from_its_socket(container):
-    say = "import os, socket; socket.socket(1, 2).sendto(b'READY=1', os.environ['NOTIFY_SOCKET'])"
+    say = """
+import fcntl, os, socket, termios, time
+wire = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+wire.connect(os.environ["NOTIFY_SOCKET"])
+wire.send(b"READY=1")
+while any(fcntl.ioctl(wire, termios.TIOCOUTQ, bytes(4))):  # until it is read: a rank's end may come before
+    time.sleep(0.01)
+"""
     script = 'umask 777; exec infini-run --verbose --ready_timeout=60 "$@"'
     command = container("sh", "-c", script, "sh", sys.executable, "-Ic", say)
     assert command.wait() == 0, command.err

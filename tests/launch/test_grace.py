@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -13,9 +14,9 @@ import pytest
 import infini_run as ir
 from infini_run.node.launch import NodeLaunch
 from infini_run.options.options import resolve
-from tests.support.build_c import build
+from tests.support.build_c import WITH_CORE, build
 from tests.support.cluster import free_ports
-from tests.support.command import play
+from tests.support.command import COMMAND, play
 from tests.support.waiting import LIMIT_S
 
 
@@ -58,7 +59,7 @@ import infini_run.options.options as options
 from infini_run.cli import main
 
 options.GRACES_S = {}
-sys.argv[1:] = sys.argv[sys.argv.index("infini_run") + 1 :]
+sys.argv[1:] = sys.argv[sys.argv.index("{}") + 1 :]
 main()
 """
 
@@ -67,13 +68,17 @@ main()
 def launch_with(request, infini_run):
     """Start a launch for which those are the default graces, after a failure and by a signal."""
 
-    def start(graces, *words):
-        under = (sys.executable, "-c", WITH_GRACES.format(graces))
+    def start(graces, *words, **files):
+        under = (sys.executable, "-c", WITH_GRACES.format(graces, COMMAND[-1]))
+        flags = [f"--{name}={path}" for name, path in files.items()]
         if request.param == "one node":
-            return infini_run("--nproc_per_node=2", *words, under=under)
+            return infini_run("--nproc_per_node=2", *flags, *words, under=under)
         shape = ("--nnodes=2", f"--rdzv_endpoint=127.0.0.1:{free_ports(2)}")
         env = {**os.environ, "INFINI_RUN_TOKEN": "a-secret-that-nobody-guesses"}
-        head, _ = (infini_run(*shape, f"--node_rank={node}", *words, under=under, env=env) for node in (0, 1))
+        head, _ = (
+            infini_run(*shape, f"--node_rank={node}", *(() if node else flags), *words, under=under, env=env)
+            for node in (0, 1)
+        )
         return head
 
     return start
@@ -84,6 +89,35 @@ def test_deaf_ranks_have_the_grace_of_a_signal_where_one_asks(launch_with, bell)
     bell.hear(2)
     command.signal(signal.SIGTERM)
     assert command.wait() == 143
+
+
+@pytest.mark.parametrize(
+    ("stops", "words", "said"),
+    [
+        (1, ("ignore=TERM",), "ranks 0-1 did not exit within 0.3 s, and were killed"),
+        (1, ("@0", "end=TERM:0", "@1", "ignore=TERM", "@*"), "rank 1 did not exit within 0.3 s, and was killed"),
+        (1, ("end=TERM:5",), ""),
+        (2, ("ignore=TERM",), ""),
+    ],
+    ids=["all", "one", "none", "killed by the second TERM"],
+)
+def test_report_names_ranks_killed_after_grace(launch_with, tmp_path, stops, words, said):
+    """And the report and the file for Kubernetes do, too."""
+    report, log = tmp_path / "report.json", tmp_path / "termination-log"
+    graces = (1000.0, 0.3 if stops == 1 else 1000.0)
+    command = launch_with(graces, *play(*words, "say=up", "wait"), report=report, termination_log=log)
+    while command.out.count(b"up ") < 2:
+        command.read_more()
+    command.signal(signal.SIGTERM)
+    if stops == 2:
+        command.read_error_until(b"SIGTERM: stopping")
+        command.insist(signal.SIGTERM)
+    assert command.wait() == 143
+    lines = [line for line in command.err.decode().splitlines() if "did not exit" in line]
+    assert lines == ([f"infini-run: {said}"] if said else [])
+    assert log.read_text().splitlines() == lines
+    after = [rank["killed_after"] for rank in json.loads(report.read_text())["ranks"]]
+    assert after == [0.3 if f"rank {rank} " in said or "0-1" in said else None for rank in range(2)]
 
 
 def test_deaf_ranks_have_the_grace_of_a_failure_where_one_fails(launch_with, bell):
@@ -124,7 +158,7 @@ def test_the_link_says_whether_a_signal_asked_for_the_stop():
     agent._launch = Run()
     try:
         for signal_number, by_signal in ((2, True), (0, False)):
-            head.send(pack_json(STOP, {"signal": signal_number, "by_signal": by_signal}))
+            head.send(pack_json(STOP, {"signal": signal_number, "by_signal": by_signal, "after_s": 0}))
             agent._link.poll(LIMIT_S)
     finally:
         head.close()
@@ -133,6 +167,7 @@ def test_the_link_says_whether_a_signal_asked_for_the_stop():
     assert asked == [(2, True), (0, False)]
 
 
+@WITH_CORE
 @pytest.mark.parametrize(
     ("grace", "is_told", "ago", "most", "least"),
     [

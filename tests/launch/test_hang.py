@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -17,6 +18,7 @@ import infini_run as ir
 from infini_run.system import procfs
 from infini_run.watchdog.hang_detector import HangDetector
 from infini_run.watchdog.pyspy import find_pyspy
+from tests.launch.test_terminal import terminal  # noqa: F401
 from tests.support.command import play
 from tests.support.processes import is_alive, marked
 from tests.support.waiting import LIMIT_S
@@ -50,8 +52,8 @@ def fake(tmp_path):
 # ---- when it counts as hung
 
 
-def check(detector, now_s, output_s=0.0, ping_s=0.0, cpu_s=0.0, is_suspended=False, reads_output=True):
-    return detector.check(now_s, output_s, ping_s, cpu_s, is_suspended, reads_output)
+def check(detector, now_s, output_s=0.0, ping_s=0.0, cpu_s=0.0, is_suspended=False, reads_output=True, written=None):
+    return detector.check(now_s, output_s, ping_s, cpu_s, is_suspended, reads_output, written)
 
 
 def test_a_rank_hangs_when_it_says_nothing_and_uses_no_cpu():
@@ -111,6 +113,37 @@ def test_a_silence_is_told_once_and_the_next_one_again():
 
 def test_what_cannot_be_seen_is_not_judged():
     assert check(HangDetector(10.0, 100.0), 110.0, cpu_s=None) == ""
+
+
+def test_kernels_count_is_a_sign_where_output_is_not_read():
+    detector = HangDetector(10.0, 100.0)
+    assert check(detector, 110.0, reads_output=False, written=4) == "", "since its start"
+    assert (detector.written_s, detector.idle_since_s, detector.deadline_s(0.0, 0.0)) == (110.0, 100.0, 120.0)
+    assert check(detector, 120.0, reads_output=False, written=9) == ""
+    why = "no writes and no CPU used for 10.0 s"
+    assert check(detector, 130.0, reads_output=False, written=9) == why
+    assert check(detector, 140.0, reads_output=False, written=9) == "", "the same silence"
+    assert check(detector, 150.0, reads_output=False, written=5) == "", "a child has gone that nobody waited for"
+    assert check(detector, 160.0, reads_output=False, written=5) == why
+
+
+def test_rank_that_writes_during_a_look_has_come_back():
+    detector = HangDetector(10.0, 100.0)
+    assert check(detector, 110.0, reads_output=False, written=0) != ""
+    assert not detector.has_come_back(0.0)
+    detector.note_written(112.0, None)
+    assert not detector.has_come_back(0.0)
+    detector.note_written(112.0, 7)
+    assert detector.has_come_back(0.0)
+
+
+def test_unknown_count_is_no_sign():
+    assert check(HangDetector(10.0, 100.0), 110.0, reads_output=False) == "no CPU used for 10.0 s"
+
+
+def test_rank_without_pings_hangs_although_it_writes():
+    detector = HangDetector(10.0, 100.0)
+    assert check(detector, 112.0, ping_s=102.0, reads_output=False, written=9) == "no WATCHDOG=1 for 10.0 s"
 
 
 def test_a_rank_may_say_itself_that_it_hangs():
@@ -210,11 +243,62 @@ def test_a_hang_is_told_again_after_a_sign_of_life(infini_run):
     assert command.wait() == 143
 
 
-def test_without_output_to_see_idleness_alone_is_a_hang(infini_run):
+def test_idle_rank_that_writes_nothing_hangs_where_output_is_not_read(infini_run):
     command = infini_run("--hang_timeout=500ms", *play("wait"))
-    command.read_error_until(b" hung: no CPU used for ")
+    command.read_error_until(b" hung: no writes and no CPU used for ")
     command.signal(signal.SIGTERM)
     assert command.wait() == 143
+
+
+def test_rank_that_reads_its_own_pipe_waits_for_no_rank(infini_run):
+    script = "[ $RANK = 1 ] && exec sleep 1000; sleep 1000 | cat"
+    command = infini_run("--nproc_per_node=4", *STOPS[1:], "--console=none", "sh", "-c", script)
+    assert command.wait() == 1
+    assert b": 4 ranks are in 2 places, and none is the odd one out" in command.err
+    assert b"(own pipe)" in command.err
+
+
+PRINTS = "import time\nfor step in range(12):\n    print('step', step, flush=True)\n    time.sleep(0.25)\n"
+STOPS = ("--nproc_per_node=2", "--hang_timeout=1", "--on_hang=stop", "--grace=1")
+
+
+def test_rank_that_prints_and_sleeps_at_a_terminal_does_not_hang(terminal):  # noqa: F811
+    """No output comes through infini-run there."""
+    terminal.run("--standalone", *STOPS, sys.executable, "-c", PRINTS)
+    assert terminal.code() == 0
+    assert terminal.seen.count(b"step 11\r\n") == 2
+    assert b"hung" not in terminal.seen
+
+
+ONE_HANGS = "while [ $RANK = 0 ]; do echo step; sleep 0.1; done; exec sleep 1000"
+
+
+def test_silent_rank_among_ranks_that_print_is_named_at_a_terminal(terminal):  # noqa: F811
+    terminal.run(*STOPS, "sh", "-c", ONE_HANGS)
+    assert terminal.code() == 1
+    assert f"infini-run: rank 1 on {HOST} hung: no writes and no CPU used for ".encode() in terminal.seen
+
+
+@pytest.mark.parametrize("console", ["none", "inherit"])
+def test_silent_rank_among_ranks_that_print_is_named_without_logs(infini_run, tmp_path, console):
+    report = tmp_path / "report"
+    command = infini_run(*STOPS, f"--console={console}", f"--report={report}", "sh", "-c", ONE_HANGS)
+    assert command.wait() == 1
+    content = reads(report)
+    assert (content["first_failure"], hung(content)) == (1, [1])
+    looks = {look["rank"]: look for look in content["snapshots"]}
+    assert looks[1]["why"].startswith("no writes and no CPU used for ")
+    assert looks[0]["signs"]["output"] > looks[1]["signs"]["output"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("setpriv"), reason="needs root and setpriv")
+def test_rank_whose_count_is_unreadable_is_judged_by_its_cpu(infini_run):
+    """It is not dumpable, and the launcher has no CAP_SYS_PTRACE."""
+    script = f"import ctypes\nctypes.CDLL(None).prctl(4, 0, 0, 0, 0)\n{PRINTS}"  # PR_SET_DUMPABLE
+    under = ("setpriv", "--bounding-set=-sys_ptrace", "--inh-caps=-sys_ptrace")
+    command = infini_run("--hang_timeout=500ms", "--console=none", sys.executable, "-c", script, under=under)
+    command.read_error_until(b" hung: no CPU used for ")
+    assert command.wait() == 0
 
 
 def test_a_rank_that_computes_in_silence_does_not_hang(infini_run, tmp_path):
@@ -409,6 +493,6 @@ def test_a_thread_of_a_host_hears_of_a_hang_and_the_report_has_the_stacks(tmp_pa
 
 
 def test_a_hang_may_end_a_launch_of_the_library():
-    with pytest.raises(ir.WorkerError, match="hung: no CPU used for") as caught:
+    with pytest.raises(ir.WorkerError, match="hung: no writes and no CPU used for") as caught:
         ir.run(play("wait"), hang_timeout=0.3, on_hang="stop")
     assert (caught.value.rank, caught.value.exit_code) == (0, 1)

@@ -14,7 +14,7 @@ import infini_run
 from infini_run.core.group import debug_flags
 from infini_run.node.launch import NodeLaunch, plan_node
 from infini_run.options.options import resolve
-from tests.support.command import CHILDREN, COMMAND, Command, play
+from tests.support.command import CHILDREN, PYTHON, Command, play
 from tests.support.group_case import Live, spec
 from tests.support.processes import GUARD, is_alive, marked, processes, state_of
 from tests.support.waiting import until
@@ -32,7 +32,7 @@ def hold():
     started = []
 
     def start(how, *words, lease_s=LEASE_S, renew_s=LEASE_S / 10, ranks=2, under=(), **environ):
-        argv = [*under, *COMMAND[:-2], str(CHILDREN / "hold_lease.py"), how, str(lease_s), str(renew_s), str(ranks)]
+        argv = [*under, *PYTHON, str(CHILDREN / "hold_lease.py"), how, str(lease_s), str(renew_s), str(ranks)]
         started.append(
             Command([*argv, *(words or play(*RANK))], stdin=subprocess.PIPE, env={**os.environ, **environ})
         )

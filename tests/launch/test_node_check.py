@@ -148,8 +148,8 @@ def test_gpus_as_planned_and_free_are_no_reason(with_gpus):
 
 
 def test_fewer_gpus_than_planned_are_a_reason(with_gpus):
-    assert with_gpus(5) == "4 GPUs can be used here; 5 are planned"
-    assert with_gpus(2, CUDA_VISIBLE_DEVICES="3") == "1 GPUs can be used here; 2 are planned"
+    assert with_gpus(5) == "4 GPUs can be used here, of 5 that the plan needs"
+    assert with_gpus(2, CUDA_VISIBLE_DEVICES="3") == "1 GPU can be used here, of 2 that the plan needs"
 
 
 def test_who_holds_a_gpu_is_named_after_a_while(with_gpus):

@@ -69,6 +69,37 @@ def test_resource_tracker_is_no_leftover_when_its_rank_ended(infini_run, flags, 
     assert json.loads((tmp_path / "report").read_text())["leftover_processes"] == []
 
 
+LATE = """
+import os, signal, sys, time
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, signal.SIGTERM])
+reads, writes = os.pipe()
+if os.fork() == 0:
+    os.close(writes)
+    os.read(reads, 1)  # its rank has ended
+    time.sleep(float(sys.argv[1]))
+    os.set_inheritable(reads, True)
+    words = f"from multiprocessing.resource_tracker import main; main({reads})"
+    os.execv(sys.executable, [sys.executable, "-c", words])
+"""
+
+
+@pytest.mark.parametrize("grace", ["0", "30"])
+def test_resource_tracker_is_no_leftover_before_its_exec(infini_run, grace, tmp_path):
+    """A busy machine may give it no turn until its rank has ended."""
+    (tmp_path / "rank.py").write_text(LATE)
+    command = infini_run(f"--grace={grace}", f"--report={tmp_path}/report", tmp_path / "rank.py", "0.1")
+    assert command.wait() == 0
+    assert b"left behind" not in command.err
+    assert json.loads((tmp_path / "report").read_text())["leftover_processes"] == []
+
+
+def test_process_that_blocks_signals_as_tracker_is_leftover_without_grace(infini_run, tmp_path):
+    (tmp_path / "rank.py").write_text(LATE)
+    command = infini_run("--grace=0", tmp_path / "rank.py", "1000")
+    assert command.wait() == 0
+    assert b"stopped 1 process left behind: python" in command.err
+
+
 def test_resource_tracker_is_leftover_when_somebody_holds_it(infini_run, tmp_path):
     (tmp_path / "rank.py").write_text(TRACKED)
     command = infini_run("--grace=0.2", tmp_path / "rank.py", "held")

@@ -397,6 +397,49 @@ def test_a_second_launch_appends_to_the_logs(infini_run, tmp_path):
         assert (tmp_path / f"rank_{rank}.log").read_text() == "one\ntwo\n"
 
 
+IN_USE = "another launch also writes {}; use another --log_dir"
+LOGS = ("--nproc_per_node=2", "--log_dir=logs")
+
+
+def test_logs_that_another_launch_writes_are_reported(infini_run, tmp_path):
+    first = infini_run(*LOGS, "sh", "-c", "echo up; exec sleep 1000", cwd=tmp_path)
+    until(lambda: first.out.count(b"up\n") == 2 or first.read_more())
+    second = infini_run(*LOGS, "--report=r", "echo", "too", cwd=tmp_path)
+    assert second.wait() == 0
+    line = IN_USE.format("logs/rank_0.log and 1 more")
+    assert second.err.decode() == f"infini-run: {line}\n"
+    assert json.loads((tmp_path / "r").read_text())["notices"] == [line]
+    first.process.kill()  # its locks go with it
+    assert first.wait() == -signal.SIGKILL
+    third = infini_run(*LOGS, "echo", "too", cwd=tmp_path)
+    assert (third.wait(), third.err) == (0, b"")
+
+
+def test_launches_of_other_ranks_share_a_folder_of_logs(infini_run, tmp_path):
+    """As tasks of a scheduler do, or programs of one launch."""
+    nodes = ("--nnodes=2", "--rdzv_endpoint=localhost:1", "--log_dir=logs")
+    words = ("sh", "-c", "echo up; exec sleep 1000")
+    commands = [infini_run(*nodes, f"--node_rank={rank}", *words, cwd=tmp_path) for rank in range(2)]
+    for command in commands:
+        command.read_until(b"up\n")
+        command.signal(signal.SIGTERM)
+    assert [command.wait() for command in commands] == [143, 143]
+    assert not any(b"another launch" in command.err for command in commands)
+
+
+def test_restarts_keep_their_logs(infini_run, tmp_path):
+    flags = ("--max_restarts=3", "--restart_delay=0")
+    command = infini_run(*LOGS, *flags, "sh", "-c", "exit $((3 - TORCHELASTIC_RESTART_COUNT))", cwd=tmp_path)
+    assert command.wait() == 0
+    assert b"another launch" not in command.err
+
+
+def test_host_program_uses_its_logs_again(tmp_path, capfd):
+    for _ in range(3):
+        assert ir.run(["true"], nproc_per_node=2, log_dir=str(tmp_path / "logs")).exit_code == 0
+    assert "another launch" not in capfd.readouterr().err
+
+
 def test_a_log_is_the_users_alone(infini_run, tmp_path):
     assert run_script(infini_run, "echo secret", f"--log_dir={tmp_path}").wait() == 0
     assert (tmp_path / "rank_0.log").stat().st_mode & 0o777 == 0o600

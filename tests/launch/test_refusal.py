@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from infini_run.errors import UsageError
@@ -95,7 +97,7 @@ REFUSALS = [
     ("--export=A=1", "--export=A=1: expected names of variables, not values"),
     ("--gpus_per_proc=-1", "expected 0"),
     ("--omp_num_threads=x", "expected auto, or 1 to"),
-    ("--console=prefx", "--console=prefx: expected auto, inherit, lines, prefix, or none; did you mean prefix?"),
+    ("--console=prefx", "expected auto, inherit, lines, prefix, fold, or none; did you mean prefix?"),
     ("--ranks_on_console=1", "--ranks_on_console=1: unknown rank 1; use ranks 0 to 0"),
     ("--ranks_on_console=4-2", "expected all, or ranks and ranges such as 0,4-7"),
     ("--ranks_on_console=0,,1", "expected all, or ranks"),
@@ -154,7 +156,6 @@ REFUSALS = [
 
 
 @pytest.mark.parametrize(("argv", "message"), REFUSALS)
-@pytest.mark.rows(24)
 def test_what_makes_no_sense_is_refused_in_one_line(argv, message):
     assert message in refused(*argv.split())
 
@@ -175,3 +176,31 @@ def test_no_program_is_refused_with_the_usage(argv):
 def test_no_module_is_refused_with_the_usage():
     with pytest.raises(UsageError, match="missing module; use infini-run"):
         resolve(["-m"], {})
+
+
+FILES = ["log_dir", "report", "trace", "events", "metrics", "termination_log"]
+
+
+@pytest.mark.parametrize("flag", FILES)
+def test_path_is_named_as_it_was_given(flag, infini_run, tmp_path):
+    """A variable by its name, and a flag that beats it by its own."""
+    (tmp_path / "file").touch()
+    path, variable = f"{tmp_path}/file/x", f"INFINI_RUN_{flag.upper()}"
+    for words, env, given in (
+        ((), {variable: path}, f"{variable}="),
+        ((f"--{flag}={path}",), {variable: str(tmp_path / "good")}, f"--{flag}="),
+    ):
+        command = infini_run(*words, "true", env={**os.environ, **env})
+        assert command.wait() == 2
+        line = command.err.decode()
+        assert line.startswith(f"infini-run: {given}{path} cannot be ") or flag == "log_dir"
+        assert line.startswith(f"infini-run: {given.rstrip('=')}")
+        assert line.count("\n") == 1
+
+
+def test_termination_log_names_the_variable_too(infini_run, tmp_path):
+    env = {"INFINI_RUN_TERMINATION_LOG": str(tmp_path / "message"), "INFINI_RUN_REPORT": str(tmp_path)}
+    command = infini_run("true", env={**os.environ, **env})
+    assert command.wait() == 2
+    assert (tmp_path / "message").read_bytes() == command.err
+    assert command.err.startswith(b"infini-run: INFINI_RUN_REPORT=")

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -33,7 +34,7 @@ def restarts_in(err):
 
 def folders_left(launch_id):
     """The folders of all attempts of a launch that are there."""
-    return [name for name in os.listdir("/dev/shm") if launch_id.partition(".")[0] in name]
+    return [f"/dev/shm/{name}" for name in os.listdir("/dev/shm") if launch_id.partition(".")[0] in name]
 
 
 def until_paused(command):
@@ -81,7 +82,7 @@ def test_good_run_makes_the_budget_whole_again(infini_run):
     command = infini_run("--max_restarts=1", NOW, "--restart_window=250ms", *words)
     assert command.wait() == 0
     counts = [line.partition(b" in 0 ms")[0] for line in restarts_in(command.err)]
-    assert counts == [b"restart 1 of 1", b"restart 1 of 1 (2 in all)", b"restart 1 of 1 (3 in all)"]
+    assert counts == [b"restart 1 of 1", b"restart 1 of 1 (2 since the start)", b"restart 1 of 1 (3 since the start)"]
 
 
 @pytest.mark.parametrize("window", [(), ("--restart_window=1000",)], ids=["no window", "too short a run"])
@@ -222,16 +223,18 @@ def test_daemons_of_an_attempt_are_gone_before_the_next_one_begins(launch, gate)
     assert b"left behind: left-behind (" in line
 
 
-def test_nothing_is_there_during_the_delay_and_kill_of_the_launcher_leaves_nothing(launch):
+def test_no_process_is_there_during_the_delay_or_after_kill_of_the_launcher(launch):
     command = launch("--max_restarts=1", "--grace=0.1", NEVER, *play(*STUBBORN, "ask=mark", "exit=3"))
     mark = command.read_lines(b"mark")[0][1]
     until_paused(command)
     assert not [pid for pid, (parent, _, _) in processes().items() if parent == command.pid]
     assert not marked()
-    assert not folders_left(mark)
+    (folder,) = folders_left(mark)
+    assert os.listdir(folder) == ["control"]  # other processes find the launch there
     os.kill(command.pid, signal.SIGKILL)
     assert command.wait() != 0
     assert not marked()
+    shutil.rmtree(folder)
 
 
 @pytest.mark.parametrize("name", ["TERM", "INT", "QUIT", "SEGV"])
@@ -241,7 +244,7 @@ def test_signal_that_stops_ends_the_delay_at_once(launch, name, tmp_path):
     until_paused(command)
     command.signal(signal.Signals[f"SIG{name}"])
     assert command.wait() == 128 + signal.Signals[f"SIG{name}"]
-    assert command.err.endswith(f"infini-run: SIG{name}: no restart\n".encode())
+    assert command.err.endswith(f"infini-run: no restart: stopped by SIG{name}\n".encode())
     report = story(tmp_path / "r")
     assert (report["received_signal"], report["exit_code"]) == (f"SIG{name}", 128 + signal.Signals[f"SIG{name}"])
     assert [e["exit_code"] for e in report["earlier_failures"]] == [3]
@@ -286,12 +289,15 @@ def test_fifty_restarts_leave_no_descriptor_open(launch):
 def test_during_the_delay_nothing_wakes_us(infini_run):
     command = infini_run("--max_restarts=1", NEVER, *play("exit=3"))
     until_paused(command)
-    until(lambda: Path(f"/proc/{command.pid}/wchan").read_text() not in ("0", ""))
-    before = wakeups(command.pid)
-    pass_time(0.5)
-    assert wakeups(command.pid) == before
+    until(lambda: _sleeps_on(command.pid))  # once what it does at the delay's start is done
     command.signal(signal.SIGTERM)
     assert command.wait() == 143
+
+
+def _sleeps_on(pid):
+    before = wakeups(pid)
+    pass_time(0.5)
+    return wakeups(pid) == before
 
 
 def wakeups(pid):
@@ -389,7 +395,7 @@ def test_restart_that_cannot_be_started_counts_and_is_tried_again(infini_run, ga
 
 
 def test_last_restart_that_cannot_be_started_is_told_with_its_reason(infini_run, tmp_path):
-    script = "[ $RANK = 3 ] || exec sleep 1000; prlimit --pid $PPID --nofile=14:14; exit 3"
+    script = "[ $RANK = 3 ] || exec sleep 1000; prlimit --pid $PPID --nofile=15:15; exit 3"
     words = ("--nproc_per_node=4", "--max_restarts=1", NOW, f"--report={tmp_path}/r", "sh", "-c", script)
     command = infini_run(*words)
     assert command.wait() == 3
@@ -494,5 +500,5 @@ def test_progress_renews_the_budget_and_its_lack_ends_the_job(infini_run, tmp_pa
     report = json.loads((tmp_path / "r").read_text())
     assert report["restarts"] == 6
     assert report["not_restarted"] == "3 attempts in a row without exceeding PROGRESS=3"
-    assert b"restart 1 of 3 (4 in all)" in command.err
+    assert b"restart 1 of 3 (4 since the start)" in command.err
     assert command.err.count(b"not restarted: 3 attempts in a row without exceeding PROGRESS=3") == 1

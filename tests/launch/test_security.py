@@ -5,7 +5,6 @@ Real links, real users, real umasks. Strangers are made by giving up root, so wi
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
@@ -335,28 +334,21 @@ def test_stranger_cannot_send_to_ranks(infini_run):
 
 @needs_root("another user")
 def test_stranger_who_takes_folder_of_next_attempts_gets_nothing(infini_run, tmp_path):
+    """The folder is the launcher's through all attempts: nobody else enters it, or puts another in its place."""
     script = 'echo "$NOTIFY_SOCKET $TORCHELASTIC_ERROR_FILE"; echo boom > "$TORCHELASTIC_ERROR_FILE"; exit 3'
     flags = ("--max_restarts=2", "--restart_delay=1s", f"--report={tmp_path}/report")
     command = infini_run(*flags, "sh", "-c", script)
     command.read_error_until(b"restart 1 of 2")
-    ((address, error_file),) = command.read_lines(b"/")
+    ((address, _),) = command.read_lines(b"/")
     folder = Path(address).parent
-    try:
-        assert as_stranger(lambda: folder.mkdir(0o777))
-        command.read_error_until(b"restart 2 of 2")
-        second = command.read_lines(b"/", 2)[1]
-        as_stranger(lambda: Path(second[0]).parent.mkdir(0o777))
-        assert command.wait() == 3
-        _, second, ours = command.read_lines(b"/", 3)
-        assert not {address, error_file} & {*second, *ours}
-        assert len(ours[0]) == len(second[0])  # no longer with each attempt: a long one is no address
-        assert not list(folder.iterdir())
-        assert json.loads((tmp_path / "report").read_text())["ranks"][0]["error_message"] == "boom"
-        assert not Path(ours[0]).parent.exists()
-    finally:
-        folder.rmdir()
-        with contextlib.suppress(FileNotFoundError):
-            Path(second[0]).parent.rmdir()
+    assert not as_stranger(lambda: (folder / "taken").mkdir())
+    assert not as_stranger(lambda: folder.rename(f"{folder}-taken"))
+    assert not as_stranger(folder.rmdir)
+    assert command.wait() == 3
+    _, *later = command.read_lines(b"/", 3)
+    assert address not in {own for own, _ in later}
+    assert json.loads((tmp_path / "report").read_text())["ranks"][0]["error_message"] == "boom"
+    assert not folder.exists()
 
 
 @needs_root("a small file system")

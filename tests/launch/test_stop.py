@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 
@@ -190,3 +191,15 @@ def test_a_signal_that_comes_in_one_turn_with_the_end_is_too_late(infini_run, fl
     command.signal(number)
     command.signal(signal.SIGCONT)
     assert command.wait() == 0
+
+
+def test_launcher_without_descriptors_ends_with_one_line(infini_run, tmp_path):
+    """Its limit was lowered meanwhile: then it cannot import what a report needs, nor the words for that."""
+    os.mkfifo(tmp_path / "gate")
+    command = infini_run("--nproc_per_node=2", "sh", "-c", f"echo up; read line < {tmp_path}/gate; exit 3")
+    command.read_lines(b"up", 2)
+    resource.prlimit(command.pid, resource.RLIMIT_NOFILE, (3, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    (tmp_path / "gate").write_text("go\ngo\n")
+    assert command.wait() == 1
+    assert command.err.startswith(b"infini-run: Too many open files; ")
+    assert command.err.count(b"\n") == 1

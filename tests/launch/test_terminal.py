@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import termios
+from pathlib import Path
 
 import pytest
 
@@ -21,6 +22,12 @@ from tests.support.waiting import LIMIT_S, until
 
 pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="needs a shell with job control")
 PROMPT = b"next> "
+
+
+def is_reading(pid):
+    """Whether its first thread waits in read(2)."""
+    call = Path(f"/proc/{pid}/syscall").read_text().split()[0]  # of x86-64, of aarch64
+    return state_of(pid) == "S" and call in ("0", "63")
 
 
 class Terminal:
@@ -68,6 +75,15 @@ class Terminal:
         self.see(PROMPT)
         self.type("echo code=$?\n")
         return int(self.see(rb"code=(\d+)\r\n")[0])
+
+    def answer(self, count, launcher):
+        """Answer so many ranks, whichever gets the terminal first, once it reads: before, it drops what is typed."""
+        others = {launcher, self.shell.pid}
+        for number in range(count):
+            until(lambda: self.foreground not in others and is_reading(self.foreground))
+            others.add(self.foreground)
+            self.type(f"secret{number}\n")
+            self.see(b"heard secret%d" % number)
 
     @property
     def foreground(self):
@@ -499,12 +515,7 @@ def test_bg_and_fg_bring_a_question_to_its_answer(terminal, nproc, every_path):
         terminal.see(PROMPT)
         until(lambda: state_of(terminal.launcher()) == "T")
     terminal.type("fg\n")
-    until(lambda: terminal.foreground not in (terminal.launcher(), terminal.shell.pid))
-    for number in range(nproc):
-        if number > 0:
-            terminal.see(rb"rank \d\? $")
-        terminal.type(f"secret{number}\n")
-        terminal.see(b"heard secret%d" % number)
+    terminal.answer(nproc, terminal.launcher())
     assert terminal.code() == 0
 
 
@@ -535,12 +546,7 @@ def test_ctrl_z_at_a_question_stops_the_pipeline_around_it(terminal, every_path)
     terminal.type("\x1a")
     terminal.see(PROMPT)
     terminal.type("fg\n")
-    until(lambda: terminal.foreground not in (os.getpgid(terminal.launcher_in_pipeline()), terminal.shell.pid))
-    for number in range(2):
-        if number > 0:
-            terminal.see(rb"rank \d\? $")
-        terminal.type(f"secret{number}\n")
-        terminal.see(b"heard secret%d" % number)
+    terminal.answer(2, os.getpgid(terminal.launcher_in_pipeline()))
     assert terminal.code() == 0
 
 

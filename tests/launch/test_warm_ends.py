@@ -10,6 +10,8 @@ import sys
 
 import pytest
 
+import infini_run as ir
+from tests.support.command import CHILDREN
 from tests.support.processes import is_alive, marked, processes, state_of
 from tests.support.waiting import until
 
@@ -98,12 +100,9 @@ def test_python_that_ignores_hook_is_refused(infini_run, tmp_path):
     assert b"does not import sitecustomize from PYTHONPATH; drop --preload" in err
 
 
-def test_preload_is_refused_in_host_program():
-    from infini_run.errors import UsageError
-    from infini_run.process_launcher import ProcessLauncher
-
-    with pytest.raises(UsageError, match=r"^preload=: not a keyword of the Python API; use it with the command$"):
-        ProcessLauncher([sys.executable, "-c", "pass"], preload="decimal").start()
+def test_process_launcher_refuses_preload():
+    with pytest.raises(ir.UsageError, match=r"^preload=: not for a ProcessLauncher; use run$"):
+        ir.ProcessLauncher([sys.executable, "-c", "pass"], preload="decimal")
 
 
 # ---- cold
@@ -113,7 +112,7 @@ def test_preload_is_refused_in_host_program():
     ("source", "reason"),
     [
         ("import threading, time\nthreading.Thread(target=time.sleep, args=(1000,), daemon=True).start()",
-         b"2 threads run after the imports"),
+         b"1 thread of the imports still runs ("),
         ("import os\nkept = os.pipe()", b"the imports left pipe:"),
         ("import subprocess\nchild = subprocess.Popen(['sleep', '1000'])", b"the imports started a process"),
         ("import signal\nsignal.signal(signal.SIGUSR1, lambda *_: None)", b"the imports changed signal handlers"),
@@ -158,8 +157,19 @@ def test_accelerator_used_by_imports_is_tried_once(infini_run, module):
     assert command.out == b"[preload] importing\n"
 
 
+def test_no_rank_is_forked_while_a_thread_imports(infini_run):
+    """It would wait for the lock of that import for ever. The first fork starts the thread."""
+    words = ["--preload=importing_at_fork", "--nproc_per_node=3", "--console=lines"]
+    env = {**os.environ, "PYTHONPATH": str(CHILDREN)}
+    command = infini_run(*words, *code("import endless_import; print('ran')"), env=env)
+    assert command.wait() == 0
+    assert command.out == b"ran\n" * 3
+    assert command.err == COLD + b"1 thread of the imports still runs (Thread-1 (import_module))\n"
+
+
 @pytest.mark.parametrize(
-    ("source", "cold"), [("", None), ("import os\nos.umask(0o7)\n", "the imports changed the umask")]
+    ("source", "cold"),
+    [("sum(range(5_000_000))\n", None), ("import os\nos.umask(0o7)\n", "the imports changed the umask")],
 )
 def test_report_has_preload_and_how_ranks_started(infini_run, module, tmp_path, source, cold):
     words = ["--preload=preloaded", "--nproc_per_node=2", f"--report={tmp_path}/report"]
@@ -220,6 +230,40 @@ def test_dry_run_names_preloaded_modules(infini_run):
     assert b"preload: torch, json, imported once; the ranks are forked from that process" in out
     _, out, _ = run(infini_run, "--dry_run=json", "--preload=torch,json", sys.executable, "x.py")
     assert json.loads(out)["preload"] == ["torch", "json"]
+
+
+AUTO = '"""A script."""\nimport json\nimport pytest, hypothesis.strategies\nfrom cffi import FFI\nopen("ran", "w")\n'
+
+
+@pytest.mark.parametrize("how", ["script", "module", "shebang"])
+def test_dry_run_names_what_auto_would_preload(infini_run, tmp_path, how):
+    """The ranks' own Python reads the script, and runs nothing of it."""
+    (tmp_path / "auto.py").write_text(AUTO)
+    (tmp_path / "auto").write_text(f"#!{sys.executable} -u\n{AUTO}")
+    (tmp_path / "auto").chmod(0o755)
+    program = {"script": ["auto.py"], "module": ["-m", "auto"], "shebang": ["./auto"]}[how]
+    status, out, err = run(infini_run, "--dry_run", "--preload=auto", *program, cwd=tmp_path)
+    assert (status, err) == (0, b"")
+    assert b"\npreload: pytest, hypothesis.strategies, cffi, imported once; the ranks are forked from that" in out
+    _, out, _ = run(infini_run, "--dry_run=json", "--preload=auto", *program, cwd=tmp_path)
+    assert json.loads(out)["preload"] == ["pytest", "hypothesis.strategies", "cffi"]
+    assert not (tmp_path / "ran").exists()
+
+
+def test_dry_run_says_why_auto_preloads_nothing(infini_run, tmp_path):
+    (tmp_path / "train.py").write_text("import json\nprint(json)\nimport pytest\n")
+    (tmp_path / "python-of-ours").write_text("#!/bin/sh\necho no Python here\n")
+    (tmp_path / "python-of-ours").chmod(0o755)
+    found = []
+    for words in (["train.py"], ["./python-of-ours", "train.py"], ["--hosts=a,b", "train.py"]):
+        status, out, _ = run(infini_run, "--dry_run", "--preload=auto", *words, cwd=tmp_path)
+        assert status == 0
+        found.append(out.decode().splitlines()[-1])
+    assert found == [
+        "preload: auto: no module of site-packages is imported by the first lines of the script",
+        "preload: auto: unknown: ./python-of-ours: no answer to -c: no Python here",
+        "preload: auto: each node reads the imports of the script",
+    ]
 
 
 def test_variable_stands_for_flag(infini_run):

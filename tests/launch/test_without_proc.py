@@ -42,6 +42,18 @@ own.wait()
 """
 
 
+@each_hiding
+def test_part_that_restarts_ends_what_is_in_its_groups(infini_run, left, hiding):
+    """A daemon that left its rank's group is ended with the job, at the latest."""
+    again = f"test $TORCHELASTIC_RESTART_COUNT = 1 && {{ kill -0 $(cat {left}) 2>&- && exit 9; exit 0; }}"
+    script = f"exec >&- 2>&- <&-; {again}; (trap '' TERM; exec sleep 4111) & echo $! > {left}; exit 3"
+    words = ["--restart_scope=program", "--restart_delay=0", "--grace=0.3", "--program=a", "sleep", "1", ":"]
+    words += ["--program=b", "--max_restarts=1", "sh", "-c", script]
+    command = infini_run(*words, under=hidden(hiding))
+    assert command.wait() == 0, command.err
+    assert b"infini-run: b: restart 1 of 1 in 0 ms: b 0 on " in command.err
+
+
 @pytest.fixture
 def left(tmp_path):
     """A file for the pids of leftover processes."""

@@ -41,7 +41,8 @@ HELLO = {
     "pid": 1,
     "start_ticks": "1",
     "nproc": 1,
-    "port": 1,
+    "counts": [],
+    "ports": [1],
     "address": "",
     "facts": [],
     "machine": "boot 1",
@@ -74,12 +75,13 @@ LAUNCH = {
     "launch_id": "i",
     "restarts": 0,
     "heading": "",
+    "programs": [],
 }
 SCHEMAS = {
     "SPEC": SPEC,
     "LAUNCH": LAUNCH,
-    "SIGNAL": {"signal": 15, "ranks": [0, 3]},
-    "STOP": {"signal": 15, "by_signal": True},
+    "SIGNAL": {"signal": 15, "ranks": [0, 3], "by": "alice (pid 7)"},
+    "STOP": {"signal": 15, "by_signal": True, "after_s": 0},
     "USAGE_REQUEST": {"ranks": [0, 1]},
     "QUESTION": {"number": 1, "request": {"question": "stacks", "ranks": [0]}},
     "GOODBYE": {"exit_code": 0},
@@ -88,14 +90,20 @@ SCHEMAS = {
     "REFUSAL": {"error": "no", "exit_code": 1, "kind": "usage", "host": "h"},
     "STARTED": {"started": 0, "pid": 1},
     "READY": {"ready": 0, "pid": 1},
-    "FAILED": {"failed": 0, "age_ns": 0, "time_ns": 0},
+    "EXITED": {"exited": [0, 1], "failed_ranks": [1]},
+    "FAILED": {"failed": 0, "age_ns": 0, "time_ns": 0, "asks_again": False},
     "SIGNALLED": {"signalled": 15},
-    "PROGRESS": {"progress": [[0, 7, 1]]},
+    "PROGRESS": {"progress": [[0, 7, 1, 1]], "time_ns": 1},
+    "SUSPECTS": {"suspects": True},
+    "FINISHED": {"finished": "trainer"},
+    "UP": {"up": "trainer"},
+    "START": {"programs": ["rollout"]},
     "CHECKED": {"reason": ""},
+    "SNAPSHOT_REQUEST": {"is_before_stop": True},
     "CAUSE": {"ranks": [3]},
     "SNAPSHOTS": {"snapshots": [], "ranks": [1]},
     "ANSWERED": {"number": 1, "answer": {"stacks": []}},
-    "DONE": {"report": {}, "port": 1, "progress": -1},
+    "DONE": {"report": {}, "ports": [1], "progress": -1},
 }
 MANY = [float("inf"), float("nan"), 10**400, -(2**31), 1e999, "a\0b", {"": 1}, [[]], None, True, "x" * 1000]
 
@@ -229,14 +237,16 @@ def listens(to):
 @pytest.mark.parametrize(
     ("before", "kind", "words"),
     [
-        ([], protocol.HELLO, json.dumps({**HELLO, "port": float("inf")})),
+        ([], protocol.HELLO, json.dumps({**HELLO, "ports": [float("inf")]})),
         ([], protocol.HELLO, json.dumps({**HELLO, "nproc": 10**9})),
+        ([], protocol.HELLO, json.dumps({**HELLO, "counts": [1]})),
+        ([], protocol.HELLO, json.dumps({**HELLO, "ports": [1, 2]})),
         ([HELLO], protocol.HEARTBEAT, '{"at_ns":1e999,"wall_ns":1,"monotonic_ns":1}'),
-        ([HELLO], protocol.EVENT, '{"failed":0,"age_ns":Infinity,"time_ns":0}'),
-        ([HELLO], protocol.DONE, '{"report":{"record":"Report","fields":[]},"port":1}'),
+        ([HELLO], protocol.EVENT, '{"failed":0,"age_ns":Infinity,"time_ns":0,"asks_again":false}'),
+        ([HELLO], protocol.DONE, '{"report":{"record":"Report","fields":[]},"ports":[1]}'),
         ([], protocol.HELLO, "[" * 100_000),
     ],
-    ids=["a-port-that-is-infinite", "ranks", "a-clock", "an-age", "a-report", "a-deep-one"],
+    ids=["a-port-that-is-infinite", "ranks", "programs", "ports", "a-clock", "an-age", "a-report", "a-deep-one"],
 )
 def test_a_node_that_says_nonsense_is_lost_and_the_head_says_why(node, port, before, kind, words):  # noqa: F811
     head = node(0, "sleep", "1000", nproc=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import signal
@@ -13,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from infini_run.node.ports import _is_free, _lock, free_port, let_go
-from tests.support.command import play
+from tests.support.command import COMMAND, play
 from tests.support.hosts import agents
+from tests.support.nvml import UUIDS, busy_gpus  # noqa: F401
 from tests.support.processes import lead_group, marked, state_of, written
 from tests.support.waiting import until
 from tests.unit.environments.test_environments import SRUN
@@ -77,6 +79,35 @@ def test_three_launchers_are_one_job(node, order):
         f"{rank}/6 {rank % 2} {rank // 2}/3 none" for rank in range(6)
     ]
     assert told(*commands.values()) == []
+
+
+def test_head_lists_ranks_that_are_ready(node, gate):
+    """Those that have sent READY=1 on any node; in the next attempt none has."""
+    first, second = gate(), gate()
+    then = (f"hold={first}", "notify=READY=1", "say=ready", f"hold={second}", "exit=3")
+    words = play("say=up", "+0", *then, "+1", "wait")
+    commands = [node(rank, *words, flags=("--max_restarts=1",), gates=(first, second)) for rank in range(2)]
+    head = commands[0]
+
+    def ranks():
+        rows = json.loads(subprocess.check_output([*COMMAND, "--list=json"]))["launches"]
+        (row,) = (row["ranks"] for row in rows if row["pid"] == head.pid)
+        return {state: count for state, count in row.items() if count}
+
+    def see(word, count):
+        while head.out.count(word) < count:
+            head.read_more()
+
+    see(b"up ", 4)
+    assert ranks() == {"running": 4}
+    first.open()
+    see(b"ready ", 4)
+    until(lambda: ranks() == {"ready": 4})
+    second.open()
+    see(b"up ", 8)
+    assert ranks() == {"running": 4}
+    head.signal(signal.SIGTERM)
+    assert [command.wait() for command in commands] == [143, 143]
 
 
 @pytest.mark.parametrize("host", ["a..b", "x" * 64 + ".test"])
@@ -149,6 +180,14 @@ def handles(pid, number):
     with open(f"/proc/{pid}/status") as file:
         (mask,) = (line.split()[1] for line in file if line.startswith("SigCgt"))
     return int(mask, 16) >> (number - 1) & 1
+
+
+def test_log_dir_of_node_0_alone_is_reported(node, tmp_path):
+    head, joiner = (node(rank, "true", flags=(f"--log_dir={tmp_path}",) * (rank == 0)) for rank in range(2))
+    assert [head.wait(), joiner.wait()] == [0, 0]
+    said = "infini-run: --log_dir: set on node 0 only, so ranks of this node have no log; add it here"
+    assert (told(head), told(joiner)) == ([], [said])
+    assert sorted(path.name for path in tmp_path.glob("rank_*")) == ["rank_0.log", "rank_1.log"]
 
 
 def test_what_the_user_has_set_for_mpi_is_the_ranks_own(node):
@@ -254,7 +293,7 @@ def test_nothing_outlives_a_killed_head(node, stray):
     commands[0].signal(signal.SIGKILL)
     commands[0].wait()
     assert commands[1].wait() == 1
-    assert told(commands[1]) == ["infini-run: the connection to the head has ended"]
+    assert told(commands[1]) == ["infini-run: lost the connection to the head"]
     until(lambda: not marked())
 
 
@@ -574,7 +613,9 @@ def test_the_token_may_be_in_a_file_that_only_we_may_read(node, tmp_path):
     ("text", "mode", "problem"),
     [(TOKEN, 0o644, "others can read or write it; run chmod 600 "), ("\n", 0o600, "its first line is empty"),
      (None, 0, "No such file"),
-     *((weak, 0o600, "its first line is not at least 16 printable characters") for weak in (
+     *(pytest.param("x" * size, 0o600, "its first line is not 16 to 4096 printable characters", id=f"{size} bytes")
+       for size in (4097, 1 << 18)),
+     *((weak, 0o600, "its first line is not 16 to 4096 printable characters") for weak in (
          "short\n", f"{TOKEN[:15]}\n{TOKEN}", f"{TOKEN}\0{TOKEN}\n", "\0" * 32, b"\xff\x80" * 16, "\x1b" * 20))],
 )  # fmt: skip
 def test_a_token_file_that_is_no_secret_is_refused(node, tmp_path, text, mode, problem):
@@ -659,3 +700,24 @@ def test_attempts_of_nodes_in_the_layout_of_torchrun_stand_in_one_run(node, tmp_
     (run,) = tmp_path.iterdir()
     folders = sorted(str(path.parent.relative_to(run)) for path in run.rglob("stdout.log"))
     assert folders == [f"node_{node}/attempt_{attempt}/0" for node in range(2) for attempt in range(2)]
+
+
+def test_table_from_outside_has_the_gpus_of_all_nodes(node, busy_gpus, tmp_path):  # noqa: F811
+    """Read by a process of its own on each node, which the next answer has; not by the launcher."""
+    gpus = tmp_path / "gpus"
+    gpus.write_text(f"{UUIDS[0]} 70 3000\n{UUIDS[1]} 20 500\n")
+    environ = {"LD_LIBRARY_PATH": busy_gpus, "BUSY_GPUS": str(gpus), "CUDA_VISIBLE_DEVICES": "0,1"}
+    words = ("--gpus_per_proc=1", *play("say=up", "wait"))
+    commands = [node(rank, *words, env=environ) for rank in (0, 1)]
+    until(lambda: commands[0].out.count(b"up") == 4 or commands[0].read_more())
+    top = [*COMMAND, "--top", str(commands[0].pid)]
+
+    def table():
+        return subprocess.run(
+            top, capture_output=True, text=True, check=True, env={**os.environ, "COLUMNS": "200"}
+        ).stdout
+
+    until(lambda: table().count("70%") == 2)
+    assert table().count("2.9G") == table().count("500M") == table().count("20%") == 2
+    commands[0].signal(signal.SIGTERM)
+    assert [command.wait() for command in commands] == [143, 143]

@@ -11,19 +11,21 @@ import shlex
 import signal
 import socket
 import stat
+import struct
 import time
 from pathlib import Path
 
 import pytest
 
-from infini_run.multinode.protocol import GOODBYE, pack_json
+from infini_run.multinode.protocol import GOODBYE, LAST_WORD, pack, pack_json
 from tests.multinode.test_border import join, meet
 from tests.multinode.test_by_hand import TOKEN, handles, no_agent_left, port, told  # noqa: F401
-from tests.multinode.test_elastic_ssh import finish, hear_world, in_world, launcher_of, process_of, ring
+from tests.multinode.test_elastic_ssh import FailingRank, finish, hear_world, in_world, launcher_of, process_of, ring
 from tests.support.processes import GUARD, lead_group, marked, processes
 from tests.support.waiting import until
 
 FAST = ("--node_timeout=3", "--grace=1")  # a machine with much to do may be silent for more than a second
+SLOW = ("--node_timeout=600", "--grace=1")
 JOIN_SOON = ("--join_timeout=6",)  # nor are launchers there at once
 
 
@@ -44,14 +46,14 @@ def said(commands):
     return sorted(line.split("is ")[1] for line in lines)
 
 
-def read_error_until(commands, text):
-    """Until one of them has said it: which is the head is not known here."""
+def read_error_until(commands, *texts):
+    """Until one of them has said one of these: which is the head is not known here."""
 
     def has_come():
         for command in commands:
             os.set_blocking(command.process.stderr.fileno(), False)
             command.err += command.process.stderr.read() or b""
-        return any(text in command.err for command in commands)
+        return any(text in command.err for command in commands for text in texts)
 
     until(has_come)
 
@@ -85,18 +87,95 @@ def test_variables_of_an_elastic_pytorchjob_are_enough(infini_run, port, tmp_pat
     assert said(commands) == ["0/2", "1/2"]
 
 
-def test_a_spare_takes_the_place_of_a_launcher_that_was_killed(start, bell):
-    """Nobody knows that its ranks are dead: the next attempt waits for the lease."""
-    commands = [start("--spares=1", *FAST, *ring(bell, in_world(1, "exit 0"))) for _ in range(3)]
+def test_a_spare_takes_the_place_of_a_launcher_that_was_killed_before_its_lease_ends(start, bell):
+    """Its guard says that its ranks are dead."""
+    commands = [start("--spares=1", *SLOW, *ring(bell, in_world(1, "exit 0"))) for _ in range(3)]
+    hear_world(bell, 0, 2)
+    os.kill(launcher_of(1), signal.SIGKILL)
+    hear_world(bell, 1, 2)
+    assert sorted(command.wait() for command in commands) == [-signal.SIGKILL, 0, 0]
+    until(lambda: not marked())
+    assert any("node 1 (" in line and "lost node" in line for line in told(*commands))
+
+
+def test_srun_tasks_keep_a_spare_for_a_lost_node(infini_run, bell, port):
+    step = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "node[1-3]"}
+    step |= {"SLURM_STEP_NUM_NODES": "3", "SLURM_STEP_NUM_TASKS": "3", "SLURM_STEP_TASKS_PER_NODE": "1(x3)"}
+    flags = ("--engine=auto", f"--rdzv_endpoint=127.0.0.1:{port}", "--spares=1", *SLOW)
+    commands = []
+    for node in range(3):
+        env = os.environ | step | {"INFINI_RUN_TOKEN": TOKEN, "SLURM_LOCALID": "0"}
+        env |= {"SLURM_NODEID": str(node), "SLURM_PROCID": str(node)}
+        commands.append(infini_run(*flags, *ring(bell, in_world(1, "exit 0")), env=env))
+    hear_world(bell, 0, 2)
+    os.kill(launcher_of(1), signal.SIGKILL)
+    hear_world(bell, 1, 2)
+    assert sorted(command.wait() for command in commands) == [-signal.SIGKILL, 0, 0]
+
+
+def test_a_lease_is_waited_for_where_the_guard_says_nothing_and_a_late_word_changes_nothing(start, bell, port):
+    """Of a killed launcher whose guard is suspended nobody knows that the ranks are dead."""
+    commands = [start("--spares=1", *FAST, *ring(bell, in_world(2, "exit 0"))) for _ in range(3)]
     hear_world(bell, 0, 2)
     victim = launcher_of(1)
+    guard = guard_of(victim)
+    word = last_word(guard)
+    os.kill(guard, signal.SIGSTOP)
     killed_s = time.monotonic()
     os.kill(victim, signal.SIGKILL)
     hear_world(bell, 1, 2)
     assert time.monotonic() - killed_s > 1.5
+    os.kill(guard, signal.SIGCONT)
+    say(port, word)
+    until(lambda: guard not in processes())
+    os.kill(process_of(0, world=1), signal.SIGSTOP)  # it lives, and world 1 with it
+    os.kill(process_of(0, world=1), signal.SIGCONT)
+    for command in commands:
+        command.signal(signal.SIGTERM)
+    assert sorted(command.wait() for command in commands) == [-signal.SIGKILL, 143, 143]
+    assert not any("attempt 3" in line for line in told(*commands))
+
+
+def test_a_word_that_comes_while_its_launcher_lives_proves_nothing(start, bell, port):
+    commands = [start("--spares=1", *FAST, *ring(bell, in_world(1, "exit 0"))) for _ in range(3)]
+    hear_world(bell, 0, 2)
+    victim = launcher_of(1)
+    guard = guard_of(victim)
+    say(port, last_word(guard), os.urandom(37), pack(LAST_WORD, os.urandom(32)), pack(LAST_WORD), last_word(guard))
+    heartbeats_s = time.monotonic() + 1.5  # --node_timeout is three of them
+    until(lambda: time.monotonic() > heartbeats_s)
+    os.kill(guard, signal.SIGSTOP)
+    killed_s = time.monotonic()
+    os.kill(victim, signal.SIGKILL)
+    hear_world(bell, 1, 2)
+    assert time.monotonic() - killed_s > 1.5
+    os.kill(guard, signal.SIGCONT)
     assert sorted(command.wait() for command in commands) == [-signal.SIGKILL, 0, 0]
     until(lambda: not marked())
-    assert any("node 1 (" in line and "lost node" in line for line in told(*commands))
+
+
+def guard_of(launcher):
+    """The pid of its guard."""
+    (guard,) = [pid for pid, (parent, _, name) in processes().items() if parent == launcher and name == GUARD]
+    return guard
+
+
+def last_word(guard):
+    """What it will send to the head (struct lease_memory)."""
+    memory = Path(f"/proc/{guard}/fd/2").read_bytes()
+    (size,) = struct.unpack_from("I", memory, 12)
+    return memory[144 : 144 + size]
+
+
+def say(port, *words):
+    """Send each to the head, over a connection of its own, and wait until the head has closed that. The link listens
+    beside the port that --rdzv_endpoint names."""
+    for word in words:
+        with socket.create_connection(("127.0.0.1", port + 1)) as connection:
+            connection.sendall(word)
+            connection.shutdown(socket.SHUT_WR)
+            while connection.recv(100):
+                pass
 
 
 def test_a_launcher_that_was_cut_off_joins_again_and_is_a_spare(start, bell):
@@ -297,13 +376,19 @@ def test_a_wrong_token_is_no_reason_to_ask_again(start, bell):
 
 
 def test_a_launcher_without_a_place_asks_until_one_is_free_and_is_told_of_once(start, bell):
-    words = ("--spares=1", *FAST, *ring(bell, in_world(1, "exit 0")))
+    os.mkfifo(f"{bell.path}.go")
+    words = ("--spares=1", *FAST, *ring(bell, in_world(1, f"read line < {shlex.quote(bell.path)}.go; exit 0")))
     commands = [start(*words) for _ in range(3)]
     hear_world(bell, 0, 2)
     late = start(*words)  # it may get the place that is free before the spare gets the rank
     read_error_until([late], b"rejected this node: the nodes are 0 to 2, and all of them joined")
-    os.kill(launcher_of(1), signal.SIGKILL)
+    victim = launcher_of(1)
+    (head,) = [command for command in commands if "spares: " in error_so_far(command)]
+    os.kill(victim, signal.SIGKILL)
     hear_world(bell, 1, 2)
+    read_error_until([head], b" joined as a spare")
+    for _ in range(2):
+        Path(f"{bell.path}.go").write_text("now\n")
     assert sorted(command.wait() for command in (*commands, late)) == [-signal.SIGKILL, 0, 0, 0]
     lines = [line for line in told(*commands) if "infini-run: rejected " in line]
     assert len(lines) == 1
@@ -324,7 +409,7 @@ def test_launchers_whose_head_was_killed_end_after_the_join_timeout(start, bell)
     others = [command for command in commands if command is not head]
     for other in others:
         assert other.wait() == 1
-        assert "the connection to the head has ended; rejoining" in other.err.decode()
+        assert "lost the connection to the head; rejoining" in other.err.decode()
         assert "no job accepted this launcher within 6 s (--join_timeout)" in other.err.decode().splitlines()[-1]
     head.wait()
     until(lambda: not marked())
@@ -639,8 +724,23 @@ def test_another_launcher_that_takes_a_lost_place_is_named(start, bell, tmp_path
     out = b"".join(command.out for command in (*commands, late)).decode()
     assert sorted(line.split(":")[0] for line in out.splitlines()) == sorted(f"[{name}" for name in after)
     err = b"".join(command.err for command in (*commands, late)).decode()
-    assert f"hostd replaces {hosts[1]} as node {after.index('hostd')}" in err
+    assert f"hostd replaces {hosts[1]} as node {after.index('hostd')} ({hosts[1]} was lost)" in err
     assert f"; the place of {hosts[1]} is reserved for a moment" in err
+
+
+@pytest.mark.parametrize("slow", [0, 1])
+def test_a_node_that_is_well_stays_though_the_check_of_a_spare_is_faster(start, bell, tmp_path, slow):
+    fails = FailingRank(tmp_path, 1)
+    words = ("--spares=1", "--max_restarts=1", "--restart_delay=0", fails.check)
+    words += tuple(ring(bell, fails.then(in_world(1, "exit 0"))))
+    commands = [start(*words, under=named(name)) for name in ("hosta", "hostb", "hostc")]
+    hosts = hear_world(bell, 0, 2)
+    fails.now(hosts[slow])
+    read_error_until(commands, b"waiting for the check of " + hosts[slow].encode(), b"attempt 2:")
+    assert not any(b"attempt 2:" in command.err for command in commands)
+    fails.open_gate()
+    assert hear_world(bell, 1, 2) == hosts
+    assert [command.wait() for command in commands] == [0] * 3
 
 
 @pytest.mark.slow

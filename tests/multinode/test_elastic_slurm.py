@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.multinode.test_elastic_ssh import hear_world, in_world, launcher_of, ring
+from tests.multinode.test_elastic_ssh import FailingRank, hear_world, in_world, launcher_of, ring
 from tests.multinode.test_many_slurm import Allocation, Slurm, case, left  # noqa: F401
 from tests.support.cluster import need
 from tests.support.hosts import agents
@@ -69,7 +69,21 @@ def test_a_node_that_is_down_is_replaced_by_a_spare(run, case, bed, bell):
     finally:
         bed.call("node-up", "2")
     assert b"lost node 1 (node2)" in command.err
-    assert b"node4 replaces node2 as node 1" in command.err
+    assert b"node4 replaces node2 as node 1 (node2 was lost)" in command.err
+
+
+def test_a_node_that_is_well_stays_though_the_check_of_a_spare_is_faster(run, case, bed, bell, tmp_path):
+    fails = FailingRank(tmp_path, 2)
+    flags = ("--spares=1", "--max_restarts=1", "--restart_delay=0", fails.check)
+    command = run(*flags, *ring(bell, fails.then(in_world(1, "exit 0"))))
+    assert hear_world(bell, 0, 3) == ["node1", "node2", "node3"]
+    fails.now("node1")
+    command.read_error_until(b"waiting for the check of node1", b"attempt 2:")
+    assert b"attempt 2:" not in command.err
+    fails.open_gate()
+    assert hear_world(bell, 1, 3) == ["node1", "node2", "node3"]
+    assert command.wait() == 0, command.err
+    case.end()
 
 
 def test_without_a_spare_the_world_shrinks(run, case, bed, bell):

@@ -18,7 +18,7 @@ import pytest
 
 from tests.multinode.test_many_ssh import bed, cabled_bed, many, no_agent_left, own_lines  # noqa: F401
 from tests.support.cgroups import cgroup
-from tests.support.command import CHILDREN, COMMAND
+from tests.support.command import CHILDREN, COMMAND, PYTHON
 from tests.support.hosts import agents, ssh_to
 from tests.support.processes import OURS, is_alive, lead_group, marked, processes, state_of
 from tests.support.waiting import until
@@ -38,6 +38,28 @@ def ring(bell, then=STAYS, first=":"):
 def in_world(number, then):
     """What the ranks of one world do; those of others stay."""
     return f"[ $TORCHELASTIC_RESTART_COUNT = {number} ] && {{ {then}; }}; {STAYS}"
+
+
+class FailingRank:
+    """A rank of the first attempt that exits with 1 when it is told to; and a check that waits on one host then."""
+
+    def __init__(self, folder, rank):
+        self.rank, self.slow = rank, folder / "slow"
+        self.order, self.gate = folder / "order", folder / "gate"
+        os.mkfifo(self.order)
+        os.mkfifo(self.gate)
+        self.check = f"""--node_check=sh -c '[ "$(cat {self.slow} 2>&1)" != $(uname -n) ] || read go < {self.gate}'"""
+
+    def then(self, otherwise=STAYS):
+        mine = f"[ $TORCHELASTIC_RESTART_COUNT = 0 ] && [ $RANK = {self.rank} ]"
+        return f"{mine} && {{ read go < {self.order}; exit 1; }}; {otherwise}"
+
+    def now(self, slow=""):
+        self.slow.write_text(slow)
+        self.order.write_text("go\n")
+
+    def open_gate(self):
+        self.gate.write_text("go\n")
 
 
 def hear_world(bell, number, size):
@@ -138,10 +160,10 @@ def test_a_spare_takes_the_place_of_a_node_whose_agent_was_killed(many, bell):
 def test_a_host_is_reached_again_at_once_for_its_answer_is_what_the_next_world_waits_for(many, bell):
     """Without an answer it waits for GUARD_WAIT_S, which is longer here than any test waits, as --node_timeout is."""
     waits = "import runpy, sys; from infini_run.multinode import world_changes; world_changes.GUARD_WAIT_S = 1000.0; "
-    waits += "sys.argv[:] = sys.argv[sys.argv.index('infini_run'):]; "
+    waits += f"sys.argv[:] = sys.argv[sys.argv.index('{COMMAND[-1]}'):]; "
     waits += "runpy.run_module('infini_run', run_name='__main__', alter_sys=True)"
     flags = ("--spares=1", "--grace=2", "--node_timeout=1000", *ring(bell))
-    command = many(*flags, hosts="host[1-3]", nproc=1, under=(*COMMAND[:-2], "-c", waits))
+    command = many(*flags, hosts="host[1-3]", nproc=1, under=(*PYTHON, "-c", waits))
     hear_world(bell, 0, 2)
     os.kill(launcher_of(1), signal.SIGKILL)
     hear_world(bell, 1, 2)
@@ -174,6 +196,8 @@ def test_a_world_shrinks_and_the_numbers_of_its_ranks_are_those_of_its_hosts(man
     gate.touch()
     finish(command, 7)
     assert b"node 1 (host2): got SIGTERM there, and leaves" in command.err
+    smaller = b"attempt 2: smaller: 2 nodes instead of 3: host1, host3 (host2 was asked to stop)"
+    assert smaller in command.err
     assert b"rank 1 on host3" in command.err
     report = json.loads((tmp_path / "r").read_text())
     assert (report["exit_code"], report["world_size"], report["restarts"]) == (7, 2, 1)
@@ -297,22 +321,67 @@ def test_a_node_that_is_silent_after_its_ranks_have_ended_is_reached_again(many,
 
 
 def test_a_spare_that_has_run_ranks_and_is_lost_is_a_spare_no_more(many, bell, tmp_path):
-    """Its check was slow before the second attempt, which began without it."""
-    slow = tmp_path / "slow"
-    check = f'sh -c "[ $(uname -n) != host2 ] || while [ -e {slow} ]; do sleep 0.05; done"'
-    flags = ("--spares=1", f"--node_check={check}")
-    command = many(*flags, *ring(bell, in_world(2, "exit 0")), hosts="host[1-3]", nproc=1)
+    """Its rank was the first to fail, so it is excluded; its agent stays."""
+    fails = FailingRank(tmp_path, 1)
+    flags = ("--spares=1", "--max_node_failures=1", "--max_restarts=1", "--restart_delay=0")
+    command = many(*flags, *ring(bell, fails.then(in_world(2, "exit 0"))), hosts="host[1-3]", nproc=1)
     assert hear_world(bell, 0, 2) == ["host1", "host2"]
-    slow.touch()
-    os.kill(launcher_of(0), signal.SIGKILL)
-    assert sorted(hear_world(bell, 1, 2)) == ["host1", "host3"]
-    slow.unlink()
-    until(lambda: not marked(b"INFINI_RUN_ID=check-"))
+    fails.now()
+    assert hear_world(bell, 1, 2) == ["host1", "host3"]
+    assert b"attempt 2: host3 replaces host2 as node 1 (host2 is excluded)" in error_until(command, b"attempt 2")
     os.kill(agent_on("host2"), signal.SIGKILL)
     command.read_error_until(b"lost host2; no rank ran there")
     os.kill(launcher_of(0, world=1), signal.SIGKILL)
     hear_world(bell, 2, 2)
     finish(command)
+
+
+def error_until(command, *texts):
+    command.read_error_until(*texts)
+    command.read_error_until(b"\n")
+    return command.err
+
+
+@pytest.mark.parametrize("flags", [("--spares=1",), ("--spares=1", "--nnodes=2:3"), ("--nnodes=2:4",)], ids=" ".join)
+@pytest.mark.parametrize("slow", ["host1", "host2"])
+def test_a_node_that_is_well_stays_though_the_check_of_a_spare_is_faster(many, bell, tmp_path, slow, flags):
+    """A rank has failed, and no node is lost: all nodes are checked again, and any check may be the last to end."""
+    fails, size = FailingRank(tmp_path, 2), 4 if "2:4" in flags[-1] else 3
+    flags = (*flags, "--max_restarts=1", "--restart_delay=0", fails.check)
+    command = many(*flags, *ring(bell, fails.then(in_world(1, "exit 0"))), nproc=1)
+    hosts = hear_world(bell, 0, size)
+    assert hosts == [f"host{number}" for number in range(1, size + 1)]
+    fails.now(slow)
+    command.read_error_until(b"waiting for the check of " + slow.encode(), b"attempt 2:")
+    assert b"attempt 2:" not in command.err
+    fails.open_gate()
+    assert hear_world(bell, 1, size) == hosts
+    finish(command)
+    assert f"attempt 2: the same {size} nodes" in command.err.decode()
+
+
+def test_a_node_is_excluded_for_the_first_failure_by_the_clocks_not_for_the_first_that_was_heard(
+    many, bell, tmp_path, suspended
+):
+    """As the report has it. The link to the one that failed first is slow."""
+    for rank in (0, 1):
+        os.mkfifo(tmp_path / f"order{rank}")
+    fails = f"[ $RANK != 2 ] && {{ read go < {tmp_path}/order$RANK; exit 1; }}"
+    fails = f"[ $TORCHELASTIC_RESTART_COUNT = 1 ] && exit 0; {fails}; {STAYS}"
+    flags = ("--spares=1", "--max_node_failures=1", "--max_restarts=1", "--restart_delay=0")
+    command = many(*flags, *ring(bell, fails), nproc=1)
+    assert hear_world(bell, 0, 3) == ["host1", "host2", "host3"]
+    ranks = [process_of(rank) for rank in range(3)]
+    link = ssh_to("host2", command.pid)
+    suspended(link)
+    for rank, stopped in ((1, ranks[1]), (0, ranks[2])):  # the last one ends when the head has heard of the failure
+        (tmp_path / f"order{rank}").write_text("go\n")
+        until(lambda stopped=stopped: stopped not in processes())
+    os.kill(link, signal.SIGCONT)
+    assert hear_world(bell, 1, 3) == ["host1", "host4", "host3"]
+    finish(command)
+    assert b"rank 1 on host2 failed: exit code 1" in command.err
+    assert b"excluded host2: its ranks were the first to fail in 1 attempt\n" in command.err
 
 
 def test_a_process_that_sigkill_did_not_end_is_the_end_of_the_job(many, bell, tmp_path, freezer):
@@ -467,6 +536,10 @@ def test_the_trace_and_the_report_have_the_node_that_was_lost(many, bell, tmp_pa
     report = json.loads((tmp_path / "r").read_text())
     assert report["restarts"] == 1
     assert any("lost node 1 (host2)" in notice for notice in report["notices"])
+    assert [text.partition(":")[0] for text in report["lost"]] == ["lost node 1 (host2)"]
+    earlier = [(e["rank"], e["host"], e["lost"], e["failed"]) for e in report["earlier_failures"]]
+    assert earlier == [(1, "host2", True, True)]
+    assert (report["first_failure"], report["exit_code"]) == (None, 0)
     assert [rank["host"] for rank in report["ranks"]] == hosts
 
 

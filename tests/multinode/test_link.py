@@ -218,7 +218,12 @@ def test_noise_without_end_is_refused():
 def listener():
     poller, admitted, notices = Poller(), [], []
     listener = AgentListener(
-        "t", 2, poller, lambda wire, who, _: admitted.append((wire, who.node, who.host)), notices.append
+        "t",
+        2,
+        poller,
+        lambda wire, who, _: admitted.append((wire, who.node, who.host)),
+        lambda _: None,
+        notices.append,
     )
     target = listener.open(0)
     listener.port = int(target.rpartition(":")[2])
@@ -557,7 +562,7 @@ def test_a_stand_in_sends_heartbeats_and_is_over_when_we_go_on(wires, killed):
 @pytest.mark.parametrize(("asked", "found"), [("lo", "127.0.0.1"), ("127.0.0.1", "127.0.0.1"), ("::1", "::1")])
 def test_the_link_listens_on_the_one_address_that_was_asked_for(asked, found):
     poller = Poller()
-    listener = AgentListener("t", 2, poller, lambda *_: None, lambda _: None)
+    listener = AgentListener("t", 2, poller, lambda *_: None, lambda _: None, lambda _: None)
     hosts, _, port = listener.open(0, asked).rpartition(":")
     try:
         assert hosts.strip("[]") == found
@@ -584,7 +589,7 @@ def test_the_link_listens_on_the_one_address_that_was_asked_for(asked, found):
 def test_an_address_that_is_none_of_ours_is_refused(asked, problem):
     poller = Poller()
     with pytest.raises(UsageError) as caught:
-        AgentListener("t", 2, poller, lambda *_: None, lambda _: None).open(0, asked)
+        AgentListener("t", 2, poller, lambda *_: None, lambda _: None, lambda _: None).open(0, asked)
     assert problem in str(caught.value)
     poller.close()
 

@@ -140,8 +140,9 @@ def test_a_node_that_is_lost_while_a_signal_ends_the_job_is_told_in_one_line(nod
     bell.hear(4)
     joiner.suspend()
     assert head.wait() == 143
-    first, last = told(head)
+    first, last, *killed = told(head)
     assert first == "infini-run: SIGTERM: stopping; SIGKILL in 12 s, or now if repeated"
+    assert [line for line in killed if " did not exit within 12 s, and w" not in line] == []
     assert "node 1 (" in last
     assert ": no message from it for 3 s (--node_timeout)" in last
     report = json.loads((tmp_path / "r").read_text())

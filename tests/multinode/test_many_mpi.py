@@ -98,6 +98,17 @@ def test_ranks_are_where_the_list_of_hosts_says(run, case):
     case.end()
 
 
+def test_programs_are_on_their_nodes(run, case):
+    say = "echo is $ROLE_NAME $RANK/$WORLD_SIZE $GROUP_RANK/$NNODES $(hostname)"
+    words = ("--program=a", "--on_nodes=1-2", "sh", "-c", say, ":", "--program=b", "--on_nodes=rest", "sh", "-c", say)
+    command = run(*words)
+    assert command.wait() == 0, command.err
+    assert sorted(line.split("is ", 1)[1] for line in command.out.decode().splitlines()) == [
+        "a 0/2 0/2 host2", "a 1/2 1/2 host3", "b 0/2 0/2 host1", "b 1/2 1/2 host4",
+    ]  # fmt: skip
+    case.end()
+
+
 def test_hosts_with_different_slots_run_so_many_ranks_each(run, case):
     say = "echo is $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $GROUP_RANK $(hostname)"
     command = run("sh", "-c", say, hosts="host2:1,host1:2")

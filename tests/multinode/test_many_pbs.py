@@ -95,6 +95,17 @@ def test_nodes_with_different_numbers_of_slots_run_so_many_ranks(run, case, job,
     case.end()
 
 
+def test_programs_are_on_their_nodes(run, case):
+    say = "echo is $ROLE_NAME $RANK/$WORLD_SIZE $GROUP_RANK/$NNODES $PBS_NODENUM"
+    words = ("--program=a", "--on_nodes=0,2", "sh", "-c", say, ":", "--program=b", "sh", "-c", say)
+    command = run(*words)
+    assert command.wait() == 0, command.err
+    assert sorted(line.split("is ")[1] for line in command.out.decode().splitlines()) == [
+        "a 0/2 0/2 0", "a 1/2 1/2 2", "b 0/4 0/4 0", "b 1/4 1/4 1", "b 2/4 2/4 2", "b 3/4 3/4 3",
+    ]  # fmt: skip
+    case.end()
+
+
 def test_a_failure_on_one_node_ends_all_with_its_code(run, case):
     command = run("sh", "-c", "[ $RANK = 5 ] || { echo up; exec sleep 1000; }; echo up; sleep 0.3; exit 7")
     assert command.wait() == 7

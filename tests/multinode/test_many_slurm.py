@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.cluster import Bed, Case, free_ports, need
-from tests.support.command import COMMAND
+from tests.support.command import COMMAND, PYTHON
 from tests.support.processes import OURS, is_alive, state_of
 from tests.support.waiting import LIMIT_S, until
 
@@ -212,6 +212,27 @@ def test_ranks_are_as_many_as_the_tasks_of_each_node(slurm, case):
     assert made.returncode == 0, made.stderr
     found = {int(line.split()[2]): line.split()[3:7] for line in made.stdout.splitlines()}
     assert found == {0: ["3", "0", "2", "0"], 1: ["3", "1", "2", "0"], 2: ["3", "0", "1", "1"]}
+    case.end()
+
+
+@pytest.mark.parametrize("engine", ["slurm", "auto"])
+def test_programs_are_on_their_nodes(run, case, engine):
+    say = "echo is $ROLE_NAME $RANK/$WORLD_SIZE $LOCAL_RANK $GROUP_RANK/$NNODES $SLURMD_NODENAME"
+    trainer = ("--program=trainer", "--nproc_per_node=2", "--on_nodes=0-2", "sh", "-c", say)
+    command = run(*trainer, ":", "--program=server", "--on_nodes=rest", "sh", "-c", say, engine=engine)
+    assert command.wait() == 0, command.err
+    trainers = [f"trainer {rank}/6 {rank % 2} {rank // 2}/3 node{1 + rank // 2}" for rank in range(6)]
+    found = sorted(line.split("is ", 1)[1] for line in command.out.decode().splitlines())
+    assert found == ["server 0/1 0 0/1 node4", *trainers]
+    assert command.err == b""
+    case.end()
+
+
+def test_failure_of_a_program_on_one_node_ends_all(run, case):
+    trainer = ("--program=trainer", "sh", "-c", "echo up; exec sleep 1000")
+    command = run(*trainer, ":", "--program=server", "--on_nodes=3", "sh", "-c", "exit 7")
+    assert command.wait() == 7
+    assert b"infini-run: server 0 on node4 failed: exit code 7" in command.err
     case.end()
 
 
@@ -490,7 +511,7 @@ for engine in ("auto", "slurm"):
     assert [exit_.host for exit_ in report.exits] == [f"node{1 + rank // 2}" for rank in range(8)], report
 """
     env = {**os.environ, **four.env, **case.env}
-    done = subprocess.run([*COMMAND[:-2], "-c", script], env=env, capture_output=True, check=False, timeout=LIMIT_S)
+    done = subprocess.run([*PYTHON, "-c", script], env=env, capture_output=True, check=False, timeout=LIMIT_S)
     assert done.returncode == 0, done.stderr
     case.end()
 

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from infini_run.version import VERSION
-from tests.support.command import CHILDREN, COMMAND, Bell, play
+from tests.support.command import CHILDREN, PYTHON, Bell, play
 from tests.support.hosts import Bed, agents
-from tests.support.processes import is_alive, lead_group, marked, state_of
+from tests.support.processes import held, is_alive, is_asleep, lead_group, marked, processes, state_of
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.xdist_group(__name__)  # one bed for all of them
@@ -276,6 +276,8 @@ def test_fold_shows_equal_lines_of_all_nodes_once(many, tmp_path):
     for gate in gates:
         gate.ring("go")
     bell.hear(4)
+    until(_is_all_with_the_head)
+    os.setpriority(os.PRIO_PROCESS, command.pid, -20)  # nobody gets the processor between two of its reads
     command.signal(signal.SIGCONT)
     for gate in gates:
         gate.ring("go")
@@ -292,6 +294,15 @@ def test_fold_shows_equal_lines_of_all_nodes_once(many, tmp_path):
     err = command.err.decode()
     assert "\033[33m[ranks 0-3 err]\033[0m warned\n" in err
     assert err.index("warned") < err.index("failed: exit code 3")
+
+
+def _is_all_with_the_head():
+    """Whether what the ranks have written is with the head: their pipes are empty, and all on the way sleep."""
+    found, ours = processes(), agents()
+    ranks = [pid for pid, (parent, _, name) in found.items() if parent in ours and name == "sh"]
+    ways = [pid for pid, (_, _, name) in found.items() if name in ("ssh", "sshd", "sshd-session")]
+    assert len(ranks) == 4
+    return not any(held(pid, fd) for pid in ranks for fd in (1, 2)) and all(map(is_asleep, (*ours, *ways)))
 
 
 def test_logs_stay_on_their_hosts(many, tmp_path):
@@ -353,7 +364,7 @@ def test_what_agents_say_has_their_host(many):
     assert command.wait() == 0
     lines = own_lines(command)
     assert sorted(line.partition(" of ir-")[0] for line in lines if "started" in line) == [
-        f"infini-run: host{node}: started 1 of 1 ranks" for node in (1, 2)
+        f"infini-run: host{node}: started 1 of 1 rank" for node in (1, 2)
     ]
     assert sorted(line.partition(": checked nothing")[0] for line in lines if "--check_gpus" in line) == [
         f"infini-run: host{node}: --check_gpus" for node in (1, 2)
@@ -771,7 +782,7 @@ except ir.NodeLost as error:
 else:
     raise AssertionError
 """
-    done = subprocess.run([*COMMAND[:-2], "-c", script], capture_output=True, check=False, timeout=60)
+    done = subprocess.run([*PYTHON, "-c", script], capture_output=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1", "2", "3"]
 

@@ -220,11 +220,18 @@ def test_launchers_joined_by_token_are_warm(node):  # noqa: F811
     assert rows_of(nodes[0]) == [[str(rank), "True"] for rank in range(4)]
 
 
-def test_refusal_of_launcher_joined_by_token_is_told_on_both_nodes(node):  # noqa: F811
-    nodes = [node(rank, sys.executable, "-c", "pass", flags=["--preload=nosuch"]) for rank in range(2)]
+def test_refusal_of_launcher_joined_by_token_is_told_on_both_nodes(node, tmp_path):  # noqa: F811
+    (tmp_path / "refused.py").write_text(
+        "import os, time\nif os.environ['NODE'] == '1': import nosuch\ntime.sleep(1000)\n"
+    )
+    nodes = [
+        node(rank, sys.executable, "-c", "pass", flags=["--preload=refused"],
+             env={"PYTHONPATH": str(tmp_path), "NODE": str(rank)})
+        for rank in range(2)
+    ]  # fmt: skip
     assert [node.wait() for node in nodes] == [2, 2], [node.err for node in nodes]
     for node in nodes:
-        assert b"nosuch cannot be imported: ModuleNotFoundError" in node.err
+        assert b"refused cannot be imported: ModuleNotFoundError" in node.err
 
 
 def test_signal_during_imports_ends_launchers_joined_by_token(node, bell, tmp_path):  # noqa: F811

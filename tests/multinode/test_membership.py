@@ -57,6 +57,8 @@ class Job:
         ranks = [self.state.places[at].node_rank for at in start.places]
         assert ranks == list(range(len(ranks)))
         assert self.state.members == list(start.places)
+        left = set(self.worlds[-1] if self.worlds else ()) - set(start.places)
+        assert all(self.state.places[at].gone for at in left), "a member that is well stays"
         self.worlds.append(start.places)
         self.is_stopped = False
         self.alive_until.clear()
@@ -64,6 +66,13 @@ class Job:
     def join(self, *places):
         for at in places:
             self.handle(m.Joined(place_index=at))
+
+    def answer_checks(self, *places, reason=""):
+        """The checks there end, as far as any run."""
+        for at in places:
+            if at in self.checking:
+                self.checking.discard(at)
+                self.handle(m.Checked(place_index=at, reason=reason))
 
     def lose(self, at, lease_s=11.0):
         if self.state.places[at].state == "active":
@@ -235,6 +244,68 @@ def test_a_failed_rank_waits_for_its_delay_and_keeps_the_places():
     job.wait()
     assert job.now_s == 102.0
     assert job.worlds[1] == (0, 1, 2)
+
+
+@pytest.mark.parametrize("has_check", [False, True])
+@pytest.mark.parametrize(("least", "most", "needed"), [(1, 1, -1), (2, 2, -1), (1, 2, -1), (2, 2, 0)])
+def test_after_a_failure_no_spare_is_faster_than_a_member(least, most, needed, has_check):
+    """Both are checked again, and the spares answer first."""
+    job = Job(places=4, rules=Rules(least=least, most=most, has_check=has_check), needed=needed)
+    job.join(0, 1, 2, 3)
+    job.answer_checks(0, 1, 2, 3)
+    job.handle(m.Failed(place_index=0))
+    job.stop_others()
+    job.answer_checks(3, 2, 1)
+    assert len(job.worlds) == (1 if has_check else 2)
+    job.answer_checks(0)
+    assert job.worlds[1] == job.worlds[0] == tuple(range(most))
+
+
+@pytest.mark.parametrize("reason", ["", "no GPU"])
+def test_a_member_whose_check_is_slow_is_awaited_and_only_one_that_fails_it_replaced(reason):
+    job = Job(rules=Rules(least=3, most=3, window_s=1, has_check=True, check_s=30))
+    job.join(0, 1, 2, 3)
+    job.answer_checks(0, 1, 2, 3)
+    job.handle(m.Failed(place_index=1))
+    job.stop_others()
+    job.answer_checks(0, 2, 3)
+    job.wait(29)
+    assert len(job.worlds) == 1
+    job.handle(m.Checked(place_index=1, reason=reason))
+    assert job.worlds[1] == ((0, 3, 2) if reason else (0, 1, 2))
+    assert job.state.places[1].gone == ("is excluded" if reason else "")
+
+
+def test_a_lost_node_that_is_back_and_slow_to_be_checked_is_not_awaited():
+    job = Job(rules=Rules(least=3, most=3, has_check=True))
+    job.join(0, 1, 2, 3)
+    job.answer_checks(0, 1, 2, 3)
+    job.lose(1, lease_s=0)
+    job.stop_others()
+    job.join(1)
+    job.answer_checks(0, 2, 3)
+    assert job.worlds[1] == (0, 3, 2)
+    assert job.state.places[1].gone == "was lost"
+
+
+def test_the_first_world_waits_for_the_check_of_a_node_that_is_listed_before_a_spare():
+    job = Job(rules=Rules(least=3, most=3, window_s=5, has_check=True, check_s=30))
+    job.join(0, 1, 2, 3)
+    job.answer_checks(1, 2, 3)
+    job.wait(20)
+    assert job.worlds == []
+    job.answer_checks(0)
+    assert job.worlds == [(0, 1, 2)]
+
+
+def test_the_first_failure_is_that_by_the_clocks_not_the_one_that_was_heard_first():
+    job = Job()
+    job.join(0, 1, 2, 3)
+    for _ in range(2):
+        job.handle(m.Failed(place_index=0))
+        job.handle(m.Over(failed=1))
+    assert job.worlds[-1] == (0, 3, 2)
+    assert job.state.places[0].failures == 0
 
 
 def test_a_rank_that_failed_because_a_node_was_lost_is_nobodys_fault():

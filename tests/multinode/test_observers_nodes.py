@@ -19,7 +19,7 @@ from tests.display.test_live_table import (
 )
 from tests.multinode.test_by_hand import port  # noqa: F401  a fixture
 from tests.multinode.test_clock_offset import late  # noqa: F401  a fixture
-from tests.support.command import COMMAND, play
+from tests.support.command import CHILDREN, COMMAND, play
 from tests.support.hosts import Bed, agents
 from tests.support.processes import marked
 from tests.support.waiting import until
@@ -63,6 +63,26 @@ def read(path):
 
 def rank_slices(events):
     return {e["args"]["rank"]: e for e in events if e["ph"] == "X" and e["name"].startswith("rank ")}
+
+
+# ---- slow ranks
+
+
+def test_slow_rank_is_found_among_the_ranks_of_all_nodes(bed, infini_run, tmp_path):
+    """Each node alone would see that all of its ranks take equally long."""
+    trace, report = tmp_path / "trace.json", tmp_path / "report.json"
+    words = (sys.executable, f"{CHILDREN}/slow_loop.py", "meet", "2", "100")
+    where = ("--hosts=host[1-2]", f"--ssh_config={bed.config}", "--nproc_per_node=2")
+    command = infini_run(*where, f"--trace={trace}", f"--report={report}", *words)
+    assert command.wait() == 0, command.err
+    (slow,) = json.loads(report.read_text())["slow_ranks"]
+    assert slow["rank"] == 2
+    assert slow["step_s"] > 1.5 * slow["others_step_s"]
+    assert slow["waited_s"] > 1.0
+    lines = [line for line in command.err.decode().splitlines() if " was slow: " in line]
+    assert [line.partition(" on ")[0] for line in lines] == ["infini-run: rank 2"]
+    events, _ = read(trace)
+    assert {e["pid"] for e in events if e["name"] == "progress"} == {e["pid"] for e in rank_slices(events).values()}
 
 
 # ---- the trace

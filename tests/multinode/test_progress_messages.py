@@ -7,6 +7,7 @@ import time
 
 from infini_run.core.group import Event
 from infini_run.multinode import message_schema
+from infini_run.multinode.clock_offset import ClockOffset
 from infini_run.multinode.progress_messages import ProgressSender, RankProgress
 from infini_run.report.merge import lost_report
 
@@ -51,17 +52,40 @@ def test_sender_waits_for_room():
 
 def test_head_keeps_the_progress_of_a_node_that_is_lost():
     known = RankProgress()
-    entries = [[4, 7, 0], [5, 9, 10**9], [6, 99, 0]]
-    message = message_schema.read(json.dumps({"progress": entries}).encode(), message_schema.PROGRESS)
-    assert known.update(message["progress"], range(4, 6)) == 9, "rank 6 is another node's"
+    sent_ns = 50 * 10**9  # by a clock that has no offset yet
+    entries = [[4, 7, sent_ns, 1], [5, 9, sent_ns - 10**9, 3], [6, 99, sent_ns, 1]]
+    content = {"progress": entries, "time_ns": sent_ns}
+    message = message_schema.read(json.dumps(content).encode(), message_schema.PROGRESS)
+    used = known.update(message["progress"], message["time_ns"], range(4, 6), ClockOffset())
+    assert [(rank, value, count) for rank, value, _, count in used] == [(4, 7, 1), (5, 9, 3)], "6 is another node's"
     now_s = time.time()
-    report = lost_report(
-        "host2", range(4, 7), {}, known.in_wall_time(), last_received_s=now_s, is_first_failure=False
-    )
+    ranks = {rank: (rank - 4, "", rank) for rank in range(4, 7)}
+    report = lost_report("host2", ranks, {}, known.in_wall_time(), last_received_s=now_s, is_first_failure=False)
     assert [exit_.progress for exit_ in report.exits] == [7, 9, None]
     assert now_s - 0.9 < report.exits[0].progress_s <= time.time()
     assert now_s - 1.9 < report.exits[1].progress_s <= now_s - 0.9
 
 
 def test_message_without_ranks_of_the_node_is_no_progress():
-    assert RankProgress().update([[1, 5, 0]], range(1)) == -1
+    assert RankProgress().update([[1, 5, 0, 1]], 0, range(1), ClockOffset()) == []
+
+
+def test_head_takes_times_by_its_own_clock():
+    """A message that was long on its way says when ranks got further, not when it came."""
+    clock, now_s = ClockOffset(), time.monotonic()
+    clock.add(0.0, 1000.0, 0.001, now_s)
+    progress = RankProgress()
+    sent_ns = int((now_s + 1000.0 - 5.0) * 1e9)
+    ((_, _, time_s, _),) = progress.update([[0, 3, sent_ns - 10**9, 1]], sent_ns, range(1), clock)
+    assert abs(time_s - (now_s - 6.0)) < 1e-3
+    ((_, _, time_s, _),) = progress.update([[0, 4, sent_ns + 10**11, 1]], sent_ns, range(1), clock)
+    assert time_s <= time.monotonic(), "nothing comes from the future"
+
+
+def test_sender_counts_what_it_leaves_out():
+    sent = []
+    sender = ProgressSender(sent.append, lambda: True, nnodes=1)
+    for value in range(5):
+        sender.note(progress(3, value))
+    sender.run_due()
+    assert [(rank, value, count) for rank, value, _, count in sent[0]] == [(3, 4, 5)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
+import marshal
 import os
 import select
 import shutil
@@ -52,9 +52,11 @@ class Queue:
             {"next": 101, "jobs": {}, "faults": {}, "settings": {"hold": "", "kill_wait_s": 2.0, **SETTINGS[kind]}}
         )
         os.mkdir(f"{self.folder}/bin")
+        # as a module, since what is started as a file is compiled at every start
+        python = f"import sys; sys.path.insert(0, '{FAKES}'); import batch_{kind}; batch_{kind}.main()"
         for name in COMMANDS[kind]:
             script = Path(self.folder, "bin", name)
-            script.write_text(f'#!/bin/sh\nexec {sys.executable} -IS {FAKES}/batch_{kind}.py {name} "$@"\n')
+            script.write_text(f'#!/bin/sh\nexec {sys.executable} -IS -c "{python}" {name} "$@"\n')
             script.chmod(0o755)
         if kind == "pbs":
             os.symlink(FAKES / "pbs_tmrsh", f"{self.folder}/bin/pbs_tmrsh")
@@ -63,11 +65,11 @@ class Queue:
         self.env = {**os.environ, "PATH": f"{self.folder}/bin:{os.environ['PATH']}", "TEST_BATCH": self.folder}
 
     def _write(self, book: dict[str, object]) -> None:
-        Path(self.folder, "book.new").write_text(json.dumps(book))
-        os.rename(f"{self.folder}/book.new", f"{self.folder}/book.json")
+        Path(self.folder, "book.new").write_bytes(marshal.dumps(book))
+        os.rename(f"{self.folder}/book.new", f"{self.folder}/book")
 
     def book(self) -> dict[str, object]:
-        return json.loads(Path(self.folder, "book.json").read_text())
+        return marshal.loads(Path(self.folder, "book").read_bytes())
 
     @contextlib.contextmanager
     def _changed_book(self) -> Iterator[dict[str, object]]:

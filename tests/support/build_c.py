@@ -15,6 +15,7 @@ import infini_run
 from tests.support.paths import ROOT, C
 
 CORE = ROOT / "csrc"
+WITH_CORE = pytest.mark.xdist_group("programs_with_core")
 
 
 def compiler() -> str:
@@ -42,17 +43,31 @@ def build_guard() -> str:
     return str(named)
 
 
+def _words() -> list[str]:
+    return [compiler(), "-std=c11", "-D_GNU_SOURCE", "-g", "-O1", "-pthread", f"-I{CORE}"]
+
+
+@functools.cache
+def _core_objects() -> dict[str, str]:
+    """Each file of the core, and what it is compiled to. Tests that need it are WITH_CORE, so one worker compiles."""
+    sources = sorted(path for path in CORE.glob("*/*.c") if path.parent.name not in ("guard", "start"))
+    folder = tempfile.mkdtemp()
+    done = subprocess.run(
+        [*_words(), "-c", *map(str, sources)], cwd=folder, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return {path.name: f"{folder}/{path.stem}.o" for path in sources}
+
+
 @functools.cache
 def build(source: str, *more: str, instead_of: str = "") -> str:
     """Build tests/c/`source`, and `more` of tests/c/, together with the core; return the path of the program.
 
     instead_of: a file of the core that the source #includes, to reach what is static in it; "*": no file is added.
     """
-    core = sorted(path for path in CORE.glob("*/*.c") if path.parent.name not in ("guard", "start"))
-    parts = [] if instead_of == "*" else [path for path in core if path.name != instead_of]
+    parts = [] if instead_of == "*" else [made for name, made in _core_objects().items() if name != instead_of]
     made = Path(tempfile.mkdtemp()) / Path(source).stem
-    words = [compiler(), "-std=c11", "-D_GNU_SOURCE", "-g", "-O1", "-pthread", f"-I{CORE}"]
-    words += ["-o", str(made), *(str(C / name) for name in (source, *more)), *map(str, parts)]
+    words = [*_words(), "-o", str(made), *(str(C / name) for name in (source, *more)), *parts]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return str(made)

@@ -5,12 +5,14 @@ Each process that debugpy reports (`debugpyAttach`) gets a session of its own, w
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 from tests.support.waiting import LIMIT_S, until
 
@@ -41,6 +43,7 @@ class DebugClient:
 
     def run(self):
         """The exit code, when it has run to its end with everything that stopped gone on."""
+        until(lambda: _is_ready(self._port, self.process))
         self._attach({})
         out, err = self.process.communicate(timeout=LIMIT_S)
         for thread in self._threads:
@@ -69,15 +72,15 @@ class _Session:
         self._threads_asked = {}  # by the number of a request: the thread that is to go on
 
     def run(self):
-        with _connect(self._client._port, self._client.process) as self._connection:
-            self._file = self._connection.makefile("rb")
-            self._send("initialize", adapterID="debugpy", pathFormat="path", clientID="vscode")
-            self._send("attach", **self._client._options, **self._more)
-            try:
+        try:
+            with socket.create_connection(("127.0.0.1", self._client._port)) as self._connection:
+                self._file = self._connection.makefile("rb")
+                self._send("initialize", adapterID="debugpy", pathFormat="path", clientID="vscode")
+                self._send("attach", **self._client._options, **self._more)
                 while (message := self._receive()) is not None:
                     self._handle(message)
-            except OSError:  # it has ended
-                return
+        except OSError:  # it has ended
+            return
 
     def _handle(self, message):
         event, body = message.get("event"), message.get("body") or {}
@@ -88,6 +91,7 @@ class _Session:
             self._client._attach({key: body[key] for key in ("subProcessId", "connect", "name") if key in body})
         elif event == "terminated":
             self._send("disconnect")
+        elif message.get("command") == "disconnect":  # its adapter dies of a client that leaves before this answer
             raise OSError
         elif event == "stopped":
             self._threads_asked[self._send("stackTrace", threadId=body["threadId"])] = body["threadId"]
@@ -112,23 +116,14 @@ class _Session:
         return json.loads(self._file.read(size)) if size else None
 
 
-def _connect(port, process):
-    made = []
-    until(lambda: made or _try_to_connect(port, process, made))
-    return made[0]
-
-
-def _try_to_connect(port, process, made):
+def _is_ready(port, process):
+    """Whether its adapter listens, and has told the process so. A client that comes between the two makes it listen
+    twice, and what connects to the wrong one of both is never debugged; the process listens until it is told."""
     assert process.poll() is None, process.stderr.read()
-    connection = socket.socket()
-    try:
-        connection.connect(("127.0.0.1", port))
-        if (
-            connection.getsockname() != connection.getpeername()
-        ):  # else nobody listens: it has met itself (RFC 9293, 3.5)
-            made.append(connection)
-    except ConnectionRefusedError:
-        pass
-    if not made:
-        connection.close()
-    return bool(made)
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    listening = {f"socket:[{row[9]}]": int(row[1].rpartition(":")[2], 16) for row in rows if row[3] == "0A"}
+    folder, own = f"/proc/{process.pid}/fd", set()
+    for entry in os.listdir(folder):
+        with contextlib.suppress(FileNotFoundError):
+            own.add(os.readlink(f"{folder}/{entry}"))
+    return port in listening.values() and not own & listening.keys()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,24 @@ from tests.support.waiting import LIMIT_S, until
 
 JOB = [sys.executable, "-m", "infini_run.jobs"]
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OOM", "PREEMPTED", "LOST")
+
+
+FILES = {"events": "e", "metrics": "m", "report": "r", "trace": "t", "termination_log": "l"}  # by flag, a name each
+
+
+def check_files(folder: Path, host: str, ranks: int) -> None:
+    """Each of FILES has what it has of a launch whose rank 1 exits with 3, on that host."""
+    lines = (folder / FILES["events"]).read_text().splitlines()
+    events = [json.loads(line) for line in lines]
+    assert sum(event["kind"] == "started" for event in events) == ranks
+    assert [(event["kind"], event["code"]) for event in events if event["kind"] == "ended"] == [("ended", 3)]
+    assert re.search(r"^infini_run_exit_code\{.*\} 3", (folder / FILES["metrics"]).read_text(), re.M)
+    report = json.loads((folder / FILES["report"]).read_text())
+    assert (report["exit_code"], report["first_failure"], len(report["ranks"])) == (3, 1, ranks)
+    trace = json.loads((folder / FILES["trace"]).read_text())
+    assert trace["otherData"]["world_size"] == ranks
+    message = (folder / FILES["termination_log"]).read_text()
+    assert message.startswith(f"infini-run: rank 1 on {host} failed: exit code 3 "), message
 
 
 class Jobs:

@@ -27,15 +27,29 @@ _OF_VALUES = (
     "jobs/request/array.py",
 )
 _OF_VALUES += ("jobs/options/table.py",)
+# Here the caller of the Python API also gets errors of the standard library.
+_OF_CALLERS = ("channel/", "crews/", "jobs/job.py", "jobs/job_executor.py", "options/from_python.py")
+_STANDARD = {"TimeoutError", "AskTimeout", "RuntimeError", "IndexError", "KeyError", "TypeError", "ValueError"}
 _SMALL = {"NoGpus", "_SyntaxError", "NotThere", "Busy"}  # become one of the tree's, with their words
 _SECOND = {
     "SubmitError": 1,
     "NotThere": 1,
     "_SyntaxError": 2,
 }  # where the text stands, if not first
+_MAKERS = {"died", "warn"}  # functions that make an error, or a warning, of the text that they get first
 _PRINTED = {"print_line", "_print_line", "notice", "add_notice"}  # lines on stderr that end nothing
-_REPORTS = {"headline", "describe_end", "hint", "left_behind", "_port_hint"}  # of the report of a failure
-_KEPT = {"loss", "problem", "_problem", "_broken", "query_error"}  # attributes that become the text of an error
+_REPORTS = {
+    "headline",
+    "describe_end",
+    "hint",
+    "killed_text",
+    "left_behind",
+    "_port_hint",
+}  # of the report of a failure
+_KEPT = {"loss", "problem", "_problem", "_broken", "_over", "query_error"}  # attributes: the text of an error
+_OF_CLASS = {"_too_late"}  # the same, in the body of a class
+_PREFIXES = ("infini-run: ", "infini-job: ")  # a text that begins so is a whole line
+_OF_C = re.compile(r'(?:\bPRINT\(|\bfprintf\(stderr, )"((?:[^"\\]|\\.)*)"')  # what csrc/ writes
 
 
 @dataclass(frozen=True, order=True)
@@ -52,7 +66,15 @@ def messages() -> frozenset[Message]:
     """Every message that has fixed words."""
     trees = {path: ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
     classes = error_classes(trees.values()) | _SMALL
-    return frozenset(m for path, tree in trees.items() for m in _Module(path, tree, classes).messages())
+    return of_c() | frozenset(m for path, tree in trees.items() for m in _Module(path, tree, classes).messages())
+
+
+def of_c() -> frozenset[Message]:
+    """What the programs of csrc/ print. Some begin with a path: a blank comes first then."""
+    return frozenset(
+        Message(_tidy(re.sub(r"%s|^(?= )", ANY, text.replace("\\n", ""))), "line", str(path.relative_to(ROOT)))
+        for path in sorted((ROOT / "csrc").rglob("*.c")) for text in _OF_C.findall(path.read_text())
+    )  # fmt: skip
 
 
 def error_classes(trees) -> set[str]:
@@ -72,7 +94,11 @@ class _Module:
 
     def __init__(self, path: Path, tree: ast.Module, classes: set[str]) -> None:
         self.name = str(path.relative_to(PACKAGE))
-        self.classes = classes | {"ValueError"} if self.name in _OF_VALUES else classes
+        self.classes = classes | _MAKERS
+        if self.name in _OF_VALUES:
+            self.classes |= {"ValueError"}
+        if self.name.startswith(_OF_CALLERS):
+            self.classes |= _STANDARD
         self.tree = tree
         self.scopes = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
         self.functions = {node.name: node for node in self.scopes}
@@ -101,8 +127,11 @@ class _Module:
                 return [("line", arg) for arg in args]
             if name == "append" and ast.unparse(node.func).endswith("problems.append"):
                 return [("UsageError", args[0])]
-        if isinstance(node, ast.Assign) and any(getattr(target, "attr", "") in _KEPT for target in node.targets):
-            return [("LinkError", node.value)]
+        if isinstance(node, ast.Assign) and any(_is_kept(target) for target in node.targets):
+            value = node.value
+            return [("LinkError", value.elts[1] if isinstance(value, ast.Tuple) else value)]  # a class, and its text
+        if isinstance(node, ast.Constant | ast.JoinedStr) and _is_line(node):
+            return [("line", node)]
         if isinstance(node, ast.ClassDef) and node.name in self.classes:
             return [
                 (node.name, call.args[0]) for call in ast.walk(node)
@@ -122,13 +151,41 @@ class _Module:
             return self._joined([node.left, node.right], scope)
         if isinstance(node, ast.IfExp):
             return self._texts(node.body, scope) + self._texts(node.orelse, scope)
+        if isinstance(node, ast.BoolOp) and isinstance(node.op, ast.And):
+            return [*self._texts(node.values[-1], scope), ""]  # where the others are texts, these are empty then
         if isinstance(node, ast.BoolOp):
-            return [text for value in node.values for text in self._texts(value, scope)]
+            texts = [text for value in node.values for text in self._texts(value, scope)]
+            of_name = [text for text in texts if text and not text.isalnum()]  # `name or 'none'` is a name
+            return of_name if ANY in texts else texts
         if isinstance(node, ast.Name):
             return self._named(node.id, scope)
+        if _called(node) == "counted" and isinstance(node.args[1], ast.Constant):  # a number, and its noun
+            return [f"{ANY} {node.args[1].value}s"]
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             return self._returned(node.func.id)
+        if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name):  # one of a table's values
+            return self._tabled(node.value.id, scope)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "get":
+            found = self._values(node.func.value, scope)
+            defaults = [text for arg in node.args[1:] for text in self._texts(arg, scope)]
+            return [*(found or [ANY]), *defaults]
+        if _called(node) == "join" and isinstance(node.args[0], ast.List):  # lines, of which the first is the message
+            return [text + ANY for text in self._texts(node.args[0].elts[0], scope)]
         return [ANY]
+
+    def _tabled(self, name: str, scope: ast.AST) -> list[str]:
+        for node in [*_own(scope), *_own(self.tree)]:
+            if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == name for t in node.targets):
+                return self._values(node.value, scope) or [ANY]
+        return [ANY]
+
+    def _values(self, node: ast.expr, scope: ast.AST) -> list[str]:
+        """The texts of a dict, or none."""
+        if isinstance(node, ast.Name):
+            known = self._tabled(node.id, scope)
+            return [] if known == [ANY] else known
+        values = node.values if isinstance(node, ast.Dict) else []
+        return [text for value in values for text in self._texts(value, scope)]
 
     def _joined(self, values: list[ast.expr], scope: ast.AST) -> list[str]:
         parts = [self._texts(value, scope) for value in values]
@@ -150,8 +207,12 @@ class _Module:
     def _assigned(self, name: str, scope: ast.AST) -> list[str]:
         for place in (scope, self.tree):
             assigned = [node for node in _own(place) if isinstance(node, ast.Assign)]
-            values = [a.value for a in assigned if any(isinstance(t, ast.Name) and t.id == name for t in a.targets)]
-            texts = [text for value in values for text in self._texts(value, place)]
+            given = [a for a in assigned if any(isinstance(t, ast.Name) and t.id == name for t in a.targets)]
+            texts = [text for a in given for text in self._texts(a.value, place)]
+            for more in [node for node in _own(place) if isinstance(node, ast.AugAssign)]:
+                before = [a for a in given if a.lineno < more.lineno and ast.unparse(more.target) == name]
+                firsts = self._texts(before[-1].value, place) if before else []
+                texts += [first + end for end in self._texts(more.value, place) for first in firsts]
             if texts:
                 return texts
         return [ANY]
@@ -182,13 +243,27 @@ def _elements(node: ast.AST) -> list[tuple[str, ast.expr]]:
     return [("UsageError", node.elt)] if isinstance(node, ast.ListComp) else []
 
 
-def _called(node: ast.Call) -> str:
+def _is_kept(target: ast.expr) -> bool:
+    """Whether what is assigned becomes the text of an error."""
+    return getattr(target, "attr", "") in _KEPT or getattr(target, "id", "") in _OF_CLASS
+
+
+def _is_line(node: ast.Constant | ast.JoinedStr) -> bool:
+    """Whether it is a whole line of a command, and not the first part of one."""
+    parts = [getattr(part, "value", "") for part in (node.values if isinstance(node, ast.JoinedStr) else [node])]
+    whole = "".join(part if isinstance(part, str) else ANY for part in parts)
+    return whole.startswith(_PREFIXES) and not whole.endswith(" ") and "\n" not in whole.strip()
+
+
+def _called(node: ast.AST) -> str:
+    if not isinstance(node, ast.Call):
+        return ""
     return node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
 
 
 def _tidy(text: str) -> str:
     """One line, in which several unknown parts in a row are one."""
-    return re.sub(rf"{ANY}+", ANY, " ".join(text.split())).removeprefix("infini-run: ")
+    return re.sub(r"^infini-(run|job):(\Z| )", "", re.sub(rf"{ANY}+", ANY, " ".join(text.split())))
 
 
 @functools.cache

@@ -64,15 +64,23 @@ class Driver:
         return [gpu["name"] for gpu in self.ask(boards, "find_gpus", environ)["is"]]
 
 
+def _built(source: str, folder: Path) -> Path:
+    """Compile a stand-in for NVML into a folder."""
+    compiler = os.environ.get("CC", "cc").split()
+    flags = ["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
+    subprocess.run([*compiler, *flags, "-o", folder / "libnvidia-ml.so.1", C / source], check=True)
+    return folder
+
+
 @pytest.fixture(scope="session")
 def stub_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("nvml")
-    compiler = os.environ.get("CC", "cc")
-    library = folder / "libnvidia-ml.so.1"
-    source = C / "nvml_stub.c"
-    flags = ["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
-    subprocess.run([*compiler.split(), *flags, "-o", library, source], check=True)
-    return folder
+    return _built("nvml_stub.c", tmp_path_factory.mktemp("nvml"))
+
+
+@pytest.fixture(scope="session")
+def busy_gpus(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The folder of a driver whose GPUs are as busy as $BUSY_GPUS says, see nvml_busy.c."""
+    return str(_built("nvml_busy.c", tmp_path_factory.mktemp("busy")))
 
 
 @pytest.fixture

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import resource
 import select
+import struct
+import termios
 from collections.abc import Container, Iterator
 
 OURS = ("TEST_RUN", os.urandom(6).hex())  # other tests may run on this machine; theirs are not ours to end
@@ -29,6 +32,25 @@ def state_of(pid: int) -> str:
     """The letter that /proc has for it; "" when it is gone."""
     stat = _read(pid, "stat")
     return _parts(stat)[1] if stat else ""
+
+
+def is_asleep(pid: int) -> bool:
+    """Whether each of its threads waits for something, or it is gone."""
+    try:
+        tasks = os.listdir(f"/proc/{pid}/task")
+    except FileNotFoundError:
+        return True
+    stats = [stat for task in tasks if (stat := _read(pid, f"task/{task}/stat"))]
+    return all(_parts(stat)[1] == "S" for stat in stats)
+
+
+def held(pid: int, fd: int) -> int:
+    """Bytes that nobody has read yet in the pipe that is this descriptor of a process."""
+    end = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        return struct.unpack("i", fcntl.ioctl(end, termios.FIONREAD, b"\0\0\0\0"))[0]
+    finally:
+        os.close(end)
 
 
 def written(pid: int) -> int:

@@ -6,8 +6,10 @@ python -m tests.support.prose FILE... prints the words of pages, their long sent
 from __future__ import annotations
 
 import ast
+import io
 import re
 import sys
+import tokenize
 from pathlib import Path
 
 LONGEST = 25  # words of a sentence
@@ -24,9 +26,11 @@ PHRASES = (
     r"(stand|stands|stood) in(?! line)", r"strays?", r"of ours", r"makes? no sense", r"allocation's end", r"by hand",
     r"nobody knows", r"(cannot|can't) be known", r"we", r"us", r"ours?", r"simply", r"of course", r"please",
 )  # fmt: skip
+FOREIGN = ("Please see the FAQ",)  # texts of other programs, which the package recognizes
 BRITISH = (
     r"colour\w*", r"honour\w*", r"behaviour", r"neighbour\w*", r"recognis\w+", r"serialis\w+",
-    r"initialis\w+", r"organis\w+", r"cent(re|red)", r"labelled", r"grey",
+    r"initialis\w+", r"organis\w+", r"cent(re|red)", r"labelled", r"grey", r"favour\w*", r"(?-i:cancelled)",
+    r"cancelling", r"signalling", r"travell\w+", r"modell\w+",
 )  # fmt: skip
 _PHRASE = re.compile(rf"(?<![\w'-])(?:{'|'.join(PHRASES + BRITISH)})(?![\w-])", re.IGNORECASE)
 _IRREGULAR = (
@@ -91,10 +95,27 @@ def phrases(text: str) -> list[str]:
 
 
 def texts_of_module(source: str) -> list[str]:
-    """Return a module's docstrings, and its other strings of two words or more (messages, help)."""
+    """Return a module's docstrings, its other strings of two words or more (messages, help), and its comments."""
     nodes = ast.walk(ast.parse(source))
     strings = [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
-    return [re.sub(r"``?[^`]+``?", CODE, string) for string in strings if re.search(r"\w\w+ \w\w", string)]
+    texts = [string for string in strings if re.search(r"\w\w+ \w\w", string) and string not in FOREIGN]
+    return [re.sub(r"``?[^`]+``?", CODE, text) for text in texts + comments(source)]
+
+
+def comments(source: str) -> list[str]:
+    """Return a module's comments; the lines of one that has several are joined."""
+    found: list[str] = []
+    last = 0  # line of the last comment, if it has a line to itself
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type != tokenize.COMMENT:
+            continue
+        words, (line, column) = token.string.lstrip("# "), token.start
+        if last and line == last + 1:
+            found[-1] += f" {words}"
+        else:
+            found.append(words)
+        last = 0 if token.line[:column].strip() else line
+    return found
 
 
 def main(paths: list[str]) -> None:

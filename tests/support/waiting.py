@@ -36,7 +36,7 @@ def ended_after() -> Iterator[None]:
 
 def interrupt_main(raised: threading.Event) -> None:
     """SIGINT to the main thread, again until `raised`: CPython sees one that comes just before it waits for a lock
-    only when it wakes."""
+    only when it wakes. The fixture `raised` makes a further one nothing."""
     signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
     while not raised.wait(1):
         signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)

@@ -13,12 +13,13 @@ from typing import Generic, TypeVar
 from warnings import warn
 
 from infini_run.crews.api.crew_factory import check_spawner_alone, make_limits, make_placement, make_spawner
-from infini_run.crews.api.crew_status import CrewStatus, crew_status
+from infini_run.crews.api.crew_slice import Asks, CrewSlice
+from infini_run.crews.api.crew_status import CrewStatus, crew_status, table_of_workers
 from infini_run.crews.api.log_level import read_log_level
-from infini_run.crews.api.task_map import MapOptions, TaskMap
+from infini_run.crews.api.task_map import MapOptions, ReadResults, TaskMap
 from infini_run.crews.api.worker_environ import make_environ, patterns_of
-from infini_run.crews.api.worker_handle import WorkerHandle
-from infini_run.crews.callables import path_of_workers
+from infini_run.crews.api.worker_handle import MethodCalls, WorkerHandle
+from infini_run.crews.callables import name_of, path_of_workers, title_of
 from infini_run.crews.errors import CrewClosed
 from infini_run.crews.protocol import WorkerSetup, dump
 from infini_run.crews.spawn.placement import (
@@ -29,28 +30,31 @@ from infini_run.crews.spawn.placement import (
     read_nproc,
 )
 from infini_run.crews.spawn.start_errors import as_start_errors
-from infini_run.crews.supervision.crew_supervisor import CrewSupervisor
+from infini_run.crews.supervision.crew_supervisor import AHEAD, CrewSupervisor
 from infini_run.crews.supervision.future import Ask
 from infini_run.crews.supervision.pending_task import PendingTask
+from infini_run.crews.supervision.progress import open_show
 from infini_run.crews.supervision.restart_policy import NEVER, check
-from infini_run.crews.worker.crew_target import pack_target
+from infini_run.crews.worker.crew_target import MethodCall, methods_of, name_of_target, pack_target
 from infini_run.crews.worker.import_guard import check_may_launch
 from infini_run.errors import UsageError
 from infini_run.node.host_stderr import print_line
 from infini_run.number_arguments import read_count, read_wait
 from infini_run.options.from_python import check_environment, check_names
 from infini_run.options.table import TABLE
+from infini_run.public_names import public_names
 from infini_run.system.signal_numbers import check_signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
     from types import CodeType, TracebackType
-    from typing import Any, Literal, Protocol
+    from typing import Any, Literal, Protocol, overload
 
     from typing_extensions import Self, Unpack
 
     from infini_run.crews.errors import CrewFailed
+    from infini_run.crews.protocol import Body
     from infini_run.crews.spawn.spawner import Spawner
     from infini_run.crews.supervision.event_queue import CrewEvent
     from infini_run.crews.supervision.restart_policy import Restart
@@ -79,12 +83,12 @@ if TYPE_CHECKING:
         def __call__(self, task: T_contra, /) -> R_co: ...
 
 
-class Crew(Generic[T, R]):
+class Crew(MethodCalls, Generic[T, R]):
     """Long-lived workers, and a channel to each.
 
     Leaving the `with` block closes the crew once its accepted tasks are done. An exception that leaves the block
     closes it without that wait. A crew that nothing refers to finishes its tasks too, and so does one that is open
-    when the interpreter exits.
+    when the interpreter exits. `nproc` is the number of workers.
 
     Args:
         target: a function `serve(ctx, task)`, which each worker calls for each task, or one of the task alone,
@@ -123,11 +127,15 @@ class Crew(Generic[T, R]):
         preload: modules that one process imports once; workers are forks of it, in milliseconds, restarts too.
         spawner: starts the workers in place of one made from these arguments; None: none. It excludes all arguments
             that say where and how workers start.
-        flags: the command's flags by their names, as for `run`.
+        flags: the command's flags by their names: console="none", gpus_per_proc=1, hang_timeout=60, ...
 
     Raises:
         UsageError, UnpicklableError, ProgramError, StartError, NodeLost: then nothing runs.
     """
+
+    _name = "Crew"  # in its repr
+    _most_ahead = AHEAD  # shared tasks that a worker has at a time
+    _starts_on_demand = False  # a worker starts with its first task, if it is here and needs an interpreter
 
     def __init__(
         self,
@@ -182,15 +190,31 @@ class Crew(Generic[T, R]):
             stack_signal=failure_options.stop_signal if may_hang else 0,
             target=pack_target(target, args, kwargs or {}),
         )
+        self._methods = frozenset(methods_of(target))
+        self._target = name_of_target(target)
         with as_start_errors():
             if spawner is None:
                 environ = make_environ(os.environ, patterns_of(inherit_env, names), None, check_environment(env))
-                given = {"env": environ, "on_hang": "stop", **given}  # one that asks for it: WATCHDOG=trigger
+                title = title_of(f"Crew({name_of(target)})" if self._name == "Crew" else self._name)
+                given = {
+                    "env": environ,
+                    "title": title,
+                    "on_hang": "stop",
+                    **given,
+                }  # one that asks for it: WATCHDOG=trigger
                 spawner = make_spawner(names, preload, read_nproc(nproc_per_node, nproc, names), given)
             self.nproc = spawner.world_size
             placement = make_placement(spawner, names)
             self._supervisor = CrewSupervisor(
-                spawner, setup, policy, limits, max_events=max_events, max_tasks=max_tasks, placement=placement
+                spawner,
+                setup,
+                policy,
+                limits,
+                max_events=max_events,
+                max_tasks=max_tasks,
+                placement=placement,
+                most_ahead=self._most_ahead,
+                starts_on_demand=self._starts_on_demand and not names and not preload,
             )
             try:
                 self._supervisor.start()
@@ -202,17 +226,74 @@ class Crew(Generic[T, R]):
     def __repr__(self) -> str:
         supervisor = self.__dict__.get("_supervisor")
         if supervisor is None:
-            return "<Crew: not started>"
+            return f"<{self._name}: not started>"
         how = "failed" if supervisor.failure is not None else supervisor.phase.lower()
-        return f"<Crew of {self.nproc}: {how}>"
+        return f"<{self._name} of {self.nproc}: {how}>"
+
+    def _repr_html_(self) -> str:
+        """Return the state of each worker as a table, for a notebook."""
+        if "_supervisor" not in self.__dict__:
+            return table_of_workers(repr(self)[1:-1], ())
+        return table_of_workers(repr(self)[1:-1], self.status().workers)
+
+    def __dir__(self) -> list[str]:
+        return public_names(self)
 
     # ---- work
 
     def worker(self, rank: int) -> WorkerHandle[T, R]:
-        """Return the handle of one worker. Raises UsageError: there is no such rank."""
+        """Return the handle of one worker.
+
+        Args:
+            rank: of the worker, from 0.
+
+        Raises:
+            UsageError: there is no such rank.
+        """
         if type(rank) is not int or not 0 <= rank < self.nproc:
             raise UsageError(f"worker({rank!r}): unknown rank; use 0 to {self.nproc - 1}")
         return WorkerHandle(self, rank)
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __getitem__(self, rank: int) -> WorkerHandle[T, R]: ...
+        @overload
+        def __getitem__(self, rank: slice) -> CrewSlice[T, R]: ...
+
+    def __getitem__(self, rank: int | slice) -> WorkerHandle[T, R] | CrewSlice[T, R]:
+        """Return the handle of one worker (`crew[-1]` is the last), or of several (`crew[1:3]`).
+
+        Raises:
+            IndexError: there is none.
+            TypeError: it is neither a whole number nor a slice.
+        """
+        ranks = range(self.nproc)
+        if isinstance(rank, slice):
+            if not ranks[rank]:
+                raise IndexError(f"crew[{rank.start}:{rank.stop}]: no worker; use ranks 0 to {self.nproc - 1}")
+            return CrewSlice(self, ranks[rank])
+        if not hasattr(rank, "__index__"):
+            raise TypeError(f"crew[{rank!r}]: expected a rank or a slice, such as crew[0] or crew[0:2]")
+        if not -self.nproc <= rank < self.nproc:
+            raise IndexError(f"crew[{rank}]: unknown rank; use 0 to {self.nproc - 1}")
+        return self.worker(ranks[rank])
+
+    def broadcast(self, task: T) -> Asks[R]:
+        """Submit the same task to each worker; it is pickled once.
+
+        Args:
+            task: any object that pickles.
+
+        Returns:
+            One future per worker, by rank. `result()` of them all is a list, as is what you get by `await`.
+
+        Raises:
+            UnpicklableError: with the path of the part that does not pickle.
+            MessageTooLong: no channel takes it.
+            CrewFailed, CrewClosed: the crew failed, or is closed.
+        """
+        return self[:].ask(task)
 
     def ask(self, task: T) -> Ask[R]:
         """Submit a task for whichever worker is free first.
@@ -237,11 +318,12 @@ class Crew(Generic[T, R]):
         chunksize: int = 1,
         buffersize: int | None = None,
         ordered: bool = True,
+        progress: bool | Literal["rich", "tqdm"] = False,
     ) -> Iterator[R]:
         """Submit a task for each item, and return an iterator over the results.
 
-        This call submits as many tasks as `buffersize` allows, and each result that you read makes room for one more.
-        So read all results, even if you don't need them. The crew does all submitted tasks, unless you close the
+        This call submits as many tasks as `buffersize` allows, and the results that you read make room for more. So
+        read all results, even if you don't need them. The crew does all submitted tasks, unless you close the
         iterator, or drop it after a result: then it cancels them.
 
         Args:
@@ -252,6 +334,7 @@ class Crew(Generic[T, R]):
                 tasks.
             buffersize: the most submitted tasks (chunks of items) with an unread result; None: 64 for each worker.
             ordered: results come in the order of the items; False: as soon as they exist.
+            progress: show a bar of the results that you read: True, False, "rich" or "tqdm".
 
         Raises:
             UsageError: an argument is invalid. By the iterator:
@@ -261,25 +344,50 @@ class Crew(Generic[T, R]):
         """
         if not iterables:
             raise UsageError("map(): missing tasks; use at least one iterable")
-        options = MapOptions(timeout_s, chunksize, buffersize, ordered, self.nproc)
+        display = open_show(progress, "map", 1)
+        options = MapOptions(timeout_s, chunksize, buffersize, ordered, self.nproc, ReadResults(display, iterables))
         return TaskMap(self.ask, options.tasks_of(iterables), options, self._supervisor.on_thread_waits)
 
     def _ask(self, task: T, rank: int | None) -> Ask[R]:
+        return self._submit_body(dump(task, "task"), rank)
+
+    def _ask_each(self, task: T, ranks: Sequence[int]) -> Asks[R]:
         body = dump(task, "task")
+        return Asks([self._submit_body(body, rank) for rank in ranks])
+
+    def _call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], rank: int | None = None) -> Ask[Any]:
+        return self._submit_body(self._dump_call(method, args, kwargs), rank)
+
+    def _call_each(
+        self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], ranks: Sequence[int]
+    ) -> Asks[Any]:
+        body = self._dump_call(method, args, kwargs)
+        return Asks([self._submit_body(body, rank) for rank in ranks])
+
+    def _dump_call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Body:
+        if method not in self._methods:
+            known = ", ".join(f"call({name!r}, ...)" for name in sorted(self._methods))
+            raise UsageError(
+                f"call({method!r}): unknown method of {self._target}; use {known or 'a class with methods as target'}"
+            )
+        return dump(MethodCall(method, args, kwargs), "call")
+
+    def _submit_body(self, body: Body, rank: int | None) -> Ask[R]:
         self._check_open()
-        supervisor = self._supervisor  # and not self: a call that waits for its turn keeps no crew
-        ask: Ask[R] = Ask(next(self._tasks), supervisor)
-        job = PendingTask(ask.task, body, ask, shared=rank is None)
-        supervisor.call(lambda: supervisor.submit(job, rank))
+        ask: Ask[R] = Ask(next(self._tasks), self._supervisor)
+        self._submit(PendingTask(ask.task, body, ask, shared=rank is None), rank)
         return ask
 
     def _send(self, task: T, rank: int) -> int:
         body = dump(task, "task")
         self._check_open()
         job = PendingTask(next(self._tasks), body, None, shared=False)
-        supervisor = self._supervisor
-        supervisor.call(lambda: supervisor.submit(job, rank))
+        self._submit(job, rank)
         return job.task
+
+    def _submit(self, job: PendingTask, rank: int | None) -> None:
+        supervisor = self._supervisor  # and not self: a call that waits for its turn keeps no crew
+        supervisor.call(lambda: supervisor.submit(job, rank))
 
     def _cancel(self, task: int) -> None:
         self._supervisor.cancel_task(task)
@@ -363,7 +471,14 @@ class Crew(Generic[T, R]):
         return self.status()
 
     async def aclose(self, *, drain: bool = True) -> CrewStatus:
-        """Close as `close` does, for asyncio."""
+        """Close as `close` does, for asyncio.
+
+        Args:
+            drain: wait for the accepted tasks, at most drain_s seconds; False: do not.
+
+        Returns:
+            How it ended.
+        """
         self._supervisor.begin_to_close(drain=drain)
         await self._supervisor.events.wait_over()
         return self.close()
@@ -394,7 +509,7 @@ class Crew(Generic[T, R]):
     ) -> None:
         try:
             await self.aclose(drain=kind is None)
-        except BaseException:  # the coroutine was cancelled while it waited for the tasks
+        except BaseException:  # the coroutine was canceled while it waited for the tasks
             await self.aclose(drain=False)
             raise
         if kind is None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from infini_run.crews.html_table import html_table
 from infini_run.record import record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from infini_run.crews.errors import CrewFailed
     from infini_run.crews.supervision.crew_supervisor import CrewSupervisor
     from infini_run.crews.supervision.supervised_worker import SupervisedWorker
@@ -17,7 +20,7 @@ class WorkerStatus:
 
     Args:
         rank: its rank.
-        state: as in docs/architecture/crews.md.
+        state: stopped, starting, ready, busy, stopping, or failed.
         pid, host: of its latest process; 0 and "": it has had none.
         restarts: how often it restarted.
         tasks: how many it has, begun or waiting.
@@ -81,3 +84,14 @@ def _worker_status(worker: SupervisedWorker, dropped: int) -> WorkerStatus:
         of=worker.progress[1],
         dropped=dropped,
     )
+
+
+def table_of_workers(title: str, workers: Iterable[WorkerStatus]) -> str:
+    """Return the state of each worker as a table in HTML."""
+    rows = [(one.rank, one.host, one.pid or "", one.state, one.restarts, one.tasks, _reports(one)) for one in workers]
+    return html_table(title, ("rank", "host", "pid", "state", "restarts", "tasks", "reports"), rows)
+
+
+def _reports(worker: WorkerStatus) -> str:
+    """Return a worker's last reports: its text, and how far it is."""
+    return " ".join([worker.text, f"{worker.done:g} of {worker.of:g}" if worker.of else ""]).strip()

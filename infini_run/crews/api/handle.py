@@ -8,10 +8,13 @@ from warnings import warn
 
 from infini_run.crews.api.result import LaunchResult
 from infini_run.crews.capture import capture_exception
+from infini_run.crews.html_table import html_table
 from infini_run.crews.protocol import TaskFailed
 from infini_run.crews.remote_exception import add_notes, to_exception
 from infini_run.errors import InfiniRunError, UsageError
 from infini_run.number_arguments import read_wait
+from infini_run.public_names import public_names
+from infini_run.report.text import describe_end
 from infini_run.system.fork_hooks import stayed_with_parent
 from infini_run.system.signal_numbers import check_signal
 
@@ -55,6 +58,20 @@ class LaunchHandle(Generic[R]):
         else:
             how = "failed" if launch.failures else "stopped" if launch.stopped_s is not None else "done"
         return f"<LaunchHandle of {count} rank{'s' * (count != 1)}: {how}>"
+
+    def _repr_html_(self) -> str:
+        """Return how each rank is as a table, for a notebook."""
+        processes = [worker.process for worker in self._launch.workers]
+        rows = [
+            (rank, "", "", "not started")
+            if process is None
+            else (rank, process.host, process.pid or "", describe_end(process.exit) if process.exit else "running")
+            for rank, process in enumerate(processes)
+        ]
+        return html_table(repr(self)[1:-1], ("rank", "host", "pid", "state"), rows)
+
+    def __dir__(self) -> list[str]:
+        return public_names(self, ("follow_async", "result_or_stop", "stop_async"))
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until every rank exited and nothing is left.
@@ -108,7 +125,12 @@ class LaunchHandle(Generic[R]):
 
         Raises:
             TimeoutError: the time is up; the launch continues.
-            BaseException: as Launcher.run.
+            BaseException: what a rank raised first in time, with its type, the rank's traceback as a note, and `rank`
+                and `host`.
+            StartError, NodeLost: workers did not start; a host was lost.
+            WorkerDied: a worker ended without a result, with exit code 0 too.
+            RemoteError: an exception or a result that does not come back here.
+            LaunchTimeout: agent_timeout_s or timeout_s of the launcher has passed.
         """
         if not self.wait(timeout_s):
             raise TimeoutError(f"the launch did not finish within {timeout_s:g} s; it keeps running")
@@ -153,7 +175,7 @@ class LaunchHandle(Generic[R]):
         try:
             while (found := await self._launch.next_result_async()) is not None:
                 self._open(*found)
-        except BaseException:  # the coroutine was cancelled
+        except BaseException:  # the coroutine was canceled
             self._launch.is_awaited = False
             raise
 

@@ -14,8 +14,8 @@ from infini_run.crews.api.handle import LaunchHandle
 from infini_run.crews.api.log_level import read_log_level
 from infini_run.crews.api.preload_detection import modules_to_preload
 from infini_run.crews.api.worker_environ import make_environ, patterns_of
-from infini_run.crews.callables import check_callable_runs, path_of_workers
-from infini_run.crews.protocol import WorkerSetup, dump
+from infini_run.crews.callables import check_callable_runs, name_of, path_of_workers, title_of
+from infini_run.crews.protocol import WorkerSetup, check_parts, dump
 from infini_run.crews.spawn.exec_spawner import ExecSpawner
 from infini_run.crews.spawn.placement import (
     check_flags,
@@ -35,6 +35,7 @@ from infini_run.number_arguments import read_seconds
 from infini_run.options.from_python import check_environment, check_names, check_path
 from infini_run.options.table import TABLE
 from infini_run.plan.restart_policy import RestartState
+from infini_run.public_names import public_names
 from infini_run.system.exit_hooks import close_at_exit, closed
 from infini_run.system.fork_hooks import call_in_forked_children, stayed_with_parent
 
@@ -66,38 +67,6 @@ class Launcher:
 
     A Launcher holds nothing. As a `with` block it waits at its end for the launches that it has started; an exception
     that leaves the block stops them.
-
-    Args:
-        hosts: names of hosts (["a", "b:4"], or "a,b:4" as for --hosts), which ssh or the allocation's own way
-            reaches. `"auto"`: the nodes of the current allocation, or this machine. None: those of hostfile=, a file
-            that names them, or this machine.
-        nproc_per_node: the number of workers on each host, "gpu" or "cpu" (one per device), "auto", or a list with
-            one number per host. None: what each has room for ("b:4"), else one.
-        nproc: another name of nproc_per_node.
-        preload: modules that one process imports once; workers are forks of it. None: torch, if the function needs it
-            and there are several workers; (): none, every worker is a fresh interpreter.
-        backend: "gloo", "nccl", or another that torch has: the function runs within torch.distributed's process
-            group; None: without an import of torch.
-        env: variables to add to the workers' environment; None: none.
-        inherit_env: workers have this process's environment, too.
-        copy_env: patterns of the variables that they have of it; None: all of them on this machine, those that jobs
-            commonly need on other hosts.
-        env_file: a file of variables, NAME=value on each line; None: none.
-        cwd: the directory in which workers start; None: the current one.
-        log_dir: a directory for rank_N.log files of the workers' output, which also goes to this console; None: none.
-        log_level: the least level of the logging records ("INFO", 20) that go to the loggers of this process, with
-            `rank` and `host`. True: the root logger's level; None: the same if that has handlers; False: records stay
-            with the workers.
-        worker_timeout_s: how long an operation of the process group of `backend` may take, in seconds.
-        agent_timeout_s: how long it may take until all workers are up, in seconds; None: no limit.
-        timeout_s: how long the whole launch may take, in seconds; None: no limit.
-        progress: show a bar of what workers report by `this_worker().progress`: True, False, "rich" or "tqdm".
-        flags: the command's flags by their names. max_restarts=2: after a failure all ranks restart in fresh
-            processes, with the same call, at most twice. The flags restart_delay= and restart_window= are those of
-            the command. Others: console="none", grace=30, gpus_per_proc=1, keep_going=True, ...
-
-    Raises:
-        UsageError: the request is invalid.
     """
 
     def __init__(
@@ -121,6 +90,42 @@ class Launcher:
         progress: bool | Literal["rich", "tqdm"] = False,
         **flags: Unpack[FunctionOptions],
     ) -> None:
+        """Check the request; nothing starts.
+
+        Args:
+            hosts: names of hosts (["a", "b:4"], or "a,b:4" as for --hosts), which ssh or the allocation's own way
+                reaches. `"auto"`: the nodes of the current allocation, or this machine. None: those of hostfile=, a
+                file that names them, or this machine.
+            nproc_per_node: the number of workers on each host, "gpu" or "cpu" (one per device), "auto", or a list
+                with one number per host. None: what each has room for ("b:4"), else one.
+            nproc: another name of nproc_per_node.
+            preload: modules that one process imports once; workers are forks of it. None: torch, if the function
+                needs it and there are several workers; a Pool: none. (): none, every worker is a fresh interpreter.
+            backend: "gloo", "nccl", or another that torch has: the function runs within torch.distributed's process
+                group; None: without an import of torch.
+            env: variables to add to the workers' environment; None: none.
+            inherit_env: workers have this process's environment, too.
+            copy_env: patterns of the variables that they have of it; None: all of them on this machine, those that
+                jobs commonly need on other hosts.
+            env_file: a file of variables, NAME=value on each line; None: none.
+            cwd: the directory in which workers start; None: the current one.
+            log_dir: a directory for rank_N.log files of the workers' output, which also goes to this console; None:
+                none.
+            log_level: the least level of the logging records ("INFO", 20) that go to the loggers of this process,
+                with `rank` and `host`. True: the root logger's level; None: the same if that has handlers; False:
+                records stay with the workers.
+            worker_timeout_s: how long an operation of the process group of `backend` may take, in seconds;
+                default 600.
+            agent_timeout_s: how long it may take until all workers are up, in seconds; None: no limit.
+            timeout_s: how long the whole launch may take, in seconds; None: no limit.
+            progress: show a bar of what workers report by `this_worker().progress`: True, False, "rich" or "tqdm".
+            flags: the command's flags by their names. max_restarts=2: after a failure all ranks restart in fresh
+                processes, with the same call, at most twice. The flags restart_delay= and restart_window= are those
+                of the command. Others: console="none", grace=30, gpus_per_proc=1, keep_going=True, ...
+
+        Raises:
+            UsageError: the request is invalid.
+        """
         check_names(type(self).__name__, flags, TABLE, Launcher.__init__)
         check_flags(flags, is_crew=False)
         self._launches: WeakSet[LaunchSupervisor] = WeakSet()
@@ -153,6 +158,9 @@ class Launcher:
         where = f"hosts={list(self.hosts)!r}, " if self.hosts else ""
         return f"<{type(self).__name__}: {where}nproc_per_node={self.nproc_per_node!r}{self._state()}>"
 
+    def __dir__(self) -> list[str]:
+        return public_names(self, ("after_fork_in_child", "close_at_exit"))
+
     def _state(self) -> str:
         """Return its state for its repr."""
         return ""
@@ -184,13 +192,41 @@ class Launcher:
         return LaunchHandle(self._begin(function, args, kwargs)).result_or_stop()
 
     def start(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> LaunchHandle[R]:
-        """Start as `run` does, but return a handle once the workers have started. The handle's `result` raises what
-        `run` would raise after that."""
+        """Call `function(*args, **kwargs)` on every rank, and return a handle once the workers have started.
+
+        Args:
+            function: any callable that pickles.
+            args, kwargs: its arguments.
+
+        Returns:
+            The handle. Its `result` waits for the end, and raises what fails after the start.
+
+        Raises:
+            UsageError, UnpicklableError: before anything starts.
+            StartError, NodeLost: workers did not start; a host was lost.
+        """
         return LaunchHandle(self._begin(function, args, kwargs))
 
     async def arun(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> LaunchResult[R]:
-        """Run as `run` does, for asyncio: the event loop continues meanwhile. A cancellation of the coroutine stops
-        the launch, and the coroutine ends when nothing is left of it."""
+        """Call `function(*args, **kwargs)` on every rank, for asyncio: the event loop continues meanwhile. A
+        cancellation of the coroutine stops the launch, and the coroutine ends when nothing is left of it.
+
+        Args:
+            function: any callable that pickles.
+            args, kwargs: its arguments.
+
+        Returns:
+            The results, by rank.
+
+        Raises:
+            BaseException: what a rank raised first in time, with its type, the rank's traceback as a note, and `rank`
+                and `host`.
+            UsageError, UnpicklableError: before anything starts.
+            StartError, NodeLost: workers did not start; a host was lost.
+            WorkerDied: a worker ended without a result, with exit code 0 too.
+            RemoteError: an exception or a result that does not come back here.
+            LaunchTimeout: agent_timeout_s or timeout_s has passed.
+        """
         from asyncio import CancelledError, ensure_future, shield, to_thread, wait
 
         starting = ensure_future(to_thread(self.start, function, *args, **kwargs))
@@ -291,12 +327,13 @@ class Launcher:
         except UsageError:
             raise
         except TypeError:
-            _check_parts(function, args, kwargs)
+            check_parts(function, args, kwargs)
             raise
 
     @as_start_errors()
     def _make_spawner(self, function: Callable[..., Any] | None, stays: bool = False) -> Spawner:
-        given: dict[str, Any] = self._given | {"env": make_environ(os.environ, *self._environ)}
+        title = title_of(type(self).__name__ if function is None else f"{name_of(function)}()")
+        given: dict[str, Any] = self._given | {"env": make_environ(os.environ, *self._environ), "title": title}
         if self.hosts:
             return self._make_node_spawner(function, given)
         preload, nproc = self.preload, self.nproc_per_node
@@ -335,10 +372,12 @@ class Launcher:
 
 class Pool(Launcher):
     """A Launcher with an imported `preload`, so that a launch takes milliseconds. Each launch has separate processes.
-    Arguments and errors are those of Launcher.
 
     Leaving the `with` block closes it after the end of its launches; an exception that leaves the block stops them. A
-    pool that nothing refers to ends with its last launch.
+    pool that nothing refers to ends with its last launch. Its arguments are those of `Launcher`.
+
+    Raises:
+        UsageError, ProgramError, StartError, NodeLost: then nothing runs.
     """
 
     _owns_nodes = False
@@ -350,6 +389,8 @@ class Pool(Launcher):
             check_may_launch()
             super().__init__(*given, preload=preload or (), **more)
             self._open()
+
+        __init__.__doc__ = Launcher.__init__.__doc__
 
     @as_start_errors()
     def _open(self) -> None:
@@ -414,12 +455,17 @@ class Pool(Launcher):
         hold = self.__dict__.get("_hold")
         if hold is None:
             return
+        shown = repr(self)
         self._hold = None
         running = sum(not launch.is_over for launch in self._launches)
         hold.release()
         if running or self._is_open:
-            what = f"; its {running} launches keep running until they finish" if running else ""
-            text = f"{self!r} was dropped while open; close it{what}"
+            what = ""
+            if running == 1:
+                what = "; its launch keeps running until it finishes"
+            elif running:
+                what = f"; its {running} launches keep running until they finish"
+            text = f"{shown} was dropped while open; close it{what}"
             warn(text, ResourceWarning, stacklevel=2)  # last: -W error makes it an exception
 
 
@@ -439,15 +485,6 @@ def _stop(launches: Sequence[LaunchSupervisor]) -> None:
 def _stop_started(starting: asyncio.Task[LaunchHandle[Any]]) -> None:
     if starting.exception() is None:
         starting.result().stop()
-
-
-def _check_parts(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Raise UnpicklableError if the function or an argument does not pickle alone: the error names it."""
-    dump(function, f"the function {getattr(function, '__qualname__', function)!r}")
-    for index, value in enumerate(args):
-        dump(value, f"argument {index}")
-    for name, value in kwargs.items():
-        dump(value, f"argument {name}")
 
 
 def _preload(preload: Sequence[str]) -> tuple[str, ...]:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import operator
 from typing import Generic, TypeVar
 
+from infini_run.crews.html_table import html_table
+from infini_run.public_names import public_names
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -25,13 +28,28 @@ class LaunchResult(Generic[R_co]):
         self._places = tuple(places)
 
     def rank(self, rank: int) -> R_co:
-        """Return what that rank returned. Raises IndexError without such a rank."""
+        """Return what a rank returned.
+
+        Args:
+            rank: from 0.
+
+        Raises:
+            IndexError: there is no such rank.
+        """
         if not 0 <= rank < len(self._values):
             raise IndexError(f"rank {rank}: unknown rank; use 0 to {len(self._values) - 1}")
         return self._values[rank]
 
     def index(self, host: str, local_rank: int) -> R_co:
-        """Return what the rank in that place returned. Raises LookupError without one."""
+        """Return what the rank in a place returned.
+
+        Args:
+            host: its name, one of `hosts`.
+            local_rank: of the rank on that host, from 0.
+
+        Raises:
+            LookupError: there is no rank in that place.
+        """
         if (host, local_rank) in self._places:
             return self._values[self._places.index((host, local_rank))]
         if host not in self.hosts:
@@ -76,5 +94,16 @@ class LaunchResult(Generic[R_co]):
 
     __hash__ = None  # type: ignore[assignment] # what was returned may have none
 
+    def __dir__(self) -> list[str]:
+        return public_names(self)
+
     def __repr__(self) -> str:
         return f"LaunchResult({list(self._values)!r})"
+
+    def _repr_html_(self) -> str:
+        """Return what each rank returned as a table, for a notebook."""
+        places = zip(self._places, self._values, strict=True)
+        rows = ((rank, host, local_rank, repr(value)) for rank, ((host, local_rank), value) in enumerate(places))
+        count = len(self._values)
+        title = f"LaunchResult of {count} rank{'s' * (count != 1)}"
+        return html_table(title, ("rank", "host", "local rank", "value"), rows)

@@ -5,33 +5,82 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from collections.abc import Sized
 from itertools import islice
 from warnings import warn
 
 from infini_run.crews.errors import AskTimeout
+from infini_run.crews.supervision.progress import ProgressDisplay
 from infini_run.crews.worker.crew_target import Chunk
 from infini_run.number_arguments import read_count, read_seconds
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from typing import Any
 
     from infini_run.crews.supervision.future import Ask
 
+_SHOWN_EVERY_S = 0.1
 _AHEAD = 64  # tasks of a map that are submitted at a time, for each worker
+
+
+class ReadResults:
+    """Shows how many results were read, at most ten times a second.
+
+    Args:
+        display: where.
+        iterables: the items; how many there are is known if all of them have a length.
+    """
+
+    def __init__(self, display: ProgressDisplay, iterables: Sequence[Iterable[object]]) -> None:
+        self._display = display
+        self._is_shown = type(display) is not ProgressDisplay
+        sizes = [len(items) for items in iterables if isinstance(items, Sized)]
+        self._of = min(sizes, default=0) if len(sizes) == len(iterables) else 0
+        self._done = 0
+        self._shown_s = 0.0
+
+    def add(self) -> None:
+        """Note that one more was read."""
+        if self._is_shown:
+            self._done += 1
+            if time.monotonic() - self._shown_s >= _SHOWN_EVERY_S:
+                self._show()
+
+    def _show(self) -> None:
+        self._shown_s = time.monotonic()
+        if self._of:
+            self._display.progress(0, self._done, self._of)
+        else:
+            self._display.status(0, f"{self._done} results")
+
+    def close(self) -> None:
+        """Show the last state, and end the drawing. Safe twice."""
+        if self._is_shown:
+            self._is_shown = False
+            self._show()
+            self._display.close()
 
 
 class MapOptions:
     """The options of a map: see Crew.map. Raises UsageError for an invalid one."""
 
     def __init__(
-        self, timeout_s: float | None, chunksize: int, buffersize: int | None, ordered: bool, nproc: int
+        self,
+        timeout_s: float | None,
+        chunksize: int,
+        buffersize: int | None,
+        ordered: bool,
+        nproc: int,
+        read: ReadResults | None = None,
     ) -> None:
+        self.read = ReadResults(ProgressDisplay(), ()) if read is None else read
         self.timeout_s = None if timeout_s is None else read_seconds("timeout_s", timeout_s)
         self.due_s = None if self.timeout_s is None else time.monotonic() + self.timeout_s
         self.chunksize = read_count("chunksize", chunksize)
         self.buffersize = _AHEAD * nproc if buffersize is None else read_count("buffersize", buffersize)
+        self.step = max(1, self.buffersize // 8)  # that are submitted together
         self.ordered = ordered
 
     def tasks_of(self, iterables: tuple[Iterable[object], ...]) -> Iterator[object]:
@@ -50,6 +99,7 @@ class _Endings:
     def __init__(self, *, ordered: bool) -> None:
         self.changed = threading.Condition()
         self.failed: list[Ask[Any]] = []
+        self.awaited: Ask[Any] | None = None  # whose end the reader waits for, if the order matters
         self.unread: deque[Ask[Any]] = deque()  # if the order does not matter; else every result would stay
         self._ordered = ordered
 
@@ -60,7 +110,8 @@ class _Endings:
                 self.failed.append(ask)
             if not self._ordered:
                 self.unread.append(ask)
-            self.changed.notify()
+            if not self._ordered or ask is self.awaited or self.failed:
+                self.changed.notify()
 
 
 class TaskMap:
@@ -119,12 +170,16 @@ class TaskMap:
             self.close()
             raise
         if not self._results:
+            self._options.read.close()
             raise StopIteration
+        self._options.read.add()
         return self._results.pop()
 
     def close(self) -> None:
         """Cancel the tasks with unread results. Safe twice."""
         self._was_read, self._may_have_more, self._results = True, False, []
+        self._options.read.close()
+        self._endings.awaited = None
         while self._asks:
             self._asks.popitem()[1].cancel()
 
@@ -139,7 +194,7 @@ class TaskMap:
     def _submit(self) -> None:
         """Submit as many tasks as there is room for."""
         room = self._options.buffersize - len(self._asks)
-        if not self._may_have_more or not room:
+        if not self._may_have_more or room < self._options.step:
             return
         for task in islice(self._tasks, room):
             ask = self._ask(task)
@@ -180,4 +235,6 @@ class TaskMap:
         if not self._options.ordered:
             return self._endings.unread.popleft() if self._endings.unread else None
         first = next(iter(self._asks.values()))
-        return first if first.done() else None
+        is_done = first.done()
+        self._endings.awaited = None if is_done else first
+        return first if is_done else None

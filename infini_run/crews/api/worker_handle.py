@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Generic, TypeVar
 
+from infini_run.crews.api.crew_status import table_of_workers
+from infini_run.public_names import public_names
+
 T = TypeVar("T")
 R = TypeVar("R")
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Protocol
+    from typing import Any, Protocol
 
     from infini_run.crews.api.crew_status import CrewStatus, WorkerStatus
     from infini_run.crews.supervision.future import Ask
@@ -20,18 +23,54 @@ if TYPE_CHECKING:
         """What a handle needs of its crew."""
 
         def _ask(self, task: T_contra, rank: int | None) -> Ask[R]: ...
+        def _call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], rank: int | None) -> Ask[Any]: ...
         def _send(self, task: T_contra, rank: int) -> int: ...
         def _cancel(self, task: int) -> None: ...
         def signal(self, number: int, rank: int | None = None) -> int: ...
         def status(self) -> CrewStatus: ...
 
 
-class WorkerHandle(Generic[T, R]):
+class MethodCalls:
+    """What a crew and the handle of one of its workers have in common."""
+
+    def call(self, method: str, *args: Any, **kwargs: Any) -> Ask[Any]:
+        """Call a method of the target's object, as a task: in a crew at whichever worker is free first.
+
+        Args:
+            method: its name; the target is a class, or an object. The method gets no ctx: `this_worker()` has it.
+            args, kwargs: its arguments; they pickle.
+
+        Returns:
+            The future of what it returns.
+
+        Raises:
+            UsageError: the target has no such method.
+            UnpicklableError: with the path of the part that does not pickle.
+            MessageTooLong: no channel takes it.
+            CrewFailed, CrewClosed: the crew failed, or is closed.
+        """
+        return self._call(method, args, kwargs)
+
+    def _call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ask[Any]:
+        raise NotImplementedError
+
+
+class WorkerHandle(MethodCalls, Generic[T, R]):
     """One worker of a crew, through all its restarts."""
 
     def __init__(self, crew: CrewOfWorker[T, R], rank: int) -> None:
         self._crew = crew
         self.rank = rank
+
+    def __dir__(self) -> list[str]:
+        return public_names(self)
+
+    def __repr__(self) -> str:
+        return f"<WorkerHandle of rank {self.rank}: {self.status().state}>"
+
+    def _repr_html_(self) -> str:
+        """Return the worker's state as a table, for a notebook."""
+        return table_of_workers(repr(self)[1:-1], [self.status()])
 
     def ask(self, task: T) -> Ask[R]:
         """Submit a task for this worker.
@@ -46,9 +85,14 @@ class WorkerHandle(Generic[T, R]):
             The future of its result.
 
         Raises:
-            BaseException: as Crew.ask.
+            UnpicklableError: with the path of the part that does not pickle.
+            MessageTooLong: no channel takes it.
+            CrewFailed, CrewClosed: the crew failed, or is closed.
         """
         return self._crew._ask(task, self.rank)
+
+    def _call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ask[Any]:
+        return self._crew._call(method, args, kwargs, self.rank)
 
     def send(self, task: T) -> int:
         """Submit a task for this worker without a future: its result is an event, `done` or `failed`.
@@ -60,7 +104,9 @@ class WorkerHandle(Generic[T, R]):
             The task's number, which its events have.
 
         Raises:
-            BaseException: as Crew.ask.
+            UnpicklableError: with the path of the part that does not pickle.
+            MessageTooLong: no channel takes it.
+            CrewFailed, CrewClosed: the crew failed, or is closed.
         """
         return self._crew._send(task, self.rank)
 
@@ -74,7 +120,14 @@ class WorkerHandle(Generic[T, R]):
         self._crew._cancel(task)
 
     def signal(self, number: int) -> int:
-        """Send a signal to its process; return 1, or 0 if that is gone. Raises UsageError without such a signal."""
+        """Send a signal to its process; return 1, or 0 if that is gone.
+
+        Args:
+            number: the signal's number.
+
+        Raises:
+            UsageError: there is no such signal.
+        """
         return self._crew.signal(number, self.rank)
 
     def status(self) -> WorkerStatus:

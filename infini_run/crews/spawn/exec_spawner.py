@@ -12,7 +12,7 @@ from infini_run.channel.errors import ChannelError
 from infini_run.crews.spawn.worker_group import WorkerGroup
 from infini_run.errors import UsageError
 from infini_run.options.from_python import check_path, read_flags
-from infini_run.plan.model import make_plan
+from infini_run.plan.model import FoundProgram, make_plan
 from infini_run.plan.program import (
     error_folder,
     find_command,
@@ -60,6 +60,7 @@ class ExecSpawner:
         env: the workers' whole environment; None: this process's.
         cwd: the directory in which workers start; None: the current one.
         command: started in place of worker_main.py; descriptor 0 is its channel. None: worker_main.py.
+        title: how --list shows what they run; empty: by their command.
         flags: as for `run`: log_dir, console, grace, gpus_per_proc, keep_going, ...
 
     Raises:
@@ -73,10 +74,11 @@ class ExecSpawner:
         env: Mapping[str, str] | None = None,
         cwd: str | os.PathLike[str] | None = None,
         command: Sequence[str] | None = None,
+        title: str = "",
         **flags: object,
     ) -> None:
         words = tuple(command or python_command())
-        self._environ = dict(os.environ if env is None else env)
+        self.environ = dict(os.environ if env is None else env)
         self._cwd = check_path("cwd", cwd)
         if self._cwd is not None and not os.path.isdir(self._cwd):
             raise UsageError(f"cwd={self._cwd} is not a directory")
@@ -89,13 +91,13 @@ class ExecSpawner:
         if request.node_list is not None:
             raise UsageError("these workers belong to one machine")
         assert request.options is not None
-        self.options = replace(request.options, standalone=False)  # one run has several launches
-        self._command = find_command(words, self._environ, cwd=self._cwd or "")
+        self.options = replace(request.options, standalone=False, title=title)  # one run has several launches
+        self._command = find_command(words, self.environ, cwd=self._cwd or "")
         if "pydevd" in sys.modules and command is None:
             from infini_run.plan.debugger import attach_debugger
 
             self._command = attach_debugger(self._command)
-        self._node = inspect_node(self.options, self._environ)
+        self._node = inspect_node(self.options, self.environ)
         self.world_size = self._node.nproc
         self.notices = self._node.notices
         self._port = self.options.master_port  # 0: not chosen yet
@@ -152,22 +154,21 @@ class ExecSpawner:
         let_go(port)
 
     def _start_group(self, plan: Plan, started: list[ExecProcess]) -> WorkerGroup:
-        return WorkerGroup(plan, self.options, self._environ, self._cwd, started)
+        return WorkerGroup(plan, self.options, self.environ, self._cwd, started)
 
     def _plan(self, ranks: Sequence[int], restarts: int) -> Plan:
         launch_id = ".".join(filter(None, (self._within, new_launch_id())))
-        folder = launch_folder(self.options, launch_id, self._environ)
+        folder = launch_folder(self.options, launch_id, self.environ)
         plan = make_plan(
             self.options,
-            self._command,
-            [self._node],
+            (FoundProgram(options=self.options, command=self._command, master_port=self._port),),
+            (self._node,),
             launch_id=launch_id,
-            master_port=self._port,
-            environ=self._environ,
+            environ=self.environ,
             folder=folder,
             error_dir=error_folder(self.options, folder),
             unshared=unshared_streams(),
-            span=self._span,
+            spans=() if self._span is None else (self._span,),
         )
         env = tuple(
             (name, str(restarts) if name == "TORCHELASTIC_RESTART_COUNT" else value) for name, value in plan.env

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 
 from infini_run.crews.spawn.remote_spawner import RankBlock, RemoteSpawner
-from infini_run.errors import NodeLost, UsageError
+from infini_run.errors import NodeLost, UsageError, counted
 from infini_run.record import replace
 
 TYPE_CHECKING = False
@@ -64,7 +64,7 @@ class FailoverSpawner(RemoteSpawner):
             raise link.refusal or link.error()
         up = _up(link)
         if len(up) < options.least_nodes:
-            here = f"{len(up)} of at least {options.least_nodes} hosts joined"
+            here = f"{len(up)} of at least {counted(options.least_nodes, 'host')} joined"
             places = {node.index for node in up}
             missing = [host.name for at, host in enumerate(self._node_list.hosts) if at not in places]
             after = f"after {options.join_timeout_s:g} s (join_timeout)"

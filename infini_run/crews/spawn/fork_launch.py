@@ -10,7 +10,7 @@ import ctypes
 import os
 
 from infini_run.core.group import INHERIT, NO_CGROUP, is_main_thread
-from infini_run.errors import StartError
+from infini_run.errors import InfiniRunError, StartError
 from infini_run.node.forked_stdio import open_stdio
 from infini_run.node.launch import NodeLaunch
 from infini_run.record import record
@@ -18,7 +18,7 @@ from infini_run.system.signal_numbers import SIGKILL
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from infini_run.core.group import SpawnSpec
     from infini_run.options.options import Options
@@ -50,12 +50,18 @@ class InForkedChild(BaseException):
         self.child_setup = child_setup
 
 
+class UnsafeFork(InfiniRunError):
+    """A process that must not fork any more; the text says why."""
+
+
 class ForkLaunch(NodeLaunch):
     """A NodeLaunch whose workers are forks of this process. It closes all of its descriptors.
 
     Args:
         stdins: by rank, each worker's channel.
         stdout, stderr: the launcher's.
+        find_refusal: returns why this process must not fork, or "". What is run at a fork may start a thread, so
+            each fork asks.
     """
 
     _debug = NO_CGROUP  # a fork starts in no new cgroup; the zygote's own ends with the zygote
@@ -70,15 +76,17 @@ class ForkLaunch(NodeLaunch):
         stdins: Mapping[int, int],
         stdout: int,
         stderr: int,
+        find_refusal: Callable[[], str],
     ) -> None:
         super().__init__(plan, options, environ=environ, cwd=cwd)
         self._console = (stdout, stderr)
+        self._find_refusal = find_refusal
         self._channels = dict(stdins)
         self._gates: dict[int, int] = {}  # by pid: children that wait
         self._ends: list[int] = []  # of their pipes, until the core has copies
 
     def start(self) -> None:
-        """Start the workers as a NodeLaunch does. Raises InForkedChild in each child."""
+        """Start the workers as a NodeLaunch does. Raises InForkedChild in each child; UnsafeFork: none is left."""
         assert is_main_thread(), "a fork's parent-death signal is that of the thread that forks"
         try:
             super().start()
@@ -91,6 +99,9 @@ class ForkLaunch(NodeLaunch):
             os.close(gate)
 
     def _spec(self, worker: Worker) -> SpawnSpec:
+        refusal = self._find_refusal()
+        if refusal:
+            raise UnsafeFork(refusal)
         spec = super()._spec(worker)
         parent = os.getpid()
         made: list[int] = []

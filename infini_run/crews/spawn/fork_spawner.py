@@ -112,7 +112,7 @@ class ForkSpawner(ExecSpawner):
         known."""
         plan = self._plan([0], 0)
         threads = dict(plan.env).get("OMP_NUM_THREADS")
-        return dict(self._environ) | ({"OMP_NUM_THREADS": threads} if threads else {})
+        return dict(self.environ) | ({"OMP_NUM_THREADS": threads} if threads else {})
 
     def _start_group(self, plan: Plan, started: list[ExecProcess]) -> WorkerGroup:
         self.open()
@@ -120,7 +120,7 @@ class ForkSpawner(ExecSpawner):
         if zygote is None:
             return super()._start_group(plan, started)
         try:
-            return _ForkGroup(zygote, plan, self.options, self._environ, self._cwd, started)
+            return _ForkGroup(zygote, plan, self.options, self.environ, self._cwd, started)
         except ForkRefused as refused:
             with self._lock:
                 self.refusal = str(refused)

@@ -11,7 +11,6 @@ from _functools import partial
 from threading import Condition
 
 from infini_run.crews.capture import capture_exception
-from infini_run.crews.joinable_thread import JoinableThread
 from infini_run.crews.spawn.mux_stream import nonsense
 from infini_run.crews.spawn.remote_node import RemoteNode, World
 from infini_run.errors import InfiniRunError, NodeLost
@@ -19,6 +18,7 @@ from infini_run.multinode.head import Head
 from infini_run.node.host_stderr import has_own_stderr, print_line
 from infini_run.report.text import describe_end
 from infini_run.system.call_loop import CallLoop
+from infini_run.system.joinable_thread import JoinableThread
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -204,6 +204,7 @@ class NodesThread:
         while not self.head.ended:
             self.head.poll(also=(self._loop.poller.fileno(),))
             self._loop.poller.poll(0.0)
+            self._loop.is_awake = False
             self._loop.run_calls()
             self._check_nodes()
 
@@ -303,7 +304,7 @@ class NodesThread:
             return error
         first = None if peer.report is None else peer.report.first_failure
         if not self._is_alone and peer.state == "done" and first is None and not peer.loss:
-            return InfiniRunError(f"{peer.title}: this attempt has ended")
+            return InfiniRunError(f"{peer.title}: this attempt already ended")
         if self._is_alone and isinstance(error, NodeLost) and first is None and not peer.loss:
             return error  # it ended because of the loss of another, which may become known later
         how = f": the process that holds its workers is gone: {describe_end(first)}" if first is not None else ""

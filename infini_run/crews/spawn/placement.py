@@ -6,7 +6,7 @@ import os
 
 from infini_run.crews.spawn.exec_spawner import RENDEZVOUS_FLAGS, python_command
 from infini_run.environments.environment import BATCH
-from infini_run.errors import UsageError
+from infini_run.errors import UsageError, counted
 from infini_run.options.from_python import one_of_two, read_flags
 from infini_run.options.table import ENGINES
 from infini_run.record import replace
@@ -36,12 +36,14 @@ _REACH = (*_NODES, "hosts", *RENDEZVOUS_FLAGS)
 # Flags of the command that have no effect on workers that run Python functions, and why.
 _NO_EFFECT = {
     **dict.fromkeys(("live", "trace", "plot"), "the live table shows only launches of programs"),
+    **dict.fromkeys(("events", "metrics", "metrics_interval"), "a crew's events() and status() have the same"),
     **dict.fromkeys(("module", "no_python", "distributed_args"), "functions run in this Python"),
     "stdin": "a worker has no input",
     "token_file": "no launcher joins manually",
     "node_rank": "hosts get ranks in their order",
     "ready_timeout": "agent_timeout_s= limits the start",
     "progress_timeout": "use hang_timeout=",
+    "snapshots": "use hang_timeout=",
 }
 _NO_EFFECT_ON_CREWS = {
     "ready_timeout": "ready_timeout_s= limits the start",
@@ -99,8 +101,11 @@ def check_elastic(counts: Sequence[int | str], flags: Mapping[str, object]) -> N
         raise UsageError(f"{asked}: conflicts with keep_going: a failure ends all ranks, or none; drop one of them")
 
 
-def read_hosts(hosts: Sequence[str] | str | None, hostfile: str | os.PathLike[str] | None = None) -> tuple[str, ...]:
-    """Return the names of hosts; none: this machine. hostfile: of a file that has them. Raises UsageError."""
+def read_hosts(
+    hosts: Sequence[str] | str | None, hostfile: str | os.PathLike[str] | None = None, *, count: str = "nproc"
+) -> tuple[str, ...]:
+    """Return the names of hosts; none: this machine. hostfile: of a file that has them. count: the keyword for the
+    number of workers. Raises UsageError."""
     if hostfile is not None:
         if hosts:
             raise UsageError(f"hosts={hosts!r}: conflicts with hostfile={hostfile!r}; drop one of them")
@@ -119,7 +124,11 @@ def read_hosts(hosts: Sequence[str] | str | None, hostfile: str | os.PathLike[st
         return tuple(map(_host_text, parse_hosts(hosts, "hosts")))
     found = tuple(hosts) if isinstance(hosts, (list, tuple)) else ()
     if not found or not all(isinstance(host, str) and host for host in found):
-        raise UsageError(f"hosts={hosts!r}: expected a list of names, or 'auto'")
+        meant: object = hosts
+        hint = ""
+        if type(meant) is int and meant > 0:
+            hint = f"; for {counted(meant, 'worker')}, use {count}={meant}"
+        raise UsageError(f"hosts={hosts!r}: expected a list of names, or 'auto'{hint}")
     return found
 
 
@@ -153,7 +162,8 @@ def read_nproc(
     if not counts or not all(type(count) is int and count > 0 for count in counts):
         raise UsageError(f"{name}={nproc!r}: expected a number from 1, 'gpu', 'cpu', or a list of numbers")
     if len(counts) != max(1, len(hosts)):
-        raise UsageError(f"{name}={nproc!r}: {len(counts)} numbers for {max(1, len(hosts))} hosts")
+        wanted = counted(max(1, len(hosts)), "host")
+        raise UsageError(f"{name}={nproc!r}: {counted(len(counts), 'number')} for {wanted}")
     return counts if hosts else counts[0]
 
 
@@ -230,7 +240,8 @@ def read_counts(nproc: int | str | Sequence[int] | None, node_list: NodeList) ->
         return [host.slots or 1 for host in hosts]
     counts: list[int | str] = [nproc] * len(hosts) if isinstance(nproc, (int, str)) else list(nproc)
     if len(counts) != len(hosts):
-        raise UsageError(f"nproc_per_node={nproc!r}: {len(counts)} numbers for {len(hosts)} hosts")
+        wanted = counted(len(hosts), "host")
+        raise UsageError(f"nproc_per_node={nproc!r}: {counted(len(counts), 'number')} for {wanted}")
     for host, count in zip(hosts, counts, strict=True):
         if host.slots and isinstance(count, int) and count > host.slots:
             raise UsageError(f"nproc_per_node={nproc!r}, but hosts has room for {host.slots} on {host.name}")

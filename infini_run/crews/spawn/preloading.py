@@ -5,7 +5,7 @@ from __future__ import annotations
 from infini_run.crews.capture import capture_foreign
 from infini_run.crews.worker.import_guard import import_for_worker
 from infini_run.errors import printable
-from infini_run.warm.imports import Preload, find_device, find_threads
+from infini_run.warm.imports import Preload, find_device, find_threads, threads_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,8 +35,11 @@ def _import_one(name: str) -> BaseException | None:
 
 def find_refusal() -> str:
     """Return why a fork of this process is unsafe, or ""."""
-    threads = [name for name in find_threads() if name != _OF_CORE]
-    if len(threads) > 1:
-        return f"the imports started {len(threads)} threads, and a fork keeps only one"
     device = find_device()
-    return f"the imports opened {device}, which a fork cannot use" if device else ""
+    return refuse_threads() or (f"the imports opened {device}, which a fork cannot use" if device else "")
+
+
+def refuse_threads() -> str:
+    """Return which threads a fork would lack, or "". One of them may hold the lock of an import for ever."""
+    threads = [name for name in find_threads() if name != _OF_CORE]
+    return f"{threads_text(threads)}, which a fork would lack" if threads else ""

@@ -25,7 +25,7 @@ from infini_run.errors import InfiniRunError, NodeLost, UsageError
 from infini_run.multinode.agent_options import WorkerNeeds
 from infini_run.multinode.rendezvous import rendezvous_address
 from infini_run.options.from_python import check_path
-from infini_run.record import record
+from infini_run.record import record, replace
 from infini_run.system.fork_hooks import call_in_forked_children
 
 TYPE_CHECKING = False
@@ -56,6 +56,7 @@ class RemoteSpawner:
         env: variables to add to the environment that a login gives there.
         cwd: where workers start, on every host; None: the name of the current directory.
         preload, is_silent, start_timeout_s: as for a ForkSpawner; silent: only where there are several workers.
+        title: as for an ExecSpawner.
         flags: as for an ExecSpawner, and engine, ssh_config, remote_python, nnodes, node_timeout, and what else the
             command has for many nodes.
     """
@@ -70,6 +71,7 @@ class RemoteSpawner:
         preload: Sequence[str] = (),
         is_silent: bool = False,
         start_timeout_s: float | None = None,
+        title: str = "",
         **flags: object,
     ) -> None:
         given = {name: value for name, value in flags.items() if value is not None}
@@ -78,6 +80,7 @@ class RemoteSpawner:
         if hosts:
             reach["hosts"] = ",".join(hosts)
         self._options, self._node_list, workers = resolve_hosts_and_engine(reach, self._flags, nproc)
+        self._options = replace(self._options, title=title)
         self._nprocs = read_counts(nproc, self._node_list)
         self._needs = WorkerNeeds(
             gpus_per_proc=workers.gpus_per_proc,
@@ -96,7 +99,7 @@ class RemoteSpawner:
             "preload": list(preload),
             "is_silent": is_silent,
             "start_timeout_s": start_timeout_s,
-            "flags": self._flags,
+            "flags": {**self._flags, "title": title},
         }
         self._lock = RLock()
         self._link: NodesThread | None = None
@@ -282,7 +285,7 @@ class RemoteSpawner:
         return question
 
     def _await(self, answers: Sequence[tuple[RemoteNode, int]]) -> None:
-        """Raises what any of them says."""
+        """Wait for all of them. Raises the first error that one of them returns."""
         link = self._link
         assert link is not None
         link.wait(lambda: all(question in node.answers or node.problem for node, question in answers))

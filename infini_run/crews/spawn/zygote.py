@@ -15,8 +15,8 @@ import sys
 import time
 from errno import EMFILE
 
-from infini_run.crews.spawn.fork_launch import ChildSetup, ForkLaunch, InForkedChild
-from infini_run.crews.spawn.preloading import FunctionPreload, find_refusal
+from infini_run.crews.spawn.fork_launch import ChildSetup, ForkLaunch, InForkedChild, UnsafeFork
+from infini_run.crews.spawn.preloading import FunctionPreload, find_refusal, refuse_threads
 from infini_run.crews.spawn.process_watch import ProcessWatch
 from infini_run.crews.spawn.spawner import PING_INTERVAL_S
 from infini_run.crews.spawn.start_errors import start_error
@@ -128,7 +128,16 @@ class Zygote:
             self._reserve()
             return
         stdins = {worker.rank: fd for worker, fd in zip(plan.workers, fds[3:], strict=True)}
-        fork_run = ForkLaunch(plan, options, environ=environ, cwd=cwd, stdins=stdins, stdout=fds[1], stderr=fds[2])
+        fork_run = ForkLaunch(
+            plan,
+            options,
+            environ=environ,
+            cwd=cwd,
+            stdins=stdins,
+            stdout=fds[1],
+            stderr=fds[2],
+            find_refusal=refuse_threads,
+        )
         _Run(self._poller, self._runs, connection, fork_run).start()
 
     def after_fork_in_child(self) -> None:
@@ -158,12 +167,13 @@ class _Run:
         self._try(self._start)
 
     def _start(self) -> None:
-        refusal = find_refusal()
-        if refusal:
-            self._connection.send(("refused", refusal))
-        else:
+        try:
+            if refusal := find_refusal():
+                raise UnsafeFork(refusal)
             self._run.start()
             self._connection.send(("started", None))
+        except UnsafeFork as error:
+            self._connection.send(("refused", str(error)))
         if self._run.ended:
             self.close()
             return

@@ -22,7 +22,7 @@ from infini_run.node.launch import NodeLaunch
 from infini_run.node.outcome import Outcome
 from infini_run.node.ports import free_port, let_go
 from infini_run.options.from_python import read_flags
-from infini_run.plan.model import make_plan
+from infini_run.plan.model import FoundProgram, make_plan
 from infini_run.plan.program import find_command, inspect_node, new_launch_id
 from infini_run.record import replace
 from infini_run.report.text import describe_end
@@ -131,15 +131,15 @@ def _zygote_plan(environ: Mapping[str, str]) -> tuple[Plan, Options]:
     words = tuple(python_command("spawn.zygote"))
     request = read_flags({"nproc_per_node": 1, "console": "inherit", "stdin": "none"}, words, {})
     assert request.options is not None
+    port = free_port()
     plan = make_plan(
         request.options,
-        find_command(words, environ),
-        [inspect_node(request.options, environ)],
+        (FoundProgram(options=request.options, command=find_command(words, environ), master_port=port),),
+        (inspect_node(request.options, environ),),
         launch_id=new_launch_id(),
-        master_port=free_port(),
         environ=environ,
     )
-    let_go(plan.master_port)  # a zygote has no rendezvous
+    let_go(port)  # a zygote has no rendezvous
     return plan, request.options
 
 

@@ -33,7 +33,9 @@ if TYPE_CHECKING:
     from infini_run.crews.supervision.restart_policy import Restart
     from infini_run.crews.supervision.supervised_worker import SupervisedWorker
 
-_AHEAD = 8  # shared tasks that a worker has at most, so that it need not wait for the next one
+AHEAD = 8  # shared tasks that a worker has at most, so that it need not wait for the next one
+_SHORT_S = 0.0005  # a task that takes less is short
+_MORE_AHEAD = 4  # times as many of these
 _OWN_AHEAD = 64  # tasks that only it may do
 _CAUSES = 100  # of failures are kept, the last ones
 
@@ -52,6 +54,8 @@ class CrewSupervisor(Supervisor):
         max_events: the most events that count before workers have to wait.
         max_tasks: the number of tasks after which a fresh process replaces a worker's; 0: never.
         placement: knows where workers can restart.
+        most_ahead: the most shared tasks that a worker has at a time; 1: none waits behind another.
+        starts_on_demand: `expect_task` starts workers, and `start` does not.
     """
 
     def __init__(
@@ -64,8 +68,12 @@ class CrewSupervisor(Supervisor):
         max_events: int,
         max_tasks: int = 0,
         placement: CrewPlacement,
+        most_ahead: int = AHEAD,
+        starts_on_demand: bool = False,
     ) -> None:
         super().__init__(spawner, setup, limits, spawner.close)
+        self._most_ahead = most_ahead
+        self.starts_on_demand = starts_on_demand
         self._restart = restart
         self._budget = Budget(restart)
         self._max_tasks = max_tasks
@@ -74,6 +82,7 @@ class CrewSupervisor(Supervisor):
         self.failure: CrewFailed | None = None
         self._causes: list[BaseException] = []
         self._shared: deque[PendingTask] = deque()
+        self._will_offer = False  # of these; a call for that waits
         self._restarts: list[PendingRestart] = []
         self._stuck: dict[int, tuple[str, Callable[[], None]]] = {}  # by rank: in words, and what ends its watch
         self._drain_end_s = float("inf")
@@ -99,19 +108,53 @@ class CrewSupervisor(Supervisor):
             self._fail_task(job, None, self.over_error())
         elif rank is None:
             self._shared.append(job)
-            self._offer()
+            if self.starts_on_demand:
+                self._offer()
+                self._offer_to_starting()
+            elif not self._will_offer:
+                self._will_offer = True
+                self.call(self._offer)  # after the other calls that are here: their tasks go together
         else:
             self.workers[rank].queued.append(job)
             self.serve(self.workers[rank])
 
     def _offer(self) -> None:
         """Hand shared tasks to those that have the fewest."""
+        self._will_offer = False
         for worker in sorted(self.workers, key=lambda worker: len(worker.assigned)):
             if not self._shared:
                 return
             self.serve(worker)
 
+    def expect_task(self) -> None:
+        """Start a worker that has never run, if none is free: it starts while the caller pickles a task."""
+        if self.phase != "RUNNING" or any(worker.state == "ready" for worker in self.workers):
+            return
+        worker = next((worker for worker in self.workers if not worker.starts), None)
+        if worker is None:
+            self.starts_on_demand = False
+            return
+        try:
+            self._start_workers([worker.rank])
+        except InfiniRunError as error:
+            self.fail(error)
+
+    def _offer_to_starting(self) -> None:
+        """Give each worker that starts one task of those for which none is free."""
+        for worker in self.workers:
+            if self._shared and worker.state == "starting" and not worker.queued:
+                job = self._shared.popleft()
+                if job.claim():
+                    worker.queued.append(job)
+
+    def fail(self, error: BaseException) -> None:
+        """Fail the crew for a reason that is no worker's."""
+        self._fail([*self._causes, error])
+
     def serve(self, worker: SupervisedWorker) -> None:
+        worker.note_pace()
+        if not worker.queued and len(worker.assigned) > self._ahead(worker) // 2:
+            return  # it has enough; later it gets several at once
         while worker.state in ("ready", "busy"):
             if self._max_tasks and worker.assigned_total >= self._max_tasks:
                 if not worker.assigned:
@@ -121,18 +164,19 @@ class CrewSupervisor(Supervisor):
             if job is None:
                 return
             worker.hand(job)
+            worker.filled = len(worker.assigned), worker.last_sign_s
 
     def _next_task(self, worker: SupervisedWorker) -> PendingTask | None:
-        """Take the next task that this worker has room for. This skips one whose caller has cancelled it, though the
+        """Take the next task that this worker has room for. This skips one whose caller has canceled it, though the
         call that removes it may be waiting still."""
         while True:
             if worker.queued and len(worker.assigned) < _OWN_AHEAD:
                 job = worker.queued.popleft()
-            elif not worker.queued and self._shared and len(worker.assigned) < self._ahead():
+            elif not worker.queued and self._shared and len(worker.assigned) < self._ahead(worker):
                 job = self._shared.popleft()
             else:
                 return None
-            if not job.is_cancelled:
+            if job.claim():
                 return job
 
     def _replace(self, worker: SupervisedWorker) -> None:
@@ -141,10 +185,12 @@ class CrewSupervisor(Supervisor):
         worker.handle("drain")
         self._plan_restart({worker.rank}, time.monotonic())
 
-    def _ahead(self) -> int:
-        """Return how many tasks a worker may have. It is fewer when few are left, so that at the end none waits
-        behind a long one."""
-        return min(_AHEAD, max(1, len(self._shared) // (2 * len(self.workers))))
+    def _ahead(self, worker: SupervisedWorker) -> int:
+        """Return how many tasks a worker may have: more while its tasks are short, so that it need not sleep between
+        them; fewer when few are left, so that at the end none waits behind a long one."""
+        is_short = self._most_ahead > 1 and worker.task_s < _SHORT_S
+        most = self._most_ahead * (_MORE_AHEAD if is_short else 1)
+        return min(most, max(1, len(self._shared) // (2 * len(self.workers))))
 
     def drop_tasks(self, jobs: Sequence[PendingTask], worker: SupervisedWorker) -> None:
         back = [job for job in jobs if job.shared and not job.started]
@@ -153,7 +199,20 @@ class CrewSupervisor(Supervisor):
             self.call(self._offer)
         for job in jobs:
             if not job.shared or job.started:
-                self._fail_task(job, worker, death_error(worker))
+                self._fail_task(job, worker, self._error_of_dropped(job, worker))
+
+    def _error_of_dropped(self, job: PendingTask, worker: SupervisedWorker) -> InfiniRunError:
+        """Return the error of a task that its worker will not do: a caller's `halt` is no failure of the worker."""
+        is_closed = self._is_halted and not self._is_late and self.failure is None
+        if is_closed and worker.state == "stopping" and job.ask is not None:
+            return self.over_error()
+        return death_error(worker, has_begun=job.started)
+
+    def cancel_waiting(self) -> None:
+        """Cancel the shared tasks that no worker has."""
+        waiting = [job.ask for job in self._shared if job.ask is not None]
+        for ask in waiting:
+            ask.cancel()
 
     def cancel_task(self, task: int) -> None:
         """Cancel a task by its number, from any thread."""
@@ -359,6 +418,13 @@ class CrewSupervisor(Supervisor):
     def halt(self) -> None:
         """End at once; unfinished tasks fail."""
         self._halt("the crew was closed")
+
+    def kill(self) -> None:
+        """End as `halt` does, without a grace."""
+        self.halt()
+        for worker in self.workers:
+            if worker.process is not None and not worker.is_settled:
+                worker.process.group.kill()
 
     def _halt(self, why: str) -> None:
         self._is_halted = True

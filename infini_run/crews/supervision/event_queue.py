@@ -37,9 +37,10 @@ class CrewEvent:
     """Something that a worker did, or that happened to it.
 
     Attributes:
-        kind: started, ready, status (text), progress (done, of), emitted (value); done (value), failed (error), and
-            cancelled of what was sent, not asked. Also died (error: a WorkerDied), restarting (in delay_s), stopped;
-            dropped (count: how many unread events this one replaces).
+        kind: what it is. Of a worker: started, ready, status (text), progress (done, of), emitted (value), died
+            (error: a WorkerDied), restarting (in delay_s), and stopped. Of a task from `send`, at its end: done
+            (value), failed (error), or `cancelled`; an ask has its future instead. Of the queue: dropped (count: how
+            many unread events this one replaces).
         task: the number of the one that it belongs to; -1: none.
         restarts: how often this worker restarted before.
         time_s: since the epoch.

@@ -13,20 +13,20 @@ from _thread import RLock
 from concurrent.futures import Future, InvalidStateError
 from concurrent.futures import TimeoutError as FutureTimeout
 from functools import partial
-from os import getpid
 from threading import current_thread, main_thread
 
 from infini_run.crews.capture import capture_foreign
 from infini_run.crews.errors import AskTimeout
 from infini_run.crews.protocol import TaskDone, TaskFailed
-from infini_run.crews.remote_exception import to_exception
+from infini_run.crews.remote_exception import to_exception, unreadable_result
 from infini_run.crews.supervision.loop_waiters import resolve
-from infini_run.errors import RemoteError
 from infini_run.number_arguments import read_wait
+from infini_run.public_names import public_names
+from infini_run.system.fork_hooks import call_for_module
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Generator, Iterable
     from typing import Any, Protocol, TypeVar
 
     R = TypeVar("R")
@@ -47,6 +47,10 @@ if TYPE_CHECKING:
             """Note that the current asyncio task is about to wait for the result. Raises InfiniRunError, too."""
 
 
+# what only the supervisor calls, and the standard library
+_NOT_ITS_USERS = {"begin", "claim", "prepare_wait", "set_answer", "set_exception", "set_result"}
+_NOT_ITS_USERS.add("set_running_or_notify_cancel")
+
 if not TYPE_CHECKING:
     R = object  # `typing` is not loaded for its sake
 
@@ -62,7 +66,7 @@ class _PickledError(Exception):
 class Ask(Future[R]):
     """The result of a task, as a concurrent.futures.Future that asyncio can await.
 
-    It differs from other futures in three things. First, you can cancel a running task: the future is cancelled at
+    It differs from other futures in three things. First, you can cancel a running task: the future is canceled at
     once, and the task's next ctx.checkpoint raises Cancelled. Second, a result that does not unpickle here is a
     RemoteError of `result` and `exception`. `concurrent.futures.wait` does not look at results, and takes it for a
     success. Third, a task that does not pickle has no future: `ask` itself raises.
@@ -78,17 +82,39 @@ class Ask(Future[R]):
         self._owner = owner  # until the end: a future that is kept does not keep its crew
         self._has_begun = False
         self._opening = RLock()
-        self._pid = getpid()
+        self._forks = _forks
         self._opened: tuple[object, BaseException | None] | None = None
 
     def __repr__(self) -> str:
         """Return a text as a Future's, with the task's number. It leaves out the result, which may still be
         pickled."""
+        return f"<Ask of task {self.task}: {self._how()}>"
+
+    def _how(self) -> str:
         if not self.done():
-            how = "running" if self.running() else "pending"
-        else:
-            how = "cancelled" if self.cancelled() else "failed" if self.has_failed else "done"
-        return f"<Ask of task {self.task}: {how}>"
+            return "running" if self.running() else "pending"
+        return "cancelled" if self.cancelled() else "failed" if self.has_failed else "done"
+
+    def _repr_html_(self) -> str:
+        """Return how it is as a table, for a notebook."""
+        return table_of_asks(repr(self)[1:-1], (self,))
+
+    def _row(self) -> tuple[object, ...]:
+        """Return its number, how it is, the rank and host of the answer, and its result. That is empty until somebody
+        asks for it, because it may still be pickled."""
+        failure = self._exception
+        answer: Any = failure.answer if isinstance(failure, _PickledError) else self._result
+        rank, host = answer[1:] if answer is not None else ("", "")
+        shown = ""
+        if self._opened is not None:
+            value, failure = self._opened
+            shown = repr(value)
+        if failure is not None and not isinstance(failure, _PickledError):
+            shown = f"{type(failure).__name__}: {failure}"
+        return self.task, self._how(), rank, host, shown
+
+    def __dir__(self) -> list[str]:
+        return public_names(self, _NOT_ITS_USERS)
 
     def result(self, timeout: float | None = None) -> R:
         """Return what the worker returned.
@@ -101,35 +127,54 @@ class Ask(Future[R]):
             WorkerDied: its worker died first.
             CrewFailed, CrewClosed: the crew failed, or closed, first; or this is a forked child.
             RemoteError: the result does not unpickle here.
-            CancelledError: somebody cancelled it.
+            CancelledError: somebody canceled it.
             TimeoutError: the time is up.
         """
         error = None
         try:
-            error = self.exception(timeout)
+            value: R
+            value, error = self._outcome(timeout)
             if error is not None:
                 raise error
-            value: R = self._open_result()[0]
             return value
         finally:
             del self, error  # the traceback has this frame: as a cycle, it would stay until the next collection
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Return what `result` raises, or None. timeout: as for `result`. Raises CancelledError, TimeoutError."""
+        """Return what `result` raises, or None.
+
+        Args:
+            timeout: how long to wait, in seconds; None: no limit.
+
+        Raises:
+            CancelledError: somebody canceled it.
+            TimeoutError: the time is up.
+        """
+        return self._outcome(timeout)[1]
+
+    def _outcome(self, timeout: float | None) -> tuple[Any, BaseException | None]:
+        """Wait as `exception` does, and return the result and the exception."""
         limit_s = read_wait("timeout", timeout)
-        owner = self._owner
-        if owner is not None and limit_s != 0 and not self.done():
-            owner.on_thread_waits()
+        if limit_s != 0:
+            self.prepare_wait()
         try:
             error = super().exception(limit_s)
         except FutureTimeout:
             raise AskTimeout from None
-        if error is None:
-            return self._open_result()[1]
-        return self._open(error.answer)[1] if isinstance(error, _PickledError) else error
+        if error is not None:
+            return self._open(error.answer) if isinstance(error, _PickledError) else (None, error)
+        answer: Any = super().result()
+        return self._open(answer)
+
+    def prepare_wait(self) -> None:
+        """Note that the current thread is about to wait for the end. Raises InfiniRunError if it would wait for
+        ever."""
+        owner = self._owner
+        if owner is not None and not self.done():
+            owner.on_thread_waits()
 
     def _get_snapshot(self) -> tuple[bool, bool, R | None, BaseException | None]:
-        """Return (done, cancelled, result, exception), which asyncio.wrap_future reads from Python 3.14 on."""
+        """Return (done, canceled, result, exception), which asyncio.wrap_future reads from Python 3.14 on."""
         if not self.done():
             return False, False, None, None
         if self.cancelled():
@@ -140,7 +185,12 @@ class Ask(Future[R]):
     @property
     def has_failed(self) -> bool:
         """Whether its task has failed."""
-        return self.done() and not self.cancelled() and super().exception() is not None
+        return self._exception is not None
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a worker has begun with the task. If it has not, a failure of the worker lost no work."""
+        return self._has_begun
 
     def running(self) -> bool:
         """Return whether a worker has begun with the task, and it has not ended."""
@@ -165,9 +215,17 @@ class Ask(Future[R]):
                 owner.cancel_task(self.task)
 
     def add_done_callback(self, fn: Callable[[Future[R]], object]) -> None:
-        """Call `fn(self)` at its end, in whichever thread that is; at once after its end. The logger gets what `fn`
-        raises; also SystemExit and the like, outside of the main thread."""
+        """Call `fn(self)` at its end, in whichever thread that is; at once after its end.
+
+        Args:
+            fn: called with this future. The logger gets what it raises; also SystemExit and the like, outside of the
+                main thread.
+        """
         super().add_done_callback(partial(_call_back, fn))
+
+    def claim(self) -> bool:
+        """Note that a worker gets the task, for the supervisor. Return False after a cancellation."""
+        return not self.cancelled()
 
     def begin(self) -> None:
         """Note that a worker has begun with the task, for the supervisor."""
@@ -187,13 +245,9 @@ class Ask(Future[R]):
         except InvalidStateError:
             return
 
-    def _open_result(self) -> tuple[Any, BaseException | None]:
-        answer: Any = super().result()
-        return self._open(answer)
-
     def _open(self, answer: Answer) -> tuple[Any, BaseException | None]:
-        if self._pid != getpid():  # another thread of the parent may have had it for seconds
-            self._opening, self._pid = RLock(), getpid()
+        if self._forks != _forks:  # another thread of the parent may have had it for seconds
+            self._opening, self._forks = RLock(), _forks
         with self._opening:
             if self._opened is None:
                 message, rank, host = answer
@@ -204,7 +258,7 @@ class Ask(Future[R]):
         return self._await_result().__await__()
 
     async def _await_result(self) -> R:
-        """Await as `await asyncio.wrap_future(self)` does: a coroutine that is cancelled cancels the task. But a
+        """Await as `await asyncio.wrap_future(self)` does: a coroutine that is canceled cancels the task. But a
         StopIteration of the task is a RuntimeError (PEP 479). The futures of asyncio in Python 3.10 and 3.11 take no
         StopIteration, and a coroutine that awaited one would wait for ever (gh-112182)."""
         from asyncio import CancelledError, get_running_loop
@@ -226,6 +280,24 @@ class Ask(Future[R]):
         return self.result()
 
 
+def table_of_asks(title: str, asks: Iterable[Ask[Any]]) -> str:
+    """Return how each ask is as a table in HTML."""
+    from infini_run.crews.html_table import html_table
+
+    return html_table(title, ("task", "state", "rank", "host", "result"), [ask._row() for ask in asks])
+
+
+_forks = 0  # that led to this process
+
+
+def _after_fork_in_child() -> None:
+    global _forks
+    _forks += 1
+
+
+call_for_module(_after_fork_in_child)
+
+
 def _call_back(fn: Callable[[Future[Any]], object], ask: Future[Any]) -> None:
     """Call back. Future logs an Exception of a callback. Another one would end the supervisor's thread, and with it
     the crew."""
@@ -244,8 +316,4 @@ def _opened(message: TaskDone | TaskFailed, rank: int, host: str) -> tuple[objec
     value, cause = capture_foreign(message.body.load)
     if cause is None:
         return value, None
-    kind = type(cause).__name__
-    text = f"the result of rank {rank} on {host} cannot be unpickled here: {kind}: {cause}"
-    error = RemoteError(text, kind=kind, rank=rank, host=host)
-    error.__cause__ = cause
-    return None, error
+    return None, unreadable_result(cause, rank, host)

@@ -13,7 +13,6 @@ from _thread import RLock
 from collections import deque
 from threading import Condition
 
-from infini_run.crews.joinable_thread import JoinableThread
 from infini_run.crews.protocol import Body, RunTask, TaskCancelled, TaskFailed, encode
 from infini_run.crews.supervision.future import Ask
 from infini_run.crews.supervision.loop_waiters import LoopWaiters
@@ -27,6 +26,7 @@ from infini_run.plan.restart_policy import NOT_ENDED
 from infini_run.record import record
 from infini_run.system.exit_hooks import close_at_exit, closed
 from infini_run.system.fork_hooks import call_in_forked_children
+from infini_run.system.joinable_thread import JoinableThread
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,12 +36,14 @@ if TYPE_CHECKING:
     from infini_run.crews.protocol import TaskEnd, WorkerSetup
     from infini_run.crews.spawn.spawner import Spawner
     from infini_run.crews.supervision.launch_placement import LaunchPlacement
+    from infini_run.crews.supervision.listed_delay import ListedDelay
     from infini_run.crews.supervision.progress import ProgressDisplay
     from infini_run.plan.restart_policy import RestartState
 
 _TASK = 0
 _SMALL = 1 << 16  # bytes that a channel takes before its worker reads
 _NEVER = float("inf")
+_NAMED = 4  # ranks of an error
 
 
 @record
@@ -119,6 +121,8 @@ class LaunchSupervisor(Supervisor):
         self.restarts = restarts
         self._placement = placement
         self._awaits_placement = False  # they start as soon as it is known where
+        self._start_s = time.time()
+        self._listed_delay: ListedDelay | None = None  # before a restart on this machine
         self._is_unwanted = False  # the caller has stopped it: nothing restarts
         self._stuck: set[str] = set()  # what SIGKILL did not end, on each node
         self._set_ranks()
@@ -324,13 +328,14 @@ class LaunchSupervisor(Supervisor):
         now_s = time.monotonic()
         if now_s < self._next_due_s():
             return
-        late = [worker for worker, rank in zip(self.workers, self._ranks, strict=True) if not rank.is_up]
-        if late and not self._is_waiting and now_s >= self._start_due_s:
-            names = ", ".join(f"rank {worker.rank} on {_host(worker)}" for worker in late[:4])
-            more = f" and {len(late) - 4} more" if len(late) > 4 else ""
-            text = f"{names}{more}: not up within {self._launch_limits.start_timeout_s:g} s"
+        down = [worker for worker, rank in zip(self.workers, self._ranks, strict=True) if not rank.is_up]
+        late = [worker for worker, rank in zip(self.workers, self._ranks, strict=True) if not rank.has_result]
+        if down and not self._is_waiting and now_s >= self._start_due_s:
+            text = f"{_names(down)}: not up within {self._launch_limits.start_timeout_s:g} s"
+        elif late:
+            text = f"{_names(late)}: did not return within {self._launch_limits.timeout_s:g} s"
         else:
-            text = f"the function did not return on all ranks within {self._launch_limits.timeout_s:g} s"
+            text = f"all ranks returned, but not all exited within {self._launch_limits.timeout_s:g} s"
         self.fail(LaunchTimeout(f"{text}; stopped all ranks"), -1)
         self._stop_ranks()
 
@@ -380,8 +385,34 @@ class LaunchSupervisor(Supervisor):
         if moves:
             self._placement.request_next(self.workers[first.rank].process, self.restarts.due_s)
             self._await_placement()
+        else:
+            self.try_step("listing the delay", self._list_delay)
         self.failures, self.stopped_s = [], None
         return True
+
+    def _list_delay(self) -> None:
+        """Let other processes find the launch until its restart. That on other machines has a head, which is
+        listed."""
+        from infini_run.crews.spawn.exec_spawner import ExecSpawner
+
+        if not isinstance(self._spawner, ExecSpawner):
+            return
+        from infini_run.crews.supervision.listed_delay import ListedDelay
+
+        self._listed_delay = ListedDelay(
+            self.poller,
+            self._spawner.options,
+            self._spawner.environ,
+            world=len(self.workers),
+            start_s=self._start_s,
+            restart_s=self.restarts.restart_s,
+            on_stop=self.stop_all,
+        )
+
+    def _end_listed_delay(self) -> None:
+        delay, self._listed_delay = self._listed_delay, None
+        if delay is not None:
+            self.try_step("closing the control socket of the delay", delay.close)
 
     def _follow_nodes(self, why: str) -> bool:
         """End the attempt for a node that came or went. If every rank had returned by then, nothing is lost."""
@@ -420,6 +451,7 @@ class LaunchSupervisor(Supervisor):
     def _restart(self) -> None:
         """Start every rank again, with the same call."""
         self.restarts.end_wait()
+        self._end_listed_delay()
         if self._sender is not None:
             self._sender.join()  # its channels are closed
         self._set_ranks()
@@ -433,6 +465,7 @@ class LaunchSupervisor(Supervisor):
     # ---- the end
 
     def _on_workers_ended(self) -> None:
+        self._end_listed_delay()
         self._placement.remove_watcher(self.wake)
         if self._sender is not None:
             self.try_step("ending the thread that sends the arguments", self._sender.join)
@@ -484,6 +517,8 @@ class LaunchSupervisor(Supervisor):
     def after_fork_in_child(self) -> None:
         belongs_to_parent = self.belongs_to_parent or not self.is_over
         super().after_fork_in_child()
+        if self._listed_delay is not None:
+            self._listed_delay.after_fork_in_child()
         self.belongs_to_parent, self.outcome_lock = belongs_to_parent, RLock()  # another thread may have had it
         self._changed, self.is_over, self.is_awaited = Condition(), True, True
 
@@ -523,6 +558,12 @@ def _describe(failure: Failure) -> str:
     if isinstance(error, TaskFailed):
         return f"rank {failure.rank} on {failure.host}: {error.kind}: {error.text}"
     return str(error).partition("\n")[0]
+
+
+def _names(workers: Sequence[SupervisedWorker]) -> str:
+    """Return the first workers of an error, and how many more there are."""
+    names = ", ".join(f"rank {worker.rank} on {_host(worker)}" for worker in workers[:_NAMED])
+    return f"{names} and {len(workers) - _NAMED} more" if len(workers) > _NAMED else names
 
 
 def _host(worker: SupervisedWorker) -> str:

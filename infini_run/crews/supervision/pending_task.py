@@ -52,6 +52,10 @@ class PendingTask:
         """Its caller does not want it any more."""
         return self.ask is not None and self.ask.cancelled()
 
+    def claim(self) -> bool:
+        """Note that a worker gets it; return False if its caller does not want it any more."""
+        return self.ask is None or self.ask.claim()
+
     def begin(self) -> None:
         """Note that a worker has begun with it."""
         self.started = True

@@ -51,9 +51,14 @@ class MeanBar(ProgressDisplay):
 
 class _Tqdm:
     def __init__(self, name: str) -> None:
-        from tqdm.auto import tqdm
+        from importlib.util import find_spec
 
-        self._bar = tqdm(total=100, desc=name, bar_format="{desc} {bar} {percentage:3.0f}% {postfix}")
+        if "ipykernel" in sys.modules and find_spec("ipywidgets") is not None:
+            from tqdm.notebook import tqdm
+        else:  # tqdm.auto warns of a notebook without ipywidgets
+            from tqdm import tqdm
+
+        self._bar = tqdm(total=100, desc=name, bar_format="{desc} {bar} {percentage:3.0f}%{postfix}")
 
     def show(self, part: float) -> None:
         self._bar.update(100 * part - self._bar.n)

@@ -104,6 +104,9 @@ class SupervisedWorker:
         self.last_sign_s = 0.0  # when it was last heard from (monotonic)
         self.silence_s: float | None = None  # how long it had given no sign when its time was over
         self.deadline_s: float | None = None  # of what it is expected to do (monotonic)
+        self.task_s = float("inf")  # that a task took on average lately
+        self.filled = 0, 0.0  # how many tasks it had when it last got some, and when it was last heard from then
+        self._has_room = False  # since a task ended
         self.assigned_total = 0  # tasks that this process was sent
         self._extended_s = 0.0
 
@@ -234,10 +237,18 @@ class SupervisedWorker:
         if not self.assigned:
             self.last_sign_s = time.monotonic()
             self._set_deadline(self._supervisor.limits.watchdog_s)
+            self.handle("hand")
         self.assigned[job.task] = job
         self.assigned_total += 1
-        self.handle("hand")
-        self.post(RunTask(task=job.task, body=job.body))
+        assert self.connection is not None
+        self.connection.post_task(RunTask(task=job.task, body=job.body))
+
+    def note_pace(self) -> None:
+        """Note how long its tasks take, from those that it has done since it got some."""
+        count, since_s = self.filled
+        done = count - len(self.assigned)
+        if done > 0:
+            self.task_s = (self.last_sign_s - since_s) / done
 
     def preassign(self, job: PendingTask) -> None:
         """Note a task that Spawner.broadcast sends to all workers together, before they are ready."""
@@ -255,6 +266,10 @@ class SupervisedWorker:
             return True
         return False
 
+    def _note_begin(self, task: int) -> None:
+        if task in self.assigned:
+            self.assigned[task].begin()
+
     def _finish(self, message: TaskEnd) -> None:
         job = self.assigned.pop(message.task, None) if self.state != "starting" else None
         if job is None:
@@ -263,6 +278,12 @@ class SupervisedWorker:
         if not self.assigned:
             self.handle("idle")
         elif self.state == "busy":
+            self._has_room = True
+
+    def refill(self) -> None:
+        """Get tasks in place of those that ended since the last call."""
+        if self._has_room:
+            self._has_room = False
             self._supervisor.serve(self)
 
     def _drop_tasks(self) -> None:
@@ -294,14 +315,17 @@ class SupervisedWorker:
 
     def _handle_message(self, message: Message) -> None:
         self.last_sign_s = time.monotonic()
-        if isinstance(message, TaskStarted):
-            if message.task in self.assigned:
-                self.assigned[message.task].begin()
+        if isinstance(message, TaskDone):
+            self._finish(message)
+            if message.then != NO_TASK:
+                self._note_begin(message.then)
+        elif isinstance(message, TaskStarted):
+            self._note_begin(message.task)
         elif isinstance(message, Emit):
             self._supervisor.on_event("emitted", self, task=message.task, body=message.body)
         elif isinstance(message, TaskFailed) and message.task == NO_TASK:
             self.start_error = message
-        elif isinstance(message, (TaskDone, TaskFailed, TaskCancelled)):
+        elif isinstance(message, (TaskFailed, TaskCancelled)):
             self._finish(message)
         elif isinstance(message, Ready):
             self._supervisor.on_event("ready", self)

@@ -14,11 +14,11 @@ import time
 from threading import current_thread
 
 from infini_run.crews.capture import capture_exception, capture_foreign
-from infini_run.crews.joinable_thread import JoinableThread
 from infini_run.crews.spawn.process_watch import ProcessWatch
 from infini_run.crews.supervision.supervised_worker import SupervisedWorker
 from infini_run.record import replace
 from infini_run.system.call_loop import CallLoop
+from infini_run.system.joinable_thread import JoinableThread
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ class Supervisor:
     """
 
     separate_groups = True  # each worker's process is a separate group, which stops alone
+    starts_on_demand = False  # `start` starts the thread alone
 
     def __init__(
         self, spawner: Spawner, setup: WorkerSetup, limits: WorkerDeadlines, release: Callable[[], None]
@@ -70,7 +71,8 @@ class Supervisor:
         """Start the workers, and the thread. Raises what the spawner raises: then nothing is left. An exception of a
         signal's handler may come when the thread already runs: see `is_running`."""
         try:
-            self._start_workers(range(len(self.workers)))
+            if not self.starts_on_demand:
+                self._start_workers(range(len(self.workers)))
             self._thread.start()
         except BaseException:
             if not self.is_running:
@@ -180,12 +182,14 @@ class Supervisor:
             self._advance()
 
     def _wait(self) -> None:
+        self._loop.is_awake = False
         due_s = self._due_s()
         for watch in self._watches.values():
             watch.update()
         for worker in self.workers:
             worker.watch()
         self.poller.poll(None if due_s is None else max(0.0, due_s - time.monotonic()))
+        self._loop.is_awake = True
         if due_s is not None and time.monotonic() - due_s > _LATE_S:
             for worker in self.workers:
                 worker.renew_deadline()
@@ -211,6 +215,7 @@ class Supervisor:
         for worker in self.workers:
             if worker.has_pending_messages:
                 worker.read()
+            worker.refill()
             worker.check_deadline(time.monotonic())
 
     def _advance(self) -> None:

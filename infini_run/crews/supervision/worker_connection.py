@@ -12,6 +12,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from infini_run.channel.serializer import Buffer
     from infini_run.crews.protocol import Message
     from infini_run.crews.spawn.spawner import WorkerProcess
     from infini_run.system.poller import Poller
@@ -48,6 +49,7 @@ class WorkerConnection:
         self._on_message = on_message
         self._on_end = on_end
         self._has_posted = False  # something waits for room
+        self._unsent: list[list[Buffer]] = []  # goes at the end of the supervisor's turn
         self._watched = (-1, 0)
         self.end_s: float | None = None
         self.has_ended_in_order = False
@@ -56,13 +58,24 @@ class WorkerConnection:
 
     def post(self, message: Message) -> None:
         """Send a message; what finds no room goes out later, in order."""
+        self._unsent.append(encode(message))
+        self._send()
+
+    def post_task(self, message: Message) -> None:
+        """Send a message together with others, at the next `watch` or `post`."""
+        self._unsent.append(encode(message))
+
+    def _send(self) -> None:
+        messages, self._unsent = self._unsent, []
         try:
-            self._has_posted = not self._tasks.post_bytes(encode(message))
+            self._has_posted = not self._tasks.post_bytes(*messages)
         except ChannelError:
             return  # the process is dead: the end of the other direction will show it
 
     def post_end(self) -> None:
         """Send END, which is the last message."""
+        if self._unsent:
+            self._send()
         try:
             self._has_posted = not self._tasks.post_end()
         except ChannelError:
@@ -82,10 +95,12 @@ class WorkerConnection:
         return self.end_s is None and self._events.pending and not self._is_backlogged()
 
     def read(self, most: int = _TURN) -> None:
-        """Take in at most `most` messages that have arrived. While there is a backlog, take in only those of a
-        process that is gone."""
-        for _ in range(most):
-            if self.end_s is not None or (self._process.exit is None and self._is_backlogged()):
+        """Take in at most `most` messages that have arrived: what one read of a living process brings; then the
+        poller reports more. While there is a backlog, take in only those of a process that is gone."""
+        for count in range(most):
+            if self.end_s is not None:
+                return
+            if self._process.exit is None and (self._is_backlogged() or (count and not self._events.pending)):
                 return
             try:
                 frame = self._events.recv_bytes(0.0)
@@ -120,7 +135,9 @@ class WorkerConnection:
     # ---- the poller
 
     def watch(self) -> None:
-        """Tell the poller what to wait for now."""
+        """Send what is unsent, and tell the poller what to wait for now."""
+        if self._unsent:
+            self._send()
         wanted = (-1, 0)
         if self.end_s is None:
             events = 0 if self._is_backlogged() else READ

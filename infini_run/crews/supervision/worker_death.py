@@ -54,9 +54,18 @@ def cause_of_death(worker: FailedWorker) -> WorkerDied:
     return error
 
 
-def death_error(worker: FailedWorker) -> WorkerDied:
+def death_error(worker: FailedWorker, *, has_begun: bool = True) -> WorkerDied:
     """Return the error of a task whose worker died or was stopped. It is a new one each time, because raising an
     exception twice grows its traceback."""
+    error = _death_error(worker)
+    if has_begun:
+        return error
+    unbegun = WorkerDied(f"{error}\n  this task had not begun", error.exit)
+    unbegun.__cause__ = error.__cause__
+    return unbegun
+
+
+def _death_error(worker: FailedWorker) -> WorkerDied:
     if worker.cause is not None:
         error = WorkerDied(str(worker.cause), worker.cause.exit)
         error.__cause__ = worker.cause.__cause__

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 STATES = ("stopped", "starting", "ready", "busy", "stopping", "failed")
 EVENTS = {
-    "start": "a process was made for it",
-    "ready": "it takes tasks",
-    "hand": "a task was sent to it",
-    "idle": "the last task that it had has ended",
-    "drain": "it gets nothing more: it is to do the tasks that it has, and end",
-    "stop": "it is to end now, with its tasks undone: another worker failed, or nothing waits for them any more",
-    "deadline": "what was expected until now has not come: ready, a sign of life, its end",
-    "channel_end": "its channel has ended with END",
-    "channel_broken": "its channel has ended without END, or with what is no message",
-    "exit": "its process has ended",
-    "reaped": "nothing is left of its process, nor of what that had started; or SIGKILL did not end that",
+    "start": "the spawner made a process for the worker",
+    "ready": "the worker takes tasks",
+    "hand": "the crew sent the worker a task",
+    "idle": "the worker's last task ended",
+    "drain": "the worker gets no more tasks: it finishes those that it has, then ends",
+    "stop": "the worker must end now, its tasks undone: another worker failed, or nothing waits for the tasks",
+    "deadline": "a deadline passed: for ready, a sign of life, or the end",
+    "channel_end": "the channel ended with END",
+    "channel_broken": "the channel ended without END, or with bytes that are no message",
+    "exit": "the process ended",
+    "reaped": "nothing is left of the process and of what it started, or SIGKILL did not end that",
 }
 
 # Actions, done when the next state is entered:

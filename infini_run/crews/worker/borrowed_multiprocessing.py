@@ -7,8 +7,8 @@ that process is gone, a worker has a separate tracker and key, as any program.
 
 from __future__ import annotations
 
+import _socket
 import os
-import socket
 from struct import Struct
 
 from infini_run.warm.imports import call_when_imported
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
 HANDOVER = b"+"  # before a channel's first frame, none of which begins so (channel/decoder.py)
 TRACKER, AUTHKEY = b"tracker", b"authkey"  # questions; each comes with the socket that the answer goes to
 GRANTED = b"+"  # begins an answer; the tracker's comes with its descriptor. None: the answer ends at once
-NO_WAIT = socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT
+NO_WAIT = _socket.MSG_NOSIGNAL | _socket.MSG_DONTWAIT
 _ANSWER_S = 60.0  # the launcher may be suspended, or busy; then a worker has its own
 _CLOEXEC = 0x40000000  # MSG_CMSG_CLOEXEC
 _INT = Struct("i")
-_lender: socket.socket | None = None
+_lender: _socket.socket | None = None
 
 
 def borrow_from_caller(channel_fd: int) -> None:
     """Take what comes ahead of the first message, if something does, and adapt multiprocessing. channel_fd: this
     worker's channel, which nobody has read from."""
     global _lender
-    channel = socket.socket(fileno=channel_fd)
+    channel = _socket.socket(fileno=channel_fd)
     try:
         fds: list[int] = []
-        if channel.recv(1, socket.MSG_PEEK) == HANDOVER:
+        if channel.recv(1, _socket.MSG_PEEK) == HANDOVER:
             _, fds = receive_fds(channel, 1)
     except OSError:  # the launcher has gone
         return
@@ -44,7 +44,7 @@ def borrow_from_caller(channel_fd: int) -> None:
         channel.detach()
     if not fds:  # a spawner of the user's own has started it
         return
-    _lender = socket.socket(fileno=fds[0])
+    _lender = _socket.socket(fileno=fds[0])
     call_when_imported(_ADAPTED)
 
 
@@ -52,11 +52,13 @@ def _ask(question: bytes) -> tuple[bytes, list[int]] | None:
     """Ask, and wait for the answer. None: there is nobody who would give one."""
     if _lender is None:
         return None
-    ours, theirs = socket.socketpair()
+    ours, theirs = _socket.socketpair()
     ours.settimeout(_ANSWER_S)
     try:
-        with theirs:
-            send_fd(_lender, question, theirs.fileno(), socket.MSG_NOSIGNAL)
+        try:
+            send_fd(_lender, question, theirs.fileno(), _socket.MSG_NOSIGNAL)
+        finally:
+            theirs.close()
         answer, fds = receive_fds(ours, 1 << 16)
         while answer and (more := ours.recv(1 << 16)):
             answer += more
@@ -144,14 +146,14 @@ _ADAPTED: dict[str, Callable[[ModuleType], None]] = {
 # ---- descriptors with a message
 
 
-def send_fd(sock: socket.socket, data: bytes, fd: int, flags: int = NO_WAIT) -> None:
+def send_fd(sock: _socket.socket, data: bytes, fd: int, flags: int = NO_WAIT) -> None:
     """Send data and a descriptor with it; never waits, unless the flags let it. Raises OSError."""
-    sock.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, _INT.pack(fd))], flags)
+    sock.sendmsg([data], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, _INT.pack(fd))], flags)
 
 
-def receive_fds(sock: socket.socket, size: int = 64) -> tuple[bytes, list[int]]:
+def receive_fds(sock: _socket.socket, size: int = 64) -> tuple[bytes, list[int]]:
     """Return what comes next, at most `size` bytes, and the descriptors with it, which are the caller's to close.
     Nothing after the end. Raises OSError."""
-    data, rights, _, _ = sock.recvmsg(size, socket.CMSG_LEN(8 * _INT.size), _CLOEXEC)
-    held = b"".join(some for _, kind, some in rights if kind == socket.SCM_RIGHTS)
+    data, rights, _, _ = sock.recvmsg(size, _socket.CMSG_LEN(8 * _INT.size), _CLOEXEC)
+    held = b"".join(some for _, kind, some in rights if kind == _socket.SCM_RIGHTS)
     return data, [fd for (fd,) in _INT.iter_unpack(held)]

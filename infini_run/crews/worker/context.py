@@ -6,8 +6,8 @@ No thread and no timer runs beside the user's code: that code reads the supervis
 from __future__ import annotations
 
 import time
+from _thread import allocate_lock
 from collections import deque
-from threading import Lock
 
 from infini_run.channel.errors import ChannelEnd
 from infini_run.crews.protocol import (
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from infini_run.channel import Receiver, Sender
     from infini_run.crews.protocol import Message, WorkerSetup
 
+_FRESH_S = 0.001  # no second look within this time: between short tasks it would cost more than they do
 _SIGNS = 4  # signs of life in the time in which one is due
 
 
@@ -49,8 +50,9 @@ class TaskInbox:
 
     def __init__(self, receiver: Receiver) -> None:
         self._receiver = receiver
-        self._lock = Lock()
+        self._lock = allocate_lock()
         self._tasks: deque[RunTask] = deque()
+        self._read_s = 0.0  # when it last looked (monotonic)
         self.current = NO_TASK
         self.cancelled: set[int] = set()
         self.deadline_s: float | None = None  # (monotonic) of the shutdown, once that came
@@ -59,13 +61,18 @@ class TaskInbox:
     def next_task(self) -> RunTask | None:
         """Wait for the next task, and make it the current one; None: there will be no more. Raises ChannelBroken."""
         with self._lock:
-            if self._tasks:
+            if self._tasks and time.monotonic() - self._read_s > _FRESH_S:
                 self._read_all()
             while not self.has_ended and (not self._tasks or self._receiver.pending):
                 self._read_one(None)
             task = self._tasks.popleft() if self._tasks else None
             self.current = NO_TASK if task is None else task.task
             return task
+
+    @property
+    def has_tasks(self) -> bool:
+        """Whether a task waits here."""
+        return bool(self._tasks)
 
     def finish_task(self) -> None:
         """Note the end of the current task."""
@@ -83,6 +90,7 @@ class TaskInbox:
 
     def _read_all(self) -> None:
         """Take in everything that has arrived."""
+        self._read_s = time.monotonic()
         try:
             while not self.has_ended:
                 self._read_one(0.0)
@@ -120,6 +128,11 @@ class Context:
         self._sign_s = setup.watchdog_s / _SIGNS if setup.watchdog_s else float("inf")
         self._signed_s = time.monotonic()
 
+    def __dir__(self) -> list[str]:
+        from infini_run.public_names import public_names
+
+        return public_names(self)
+
     # ---- up
 
     def emit(self, what: object) -> None:
@@ -135,7 +148,11 @@ class Context:
         self._send(Emit(task=self._inbox.current, body=dump(what, "emitted", by_reference=True)))
 
     def status(self, text: str) -> None:
-        """Report what the worker is doing. text: shown by `Crew.status`, and an event."""
+        """Report what the worker is doing.
+
+        Args:
+            text: shown by `Crew.status`, and an event.
+        """
         self._send(StatusText(text=str(text)))
 
     def progress(self, done: float, of: float | None = None) -> None:
@@ -179,14 +196,17 @@ class Context:
         self._send(Ping())
 
     def _send(self, message: Message) -> None:
-        self._signed_s = time.monotonic()
+        self._note_sign()
         self._sender.send_bytes(encode(message))
+
+    def _note_sign(self) -> None:
+        self._signed_s = time.monotonic()
 
     # ---- what was said down
 
     @property
     def cancelled(self) -> bool:
-        """Whether somebody cancelled the current task."""
+        """Whether somebody canceled the current task."""
         self._read_inbox()
         return self._inbox.current in self._inbox.cancelled
 
@@ -203,15 +223,21 @@ class Context:
 
     def _read_inbox(self) -> None:
         self._inbox.read()
+        self._ping_if_due()
+
+    def _ping_if_due(self) -> None:
         if time.monotonic() - self._signed_s >= self._sign_s:
             self.ping()
 
 
 def this_worker() -> Context:
-    """Return the context of this rank, or of this worker of a crew: who it is, and how to talk with its launcher.
-    Raises UsageError in any other process."""
+    """Return the context of this rank, or of this worker of a crew: who it is, and how to talk with its launcher. It
+    works in the function of a job, too, except for `emit`. Raises UsageError in any other process."""
     if _current is None:
-        raise UsageError("this_worker(): this process is not a worker of a Launcher, a Pool, or a Crew")
+        raise UsageError(
+            "this_worker(): this process is not a worker of a Launcher, a Pool, or a Crew; on a rank of a command, "
+            "use RANK and the other variables, ir.progress, and ir.ready"
+        )
     return _current
 
 

@@ -6,8 +6,6 @@ without end. Nor where its threads are gevent's or eventlet's.
 
 from __future__ import annotations
 
-from importlib import import_module
-
 from infini_run.errors import UsageError
 from infini_run.system.monkey_patches import check_threads
 
@@ -30,6 +28,8 @@ def load_task(body: Body) -> object:
 
 def import_for_worker(name: str) -> None:
     """Import a module in a process that forks workers; `check_may_launch` raises meanwhile."""
+    from importlib import import_module
+
     global _is_importing
     _is_importing = True
     try:
@@ -44,6 +44,6 @@ def check_may_launch() -> None:
     check_threads("functions and crews")
     if _is_importing:
         raise UsageError(
-            "a launch while a worker imports your module, which starts it; put the launch under "
-            '`if __name__ == "__main__":`'
+            "a launch or a submission while a worker imports your module, which has it at its top level; put it "
+            'under `if __name__ == "__main__":`'
         )

@@ -12,18 +12,25 @@ import atexit
 import io
 import os
 import sys
-from contextlib import suppress
 
 from infini_run.channel import connect
 from infini_run.channel.errors import ChannelBroken
-from infini_run.crews.capture import capture_exception
+from infini_run.crews.capture import capture_exception, capture_foreign
 from infini_run.crews.protocol import NO_TASK, TaskCancelled, TaskDone, TaskStarted, WorkerSetup, decode, dump, encode
 from infini_run.crews.remote_exception import add_notes, from_exception
 from infini_run.crews.worker import fault_stack
 from infini_run.crews.worker.borrowed_multiprocessing import borrow_from_caller
 from infini_run.crews.worker.context import Cancelled, Context, TaskInbox, set_current
-from infini_run.crews.worker.crew_target import Chunk, TaskHandler, make_handler, nothing
+from infini_run.crews.worker.crew_target import (
+    Chunk,
+    MethodCall,
+    TaskHandler,
+    _UnreadableCall,
+    make_handler,
+    nothing,
+)
 from infini_run.crews.worker.import_guard import load_task
+from infini_run.system.process_title import set_title
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,6 +41,7 @@ if TYPE_CHECKING:
     from infini_run.crews.protocol import Body, Message, RunTask
 
 _kept: list[Receiver] = []  # without END the channel ends when the process does, and not while it still unwinds
+_HELD = 4096  # bytes of a result that may wait for the next task
 _BAD = 1  # exit code of a worker that could not start or stop; it has said why
 
 
@@ -49,13 +57,14 @@ def main() -> None:
 def leave(code: int) -> NoReturn:
     """End as a program ends (threads, atexit, unwritten output), but without taking every module apart. That takes
     longer with torch than most functions."""
-    import threading
-
-    threading._shutdown()  # type: ignore[attr-defined]
+    if "threading" in sys.modules:
+        sys.modules["threading"]._shutdown()
     atexit._run_exitfuncs()
     for name in ("stdout", "stderr"):
-        with suppress(AttributeError, ValueError):  # it is None, was deleted or closed: as multiprocessing does
+        try:
             getattr(sys, name).flush()
+        except (AttributeError, ValueError):  # it is None, was deleted or closed: as multiprocessing does
+            continue
     fault_stack.remove()
     os._exit(code)
 
@@ -81,8 +90,10 @@ def _code_of(leaving: SystemExit) -> int:
     """Return the exit code of a SystemExit as Python understands it."""
     if leaving.code is None or isinstance(leaving.code, int):
         return (leaving.code or 0) & 0xFF
-    with suppress(AttributeError, ValueError):  # it was deleted or closed
+    try:
         print(leaving.code, file=sys.stderr)
+    except (AttributeError, ValueError):  # it was deleted or closed
+        return 1
     return 1
 
 
@@ -93,11 +104,13 @@ class WorkerLife:
         self, sender: Sender, receiver: Receiver, path_after: Callable[[Sequence[str]], list[str]] = list
     ) -> None:
         self._sender = sender
+        self._held: tuple[int, Body] | None = None  # a task with its result, which go with the start of the next one
         self._inbox = TaskInbox(receiver)
         setup = decode(receiver.recv_bytes())
         assert isinstance(setup, WorkerSetup)
         sys.path[:] = path_after(setup.path) if setup.path else sys.path
         sys.argv[:] = setup.argv or sys.argv
+        set_title(f"infini-run worker: rank {setup.rank} of {setup.world_size}, {os.path.basename(sys.argv[0])}")
         if setup.watchdog_s:  # sd_watchdog_enabled(3); no WATCHDOG_PID: any process of the worker may say it
             os.environ["WATCHDOG_USEC"] = str(max(1, round(setup.watchdog_s * 1e6)))
         fault_stack.enable(setup.stack_signal)
@@ -140,10 +153,14 @@ class WorkerLife:
         if task.task in self._inbox.cancelled:
             self._send(TaskCancelled(task=task.task))
         else:
-            self._send(TaskStarted(task=task.task))
-            body, error = capture_exception(self._result, part, task)
+            self._begin(task.task)
+            capture = capture_foreign if part.is_executor else capture_exception
+            body, error = capture(self._result, part, task)
             if body is not None:
-                self._send(TaskDone(task=task.task, body=body))
+                if self._inbox.has_tasks and len(body.parts) == 1 and memoryview(body.parts[0]).nbytes < _HELD:
+                    self._held = task.task, body
+                else:
+                    self._send(TaskDone(task=task.task, body=body))
             elif isinstance(error, Cancelled):
                 self._send(TaskCancelled(task=task.task))
             else:
@@ -151,17 +168,22 @@ class WorkerLife:
                 self._send(from_exception(error, task.task))
 
     def _result(self, part: TaskHandler, task: RunTask) -> Body:
-        work = self._load(task)
+        work = self._load(part, task)
         done: Any
-        if isinstance(work, Chunk):
+        if isinstance(work, MethodCall):
+            done = getattr(part.part, work.method)(*work.args, **work.kwargs)
+        elif isinstance(work, Chunk):
             done = [part.task(self.context, item) for item in work.items]
         else:
             done = part.task(self.context, work)
         return dump(done, "result", f" of rank {self.context.rank}", by_reference=True)
 
-    def _load(self, task: RunTask) -> object:
+    def _load(self, part: TaskHandler, task: RunTask) -> object:
         """Return the work of a task. A note separates an error of that from one of the user's function."""
         work, error = capture_exception(load_task, task.body)
+        if error is not None and part.is_executor:
+            text = f"a call cannot be unpickled on rank {self.context.rank}: {type(error).__name__}: {error}"
+            raise _UnreadableCall(text) from error
         if error is not None:
             what = "the task" if self._setup.target else "the function and its arguments"
             capture_exception(add_notes, error, [f"{what} could not be unpickled on rank {self.context.rank}"])
@@ -171,7 +193,18 @@ class WorkerLife:
                 del error, task  # its traceback has this frame: a cycle, with the bytes of the task
         return work
 
+    def _begin(self, task: int) -> None:
+        """Report that this task begins, together with the end of the one before if that is held."""
+        held, self._held = self._held, None
+        if held is None:
+            self._sender.send_bytes(encode(TaskStarted(task=task)))
+        else:
+            self._sender.send_bytes(encode(TaskDone(task=held[0], body=held[1], then=task)))
+
     def _send(self, message: Message) -> None:
+        held, self._held = self._held, None
+        if held is not None:
+            self._sender.send_bytes(encode(TaskDone(task=held[0], body=held[1])))
         self._sender.send_bytes(encode(message))
 
 

@@ -15,29 +15,35 @@ import time
 from infini_run.core.signal_pipe import STOP_SIGNALS, SignalPipe
 from infini_run.environments.environment import BATCH
 from infini_run.environments.hostlist import Host
-from infini_run.errors import InfiniRunError, UsageError
-from infini_run.jobs.allocation.result import classify
+from infini_run.errors import InfiniRunError, UsageError, printable
+from infini_run.jobs.allocation.result import AGAIN, classify
 from infini_run.jobs.allocation.time_limit import NEVER, EndReason, TimeLimitTimer
 from infini_run.jobs.folder.job_dir import JobDir
 from infini_run.jobs.folder.records import JobResult, Phase
+from infini_run.jobs.lines import write_line, write_text
+from infini_run.jobs.request.launch_words import ENGINES, NO_DESCRIPTOR, OF_THE_JOB, launch_words
+from infini_run.jobs.request.programs import names_programs
 from infini_run.jobs.scheduler import FAILED, RUNNING, STARTING, WARNED
-from infini_run.jobs.stderr import write_line, write_text
-from infini_run.multinode.command import raise_fd_limit
+from infini_run.multinode.command import raise_fd_limit, save_end
 from infini_run.multinode.head import Head
 from infini_run.options.nodes import NodeList
 from infini_run.options.options import resolve
+from infini_run.options.table import PREFIXES
 from infini_run.record import replace
 from infini_run.report.text import signal_name
+from infini_run.value_types import DESCRIPTOR
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from infini_run.jobs.folder.records import Submission
-    from infini_run.options.options import Options
+    from infini_run.multinode.head_observers import HeadObservers
+    from infini_run.options.options import Options, Request
+    from infini_run.report.report import Report
 
-ENGINES = {"slurm": "slurm", "pbs": "pbs"}  # all others: here
 HEAD_NODE = "INFINI_JOB_HEAD_NODE"  # in an agent's environment: Slurm's name of the node that has the script
+_FILES = ("report", "termination_log", "trace", "events", "metrics")  # flags that name one for the head
 _OF_A_TASK = ("INFINI_JOB_TASK", "INFINI_JOB_TASKS")  # its index; how many there are
 _SIGNAL_WAIT_S = 5.0  # for the launcher's stop signal, after ranks ended by theirs
 _LOG = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
@@ -62,17 +68,33 @@ class JobRun:
         self._left_s = 0.0  # of the limit, when the ranks are to be warned
         self._is_over = False  # the run passed its limit, and the run itself keeps that
         self._is_cancelled = False  # the launcher received a cancellation
+        self._options: Options | None = None  # of the launch, once its files are known to be writable
+        self._observers: HeadObservers | None = None
 
     def run(self) -> JobResult:
         """Run from start to end. The directory has the run's progress; the caller records the ending itself."""
         self._write_phase(STARTING)
         self._open_log()
         try:
-            options, node_list, environ = self._prepare()
-            head = Head(options, node_list, environ=environ, print_line=print_line, cwd=self._job.request.cwd)
+            asked, options, environ = self._prepare()
+            try:
+                options = self._open_files(options, environ)
+            except UsageError as error:
+                raise UsageError(asked.name_variable(str(error))) from None
+            node_list = asked.node_list or NodeList(engine="this_node", hosts=(Host(name=os.uname().nodename),))
+            head = Head(
+                options,
+                node_list,
+                environ=environ,
+                print_line=print_line,
+                cwd=self._job.request.cwd,
+                observers=self._observers,
+                heading=f"run {self._number} of job {self._folder.name}" if self._number else "",
+            )
             head.start()
         except InfiniRunError as error:
             print_line(str(error))
+            self._save_error(error)
             return self._failed(error)
         try:
             raise_fd_limit(len(node_list.hosts))
@@ -92,6 +114,7 @@ class JobRun:
                 alarm.close()
         finally:
             head.close()
+            self._close_observers()
 
     def _failed(self, error: InfiniRunError) -> JobResult:
         return JobResult(
@@ -106,8 +129,9 @@ class JobRun:
 
     # ---- the launch
 
-    def _prepare(self) -> tuple[Options, NodeList, dict[str, str]]:
-        """Return the launcher's own options, as its command line would have them. Raises UsageError."""
+    def _prepare(self) -> tuple[Request, Options, dict[str, str]]:
+        """Return the launch as its command line would have it, its options in this allocation, and its environment.
+        Raises UsageError."""
         job, request = self._job, self._job.request
         try:
             given = self._folder.read_env()
@@ -128,12 +152,13 @@ class JobRun:
             print_line(f"TMPDIR={folder}: cannot be written on {os.uname().nodename}; dropped it")
         environ = {**cluster, **given}
         environ["PATH"] = ":".join(filter(None, (given.get("PATH", ""), with_programs(self._outer_environ)["PATH"])))
-        engine = ENGINES.get(request.scheduler, "")
-        words = [*request.run_options, "--stdin=none", "--live=off", f"--engine={engine or 'local'}"]
-        words += [f"--hosts={','.join(self._hosts())}"] if engine else []
-        words += [f"--spares={request.spares}"] if request.spares else []
-        words.append(f"--nproc_per_node={job.slots_per_node or 'gpu'}")
-        asked = resolve([*words, "--", *request.command], environ)
+        hosts = self._hosts() if request.scheduler in ENGINES else []
+        # a variable is meant for launches of the shell
+        own = {f"{prefix.text}{name.upper()}" for prefix in PREFIXES for name in OF_THE_JOB}
+        if names_programs(request.command):
+            own -= {f"{prefix.text}ONE_WORLD" for prefix in PREFIXES}
+        variables = {name: text for name, text in environ.items() if name not in own}
+        asked = resolve(launch_words(request, job.slots_per_node, hosts), variables)
         if asked.options is None:
             raise UsageError(f"--run_options: {' '.join(request.run_options)} only prints, and runs nothing")
         options = replace(asked.options, export=(*asked.options.export, *map(_literal, given)))
@@ -143,9 +168,13 @@ class JobRun:
             options = replace(options, remote_python=self._folder.program("node"))
         if self._folder.program("bin/srun"):
             environ["PATH"] = f"{self._folder.file('bin')}:{environ['PATH']}"
+        is_function = os.path.exists(self._folder.function)
+        # of a function's job rank 0 alone makes a checkpoint: nobody has to be waited for
+        options = replace(options, again_code=AGAIN, again_wait_s=0.0 if is_function else options.signal_grace_s)
+        if is_function:  # its ranks take the warning once they can
+            options = replace(options, blocked_signal=request.warn_signal)
         environ[HEAD_NODE] = self._outer_environ.get("SLURMD_NODENAME", "")
-        node_list = asked.node_list or NodeList(engine="this_node", hosts=(Host(name=os.uname().nodename),))
-        return options, node_list, environ
+        return asked, options, environ
 
     def _hosts(self) -> list[str]:
         """Return the hosts of the allocation, each once. How many ranks they run is in the order, whatever it has
@@ -158,6 +187,54 @@ class JobRun:
             name = self._job.request.scheduler
             raise UsageError(f"{name}: no allocation here; only its scheduler can run the script of a job")
         return [host.name for host in cluster.hosts]
+
+    # ---- the files that flags name
+
+    def _open_files(self, options: Options, environ: Mapping[str, str]) -> Options:
+        """Check and open the files that flags name for the head. A relative path is in the directory of the ranks, as
+        --log_dir's. Return the options with whole paths. Raises UsageError: a file is not writable."""
+        if options.events.startswith(DESCRIPTOR):
+            raise UsageError(f"--events={options.events}: {NO_DESCRIPTOR}")
+        paths = {
+            flag: os.path.join(self._job.request.cwd, path) for flag in _FILES if (path := getattr(options, flag))
+        }
+        options = replace(options, **paths)
+        if options.termination_log:
+            from infini_run.system.secure_files import clear_message
+
+            clear_message("termination_log", options.termination_log)
+            self._options = options  # from here on, an error is a message there
+        if options.report:
+            from infini_run.system.secure_files import check_writable
+
+            check_writable("report", options.report)
+        if options.trace or options.events or options.metrics:
+            from infini_run.multinode.head_observers import open_observers
+
+            self._observers, options = open_observers(options, environ, print_line=print_line)
+        self._options = options
+        return options
+
+    def _save_error(self, error: InfiniRunError) -> None:
+        """Write why nothing started where the end of a launch would be."""
+        if self._observers is not None:
+            self._observers.finish(error)
+        self._close_observers()
+        if self._options is not None and self._options.termination_log:
+            from infini_run.system.secure_files import save_message
+
+            _print_problem(save_message(self._options.termination_log, f"infini-run: {printable(str(error))}\n"))
+
+    def _save_end(self, report: Report) -> None:
+        if self._observers is not None:
+            self._observers.finish(report)
+        assert self._options is not None
+        for problem in save_end(self._options, report, report.text()):
+            _print_problem(problem)
+
+    def _close_observers(self) -> None:
+        if self._observers is not None:
+            _print_problem(self._observers.close())
 
     # ---- how far it is
 
@@ -178,7 +255,7 @@ class JobRun:
             nodes=self._nodes,
             spares=self._spares,
             lost=self._lost,
-            nproc=self._job.slots_per_node,
+            nproc=0 if names_programs(self._job.request.command) else self._job.slots_per_node,
             reason=reason,
             begun_s=self._phase.begun_s or (now_s if state == RUNNING else 0.0),
         )
@@ -232,6 +309,7 @@ class JobRun:
         if report.text():
             write_text(report.text())
         content = report.to_json()
+        self._save_end(report)
         if first is not None:
             failure = {"node": first.host, "rank": first.rank, "code": first.shell_code, "what": report.headline()}
             try_write("the first failure", lambda: self._folder.write_failure(self._number, failure))
@@ -296,6 +374,11 @@ def _literal(name: str) -> str:
 def print_line(text: str) -> None:
     """Write a line of the launcher to the job's log."""
     write_line(text, "infini-run")
+
+
+def _print_problem(problem: str) -> None:
+    if problem:
+        print_line(problem)
 
 
 def try_write(what: str, write: Callable[[], None]) -> None:

@@ -55,7 +55,7 @@ def classify(
     is_known = is_cancelled or is_preempted
     # scancel and qdel are the user's decision; a time limit or a preemption is not.
     may_ask = (is_late or is_preempted) and not is_cancelled
-    # TERM ends what was cancelled, and this launcher may be the last to receive it
+    # TERM ends what was canceled, and this launcher may be the last to receive it
     stop_signal = report.received_signal or (SIGTERM if is_known and (first is not None or error is not None) else 0)
     if error is not None and is_node_failure:
         end = _of_error(error, end)
@@ -65,6 +65,11 @@ def classify(
         if is_known or is_late:
             return _of_signal(stop_signal, end, is_cancelled, is_preempted, is_late)
         return _changed(end, NODE_FAIL, end.reason, scheduler_ended_it=True)
+    # Slurm without cgroups signals every process: ranks that save nothing die before the one that saves.
+    asked = next((each for each in report.exits if each.code == AGAIN), None) if stop_signal and may_ask else None
+    if asked is not None and (first is None or first.shell_code == 128 + stop_signal):
+        reason = f"rank {asked.rank} on {asked.host} exited with {AGAIN}"
+        return _changed(end, FAILED, reason, code=AGAIN, node=asked.host, rank=asked.rank)
     if stop_signal and (
         first is None or first.shell_code == 128 + stop_signal or (first.code == AGAIN and not may_ask)
     ):

@@ -1,5 +1,5 @@
-"""Changes in a directory, as a descriptor (inotify(7)); and whether the kernel can know of them. What another machine
-writes over the network is no event here."""
+"""Changes in a directory, as a descriptor (inotify(7)). What another machine writes over the network is no event
+here (system/file_systems.py)."""
 
 from __future__ import annotations
 
@@ -10,12 +10,6 @@ import os
 from infini_run.errors import InfiniRunError
 from infini_run.system.io_sizes import READ_CHUNK
 
-# nobody else writes to these; of other kinds that is unknown
-_OWN = (
-    *("ext2", "ext3", "ext4", "xfs", "btrfs", "bcachefs", "f2fs", "jfs", "nilfs2", "reiserfs", "zfs", "ecryptfs"),
-    *("overlay", "aufs", "tmpfs", "ramfs", "rootfs", "devtmpfs"),
-    *("vfat", "exfat", "ntfs3", "fuseblk", "squashfs", "erofs", "iso9660", "udf"),
-)
 _MODIFY, _MOVED_FROM, _MOVED_TO, _CREATE, _DELETE = 0x2, 0x40, 0x80, 0x100, 0x200  # linux/inotify.h
 _DELETE_SELF, _MOVE_SELF = 0x400, 0x800
 _FLAGS = os.O_CLOEXEC | os.O_NONBLOCK
@@ -69,28 +63,3 @@ class Changes:
 
 
 _LIMITS = (errno.EMFILE, errno.ENOSPC)
-
-
-def is_remote(path: str) -> bool:
-    """Return whether others may write there without this kernel's knowledge."""
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
-        return is_others(kind_of(os.path.realpath(path), file.read()))
-
-
-def is_others(kind: str) -> bool:
-    """Return whether other machines may write on a file system of that type: all but those that belong to one
-    machine."""
-    return kind not in _OWN
-
-
-def kind_of(path: str, mounts: str) -> str:
-    """Return the type of the file system that `path` is on. `mounts` is as in proc_pid_mountinfo(5); a later one
-    hides an earlier one at the same place."""
-    best, kind = "", ""
-    for line in mounts.splitlines():
-        words = line.split(" ")
-        place = words[4].encode("latin-1", "replace").decode("unicode_escape") if "\\" in words[4] else words[4]
-        is_under = path == place or path.startswith(place.rstrip("/") + "/")
-        if is_under and len(place) >= len(best):
-            best, kind = place, words[words.index("-") + 1]
-    return kind.removeprefix("fuse.")

@@ -2,7 +2,7 @@
 
     request.json   the request, and its result                   env         the ranks' variables, NUL between them
     job.sh         what the scheduler runs                       id          the scheduler's name for it
-    job.log        what the script itself said                   cancelled   somebody has asked for its end
+    job.log        what the script itself said                   `cancelled` somebody has asked for its end
     exit           how it ended                                  node, bin/  what starts its container
     0/, 1/, ...    one per run: phase, log, first_failure, report.json; reserve, while it runs
     task/K/        of an array: what its task K has of these for itself
@@ -131,6 +131,24 @@ class JobDir:
     def program(self, name: str) -> str:
         """Return the path of that program; "" without one."""
         return self.file(name) if os.path.exists(self.file(name)) else ""
+
+    @property
+    def function(self) -> str:
+        """The path of the pickled call; it is there if the job's command is a function."""
+        return self.file("function")
+
+    def write_function(self, data: bytes) -> None:
+        """Write the pickled call. Raises OSError."""
+        self._write("function", data)
+
+    @property
+    def next_function(self) -> str:
+        """The path of the pickled call that a checkpoint has left for the next run."""
+        return self.file("next")
+
+    def result_file(self, attempt: int, rank: int) -> str:
+        """Return the path of what a function returned or raised on a rank."""
+        return self.file(f"{attempt}/result.{rank}")
 
     def read_submission(self) -> Submission:
         """Return the submission. Raises UsageError if it is no job's directory, or of another version."""

@@ -117,6 +117,19 @@ def all_names(above: str) -> list[str]:
         raise UsageError(f"--dir={above} cannot be read: {error.strerror}") from None
 
 
+def owners(above: str) -> dict[str, int]:
+    """Return how many directories of jobs other users have there. Raises UsageError."""
+    found: dict[str, int] = {}
+    for name in all_names(above):
+        try:
+            uid = os.lstat(os.path.join(above, name)).st_uid
+        except OSError:
+            continue
+        if uid != os.geteuid():
+            found[_user(uid)] = found.get(_user(uid), 0) + 1
+    return found
+
+
 def begun_ns(path: str) -> int:
     """Return when the job in that directory was submitted, in ns since the epoch; -1 for a directory in creation or
     removal, or another user's."""

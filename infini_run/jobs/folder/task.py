@@ -44,6 +44,10 @@ class Task(JobDir):
     def program(self, name: str) -> str:
         return self.array.program(name)
 
+    @property
+    def function(self) -> str:
+        return self.array.function
+
     def read_submission(self) -> Submission:
         return self.array.read_submission()
 

@@ -11,7 +11,7 @@ JOB = CompletedCommand(
     name="infini-job",
     flags=VERBS,
     verbs=SHORT,
-    words={"program": ("submit",), "jobs": ("status", "logs", "cancel", "forget")},
+    words={"program": ("submit",), "jobs": ("status", "logs", "top", "follow", "stacks", "cancel", "forget")},
 )
 
 

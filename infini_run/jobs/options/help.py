@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import textwrap
 
-from infini_run.jobs.options.table import SUBMIT_GROUPS, VERBS
+from infini_run.jobs.options.hints import of_flag
+from infini_run.jobs.options.table import PREFIXES, SUBMIT_GROUPS, TABLES, VERBS
 from infini_run.options.grammar import GRAMMAR
-from infini_run.options.help import WIDTH, entry
+from infini_run.options.help import WIDTH, entry, flag_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,6 +18,9 @@ SHORT = {
     "status": "show the named jobs, or all unfinished ones",
     "list": "list all jobs in the directory of jobs",
     "logs": "print what the ranks of a job wrote, merged and labeled; by default the newest job",
+    "top": "show the ranks of a running job in a table; q ends the view",
+    "follow": "print the lines that ranks of a running job write from now on",
+    "stacks": "print the stacks of the ranks of a running job",
     "cancel": "stop jobs; their ranks get their grace",
     "forget": "remove the directories of jobs that finished or are LOST",
     "clusters": "list the available schedulers and what they have",
@@ -27,6 +31,9 @@ USAGE = {
     "status": "infini-job status [flags] [JOB...]",
     "list": "infini-job list [flags]",
     "logs": "infini-job logs [flags] [JOB]",
+    "top": "infini-job top JOB",
+    "follow": "infini-job follow [flags] JOB",
+    "stacks": "infini-job stacks [flags] JOB",
     "cancel": "infini-job cancel JOB...",
     "forget": "infini-job forget JOB...",
     "clusters": "infini-job clusters [flags]",
@@ -42,9 +49,9 @@ TITLES = {
 }
 GRAMMAR_TEXT = """\
 --name=value and --name value are the same, and so are one dash or two, - and
-_. A switch is --name or --noname. The variable INFINI_JOB_NAME sets flag NAME
-if the command line does not. Variables INFINI_RUN_... of the job's environment
-set flags of infini-run, which starts its ranks.
+_. A switch is --name or --noname. The variable INFINI_JOB_SLOTS sets --slots,
+and so on, if the command line does not. Variables INFINI_RUN_... of the job's
+environment set flags of infini-run, which starts its ranks.
 """
 COMPLETION_TEXT = """\
 infini-job --completion=bash|zsh|fish prints a completion script for a shell;
@@ -59,7 +66,7 @@ The time is counted from the last change of state: "for 5 min", "5 min ago".
 """
 EXIT_CODES = """\
 Exit code of submit --wait: that of the first rank to fail, 128+N for signal N;
-143 (128 + TERM) if the job reached its limit (TIMEOUT) or was cancelled; 1 if
+143 (128 + TERM) if the job reached its limit (TIMEOUT) or was canceled; 1 if
 it failed without a code. Otherwise 0; 2 for an invalid request; 1 if the
 scheduler rejected the job or did not respond.
 """
@@ -75,8 +82,19 @@ Examples:
 """
 
 
-def help_text(verb: str) -> str:
-    """Return the help of one verb, or of all for "". No line is longer than 79 columns."""
+def help_text(verb: str, name: str = "") -> str:
+    """Return the help of one verb, or of all for "". No line is longer than 79 columns.
+
+    Args:
+        verb: The command.
+        name: One of its flags, to show that alone; "": all.
+
+    Raises:
+        UsageError: There is no such flag.
+    """
+    if verb and name:
+        hint = of_flag if verb == "submit" else _no_hint
+        return flag_text(name, TABLES[verb], PREFIXES[0].text, hint, f"infini-job {verb} --help")
     if verb:
         groups = [*(SUBMIT_GROUPS if verb == "submit" else sorted({flag.group for flag in VERBS[verb]})), "flags"]
         about = textwrap.fill(f"{SHORT[verb][0].upper()}{SHORT[verb][1:]}.", WIDTH) + "\n"
@@ -99,6 +117,10 @@ def help_text(verb: str) -> str:
             EXAMPLES,
         ]
     ).rstrip()
+
+
+def _no_hint(name: str) -> str:
+    return ""
 
 
 def flags_of(verb: str, group: str) -> tuple[Flag, ...]:

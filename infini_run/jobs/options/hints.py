@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from infini_run.jobs.request.launch_words import OF_THE_JOB
+
 _SLOTS = "use --slots=N for the ranks in all, one per GPU or CPU"
 _PER_NODE = "use --slots_per_node=N for the ranks per node"
 
 # By a flag's name with underscores: those of sbatch, srun, qsub, mpirun and accelerate
 _FLAGS = {
-    **dict.fromkeys(("n", "np", "ntasks", "gpus", "G", "num_processes", "world_size"), _SLOTS),
+    **dict.fromkeys(("n", "np", "ntasks", "gpus", "G", "num_gpus", "num_processes", "world_size"), _SLOTS),
     **dict.fromkeys(
         ("N", "nodes", "nnodes", "num_nodes", "num_machines"), "use --slots=N (ranks in all) and "
                                                                "--slots_per_node=N; nodes follow from both"
@@ -24,8 +26,12 @@ _FLAGS = {
     **dict.fromkeys(("a", "J"), "use --array=LIST for a task per index; infini-job names jobs itself"),
     **dict.fromkeys(("job_name", "name"), "use --title=TEXT, which squeue and qstat show before the name"),
     **dict.fromkeys(("o", "e", "output", "error", "log_dir"), "run infini-job logs JOB to read what ranks wrote"),
-    **dict.fromkeys(("l", "qos", "constraint", "C", "exclusive", "reservation", "w", "nodelist", "select"),
+    **dict.fromkeys(("l", "qos", "constraint", "C", "exclusive", "reservation", "w", "nodelist", "select", "comment",
+                     "exclude", "mail_type", "mail_user", "wckey"),
                     "use --options=WORDS to pass options to sbatch or qsub"),
+    **dict.fromkeys(("dependency", "d"), "use --options=--dependency=afterok:ID, with the ID that submit prints"),
+    **dict.fromkeys(("W", "depend"), "use --options='-W depend=afterok:ID', with the ID that submit prints"),
+    "signal": "use --warn=[SIGNAL@]TIME, which signals the ranks before the time limit",
 }  # fmt: skip
 
 
@@ -37,4 +43,7 @@ def of_flag(name: str) -> str:
     from infini_run.options.table import TABLE
 
     flag = TABLE.get(name)
-    return f"use --run_options='--{flag[0].name}...', as it is a flag of infini-run" if flag else ""
+    if not flag:
+        return ""
+    name = flag[0].name
+    return OF_THE_JOB.get(name, f"use --run_options='--{name}...', as it is a flag of infini-run")

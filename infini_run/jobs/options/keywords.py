@@ -36,7 +36,6 @@ class SubmitOptions(TypedDict, total=False):
     python: str | PathLike[str] | None
     run_options: str | Sequence[str] | None
     warn: float | str | None
-    array: str | int | Sequence[int] | None
     restarts: int | None
     container: str | None
     runtime: Literal["apptainer", "singularity", "podman", "enroot", "pyxis"] | None

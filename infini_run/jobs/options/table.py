@@ -10,10 +10,13 @@ from infini_run.jobs.request.array import indices, notation
 from infini_run.jobs.request.container import RUNTIMES
 from infini_run.jobs.request.job_request import CPU, CUDA, DEFAULT, DETERMINED, ROCM
 from infini_run.options.grammar import Flag, Prefix, boolean, index, plain, switch
-from infini_run.value_types import MAX_LISTED, bounded_int, duration, stop_signal, timeout
+from infini_run.value_types import MAX_LISTED, bounded_int, duration, ranks, stop_signal, timeout
 
 PREFIXES = (Prefix(text="INFINI_JOB_"),)
 OF_A_RANK = ("INFINI_JOB_ATTEMPT", "INFINI_JOB_TASK")  # what ranks find there is no flag of --attempt and --task
+OTHER_VARIABLES = frozenset(  # that begin as those of flags do, and are none
+    (*OF_A_RANK, "INFINI_JOB_NAME", "INFINI_JOB_FOLDER", "INFINI_JOB_TASKS", "INFINI_JOB_HEAD_NODE")
+)
 SCHEDULERS = ("auto", "slurm", "pbs", "local")
 SUBMIT_GROUPS = ("slots", "scheduler", "job", "container", "answer")
 USR2 = 12
@@ -74,16 +77,23 @@ def _flag(name: str, kind: object, default: object, group: str, metavar: str, he
     return Flag(name=name, kind=kind, default=default, group=group, metavar=metavar, help=help, **more)  # type: ignore[arg-type]
 
 
+def _supports(text: str) -> bool:
+    try:
+        return boolean(text)
+    except ValueError as error:
+        raise ValueError(f"{error}; use --slots=N and --slots_per_node=N for GPUs") from None
+
+
 def _support(name: str, help: str) -> Flag:  # noqa: A002
     """Read whether the cluster supports something: on, off, or detected."""
     return Flag(
-        name=name, kind=boolean, default=None, group="scheduler", help=help, bare="true", negated="false",
+        name=name, kind=_supports, default=None, group="scheduler", help=help, bare="true", negated="false",
         shown="detected",
     )  # fmt: skip
 
 
-DIR = _flag("dir", plain, "", "job", "DIR", "keep jobs in DIR, on storage that the nodes share",
-            shown="~/.infini-run/jobs")  # fmt: skip
+_JOBS = "~/.infini-run/jobs"
+DIR = _flag("dir", plain, "", "job", "DIR", "look for jobs in DIR", shown=_JOBS)
 JSON = switch("json", "answer", "print JSON")
 SOCKET = _flag("socket", plain, "", "answer", "PATH", "listen at PATH, in a directory that only you can write",
                shown="none")  # fmt: skip
@@ -119,7 +129,7 @@ SUBMIT = (
     _support("tres", "use cons_tres of Slurm"),
     _flag("title", _title, "", "job", "TEXT", "show TEXT before the job's name in squeue, qstat, and infini-job list",
           shown="none"),
-    DIR,
+    _flag("dir", plain, "", "job", "DIR", "keep jobs in DIR, on storage that the nodes share", shown=_JOBS),
     _flag("cwd", plain, "", "job", "DIR", "start ranks in DIR", shown="the current directory"),
     _flag("env", _variables, (), "job", "NAME=VALUE ...",
           "set variables of the ranks, in addition to your environment", shown="none"),
@@ -151,23 +161,31 @@ LOGS = (
     _flag("task", indices, (), "answer", "LIST", "print only these tasks of an array: 4, or 0,3-5", shown="all"),
     _flag("rank", bounded_int(0), -1, "answer", "R", "print only this rank", shown="all"),
     _flag("node", plain, "", "answer", "N|HOST", "print only this node", shown="all"),
-    _flag("attempt", bounded_int(0), -1, "answer", "K", "print only attempt K, counted from 0", shown="all"),
-    _flag("tail", bounded_int(0), -1, "answer", "N", "print at most the last N lines, then follow", shown="all"),
+    _flag("attempt", bounded_int(0), -1, "answer", "K", "print only run K (not attempt K), from 0", shown="all"),
+    _flag("tail", bounded_int(0), -1, "answer", "N", "print the last N lines at most; -f: then follow", shown="all"),
     switch("scheduler_log", "answer", "print what the scheduler wrote about the job"),
     DIR,
 )
 
+OF_RUNNING = (
+    _flag("ranks", ranks, None, "answer", "all|0,4-7", "ask about these ranks only", shown="all"),
+    DIR,
+)
 VERBS: dict[str, tuple[Flag, ...]] = {
     "submit": SUBMIT,
     "status": (JSON, DIR),
     "list": (JSON, DIR),
     "logs": LOGS,
+    "top": (DIR,),
+    "follow": OF_RUNNING,
+    "stacks": OF_RUNNING,
     "cancel": (DIR,),
     "forget": (DIR,),
     "clusters": (JSON, DIR),
     "serve": (SOCKET, DIR),
 }
 TABLES = {verb: index(flags) for verb, flags in VERBS.items()}
+ALL_FLAGS = {name: entry for table in TABLES.values() for name, entry in table.items()}
 
 
 def defaults(verb: str) -> dict[str, object]:

@@ -8,7 +8,7 @@ A layout has the numbers; slurm and pbs know the words for them.
 
 from __future__ import annotations
 
-from infini_run.errors import UsageError
+from infini_run.errors import UsageError, counted
 from infini_run.jobs.request.job_request import CPU, CUDA, DETERMINED
 from infini_run.record import record
 
@@ -183,13 +183,13 @@ def _filled(request: JobRequest, per_node: int) -> tuple[int, str]:
     low = request.slots // per_node * per_node
     high = low + per_node
     if request.round_up:
-        return high, f"rounded {request.slots} slots up to {high}, to fill nodes of {per_node}"
+        return high, f"rounded {counted(request.slots, 'slot')} up to {high}, to fill nodes of {per_node}"
     divisors = [n for n in range(1, per_node) if request.slots % n == 0][-2:]
     others = " or ".join(f"{n}" for n in reversed(divisors))
     nearest = f"{low} or {high}" if low else f"{high}"
-    verb = "does" if request.slots == 1 else "do"
+    slots = "1 slot does" if request.slots == 1 else f"{request.slots} slots do"
     raise UsageError(
-        f"--slots={request.slots}: {counted(request.slots, 'slot')} {verb} not fill nodes of {per_node}; "
+        f"--slots={request.slots}: {slots} not fill nodes of {per_node}; "
         f"use {nearest}, --slots_per_node={others}, or --round_up ({high})"
     )
 
@@ -258,11 +258,6 @@ def _share_problems(layout: Layout, pool: Queue, fits: list[Kind]) -> list[str]:
             f"--mem_per_slot: needs {layout.mem_mb_per_node} MB per node; those of pool {pool.name} have {most_mb}"
         )
     return found
-
-
-def counted(count: int, what: str) -> str:
-    """Return a number with its noun, such as `1 node` or `2 nodes`."""
-    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def _span(time_s: int) -> str:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 
-from infini_run.errors import UsageError
+from infini_run.errors import UsageError, counted
 from infini_run.jobs.request import pbs_script, slurm_script
 from infini_run.jobs.request.array import parse
 from infini_run.jobs.request.container import Place, srun_options, wrap
 from infini_run.jobs.request.container import problems as image_problems
 from infini_run.jobs.request.job_request import LOG, SPOOL
-from infini_run.jobs.request.node_shape import counted, lay_out
+from infini_run.jobs.request.node_shape import lay_out
 from infini_run.record import replace
 from infini_run.system.interpreter import is_foreign
 from infini_run.system.shell import joined, quoted
@@ -128,7 +128,7 @@ def described(layout: Layout) -> str:
     """Return `2 nodes x 8 gpus`, for people."""
     what = {"cpu": "cpu"}.get(layout.slot_type, "gpu")
     if not layout.nodes:
-        return f"{counted(layout.slots, what)} on 1 to {layout.max_nodes} nodes"
+        return f"{counted(layout.slots, what)} on 1 to {counted(layout.max_nodes, 'node')}"
     spares = f" + {counted(layout.spares, 'spare')}" if layout.spares else ""
     return f"{counted(layout.nodes, 'node')} x {counted(layout.slots_per_node or layout.slots, what)}{spares}"
 

@@ -17,11 +17,11 @@ import time
 from infini_run.errors import DeviceError, InfiniRunError
 from infini_run.jobs.folder.records import JobResult
 from infini_run.jobs.folder.task import tasks_of
+from infini_run.jobs.lines import write_line  # to the array's job.log
 from infini_run.jobs.request.array import parse
 from infini_run.jobs.request.job_request import CPU, LOG
 from infini_run.jobs.scheduler import CANCELLED, FAILED
 from infini_run.jobs.schedulers.local import id_of
-from infini_run.jobs.stderr import write_line  # to the array's job.log
 from infini_run.system.cgroup import count_cpus
 
 TYPE_CHECKING = False
@@ -83,7 +83,7 @@ class LocalQueue:
         request: The array's.
         environ: Of the tasks.
         launcher: The words that start a task's launcher, before its folder and index.
-        query_end: Asks how a task ended, and records it as lost or cancelled if the task left no record. May raise
+        query_end: Asks how a task ended, and records it as lost or canceled if the task left no record. May raise
             InfiniRunError.
     """
 
@@ -180,7 +180,7 @@ class LocalQueue:
 
     def _stop(self) -> None:
         for task in self._waiting:
-            self._end(task, CANCELLED, -1, "it was cancelled" if task.is_cancelled else _STOPPED)
+            self._end(task, CANCELLED, -1, "it was canceled" if task.is_cancelled else _STOPPED)
         self._waiting.clear()
         self._is_stopping = True
         for _, process, _ in self._running:

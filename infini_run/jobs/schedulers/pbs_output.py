@@ -150,7 +150,7 @@ def read_objects(text: str) -> dict[str, dict[str, dict[str, Any]]]:
 
 
 def _ended(status: object, substate: object) -> tuple[str, int]:
-    """Return how a job ended. A cancelled job may have Exit_status 0: only substate 92 is a success."""
+    """Return how a job ended. A canceled job may have Exit_status 0: only substate 92 is a success."""
     code = status if isinstance(status, int) else -1
     if code in _TIME:
         return TIMEOUT, -1

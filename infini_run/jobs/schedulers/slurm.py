@@ -113,7 +113,7 @@ class Slurm:
 
     def find(self, name: str) -> str | None:
         """Return the id of a job that Slurm has taken. A refused submission may leave a record under its name:
-        FAILED, BadConstraints. A job may also fail, or be cancelled, before anybody looks: Slurm has taken it all the
+        FAILED, BadConstraints. A job may also fail, or be canceled, before anybody looks: Slurm has taken it all the
         same."""
         seen = self.query([name]).get(name)
         if seen is not None and not seen.state:
@@ -203,7 +203,7 @@ def _queue_line(line: str) -> list[tuple[str, SchedulerJob]]:
     name, job_id, word, reason, nodes = (field.strip() for field in fields)
     state = state_of(word)
     hold, advice = hold_of(reason) if state == QUEUED else ("", "")
-    # one that was cancelled while it waited has the reason for that still (22.05: CANCELLED, BeginTime)
+    # one that was canceled while it waited has the reason for that still (22.05: CANCELLED, BeginTime)
     if state in (STARTING, RUNNING, SUSPENDED, CANCELLED) or reason == "None":
         reason = ""
     return [

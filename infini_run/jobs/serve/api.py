@@ -20,6 +20,7 @@ from infini_run.errors import InfiniRunError, UsageError, printable
 from infini_run.jobs.folder.job_dir import JobDir
 from infini_run.jobs.folder.job_store import find_folder
 from infini_run.jobs.job import Job, find_jobs, forget
+from infini_run.jobs.lines import print_line
 from infini_run.jobs.prepare import could_run, prepare, read_flags
 from infini_run.jobs.request.array import indices, split
 from infini_run.jobs.schedulers.detect_scheduler import facts_of, find_schedulers, scheduler_of
@@ -31,7 +32,6 @@ from infini_run.jobs.serve.job_timeline import read_timelines
 from infini_run.jobs.serve.stream import Stream, Threads, events, lines
 from infini_run.jobs.status.each_job import ask_one
 from infini_run.jobs.status.logs import check, narrow
-from infini_run.jobs.stderr import print_line
 from infini_run.jobs.submit import SubmissionPlan, submit
 from infini_run.options.from_python import check_environment
 from infini_run.version import VERSION

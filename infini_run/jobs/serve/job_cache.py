@@ -12,7 +12,6 @@ import os
 import stat
 
 from infini_run.errors import InfiniRunError
-from infini_run.jobs.folder.inotify import is_remote
 from infini_run.jobs.folder.job_dir import JobDir
 from infini_run.jobs.folder.job_store import all_names, begun_ns
 from infini_run.jobs.schedulers.detect_scheduler import scheduler_of
@@ -20,6 +19,7 @@ from infini_run.jobs.status.each_job import for_each, kept, note_progress
 from infini_run.jobs.status.follower import REMOTE_S, Follower
 from infini_run.jobs.status.status_query import query_each, read_status
 from infini_run.jobs.status.watch import answered, latest
+from infini_run.system.file_systems import is_remote
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

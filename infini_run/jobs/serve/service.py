@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from infini_run.errors import UsageError
+from infini_run.jobs.lines import print_answer, print_line
 from infini_run.jobs.serve.api import make_app
 from infini_run.jobs.serve.csrf import SameOrigin
 from infini_run.jobs.serve.job_cache import JobCache
 from infini_run.jobs.serve.stream import Threads
 from infini_run.jobs.serve.unix_listener import UnixListener, refusal
-from infini_run.jobs.stderr import print_line
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,7 +34,7 @@ class Guarded(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         why = refusal(transport.get_extra_info("socket"))
         if why:
-            print(f"infini-job: {why}", file=sys.stderr, flush=True)
+            print_line(why)
             self.transport = transport
             transport.abort()
             return
@@ -56,7 +55,7 @@ class Server(uvicorn.Server):
         await self.on_tick(0)
         self._loop = asyncio.get_running_loop()
         if not self.should_exit:
-            print(f"infini-job: serving at {self.config.uds}", flush=True)
+            print_answer(f"infini-job: serving at {self.config.uds}")
             await self._stop.wait()
         self._threads.end()
         self._cache.end()

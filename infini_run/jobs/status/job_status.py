@@ -35,7 +35,8 @@ class Status:
 
     Args:
         name: Of the job, or NAME.K of a task.
-        state: One of `schedulers.scheduler.STATES`.
+        state: QUEUED, STARTING, RUNNING, WARNED, SUSPENDED, COMPLETED, FAILED, CANCELLED, TIMEOUT, NODE_FAIL, OOM,
+            PREEMPTED, or LOST.
         scheduler: slurm, pbs or local.
         id: The scheduler's; "": not known (yet).
         shape: Its size, for people: `2 nodes x 8 gpus`.
@@ -89,7 +90,8 @@ class Status:
 
     @property
     def headline(self) -> str:
-        """Return `FAILED 7 node2 rank 5` or `QUEUED Priority`; of an array also the number of tasks in each state."""
+        """Return `FAILED exit 7 on node2, rank 5` or `QUEUED Priority`; of an array also the number of tasks in each
+        state."""
         each = [task.state for task in self.tasks]
         counts = [f"{each.count(state)} {state}" for state in dict.fromkeys((*STATES, *each)) if state in each]
         return f"{self._head}: {', '.join(counts)}" if len(counts) > 1 else self._head
@@ -100,11 +102,12 @@ class Status:
             return self.state if self.state != QUEUED or not self.reason else f"{self.state} {self.reason}"
         words = [self.state]
         if self.state not in (COMPLETED, CANCELLED, LOST) and self.code >= 0:
-            words.append(str(self.code))
-        words += [self.node] if self.node else []
-        words += [f"rank {self.rank}"] if self.rank >= 0 else []
-        words += [f"task {self.task}"] if self.tasks and self.task >= 0 else []
-        return " ".join(words)
+            words.append(f"exit {self.code}")
+        words += [f"on {self.node}"] if self.node else []
+        parts = [" ".join(words)]
+        parts += [f"rank {self.rank}"] if self.rank >= 0 else []
+        parts += [f"task {self.task}"] if self.tasks and self.task >= 0 else []
+        return ", ".join(parts)
 
     @property
     def exit_code(self) -> int | None:
@@ -128,7 +131,7 @@ def whole(about: Status, tasks: Sequence[Status]) -> Status:
     """Return the status of an array.
 
     Until every task ended, it is that of the task that is furthest. Then it is that of the first task that failed, in
-    time, with cancelled ones behind all others.
+    time, with canceled ones behind all others.
 
     Args:
         about: The array's own name, id, shape and directory.

@@ -13,13 +13,13 @@ from collections import deque
 from infini_run.errors import InfiniRunError, UsageError
 from infini_run.jobs.folder.task import task_of, tasks_of
 from infini_run.jobs.status.watch import JobWatcher
+from infini_run.system.file_tail import start_of_last
 from infini_run.system.io_sizes import READ_CHUNK
 from infini_run.system.secure_files import open_regular
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
-    from io import FileIO
 
     from infini_run.jobs.folder.job_dir import JobDir
     from infini_run.jobs.folder.records import Phase
@@ -30,8 +30,22 @@ if TYPE_CHECKING:
 # a label of plan/model.py, of one node or of many; stderr has its own word (ERROR in 0.2 and before). Bounded: the
 # output of a rank is no label
 _BEFORE = rb"(?:[\d-]{10}T[\d:.]{12}Z )?(?:\033\[3\dm)?"  # --timestamps, --color
-_LABEL = re.compile(_BEFORE + rb"\[(?:rank (\d{1,9})|([^\]\s]{0,255}):(\d{1,9}))(?: err| ERROR)?\]")
+_LABEL = re.compile(
+    _BEFORE
+    + rb"\[(?:rank (\d{1,9})|([^\]\s]{0,255}):(?:[\w-]{1,64} )?(\d{1,9})|[\w-]{1,64} (\d{1,9}))(?: err| ERROR)?\]"
+)
 _FOLDED = re.compile(_BEFORE + rb"\[ranks ([\d,-]{1,200})( and \d+ more)?(?: err)?\]")  # --console=fold
+
+
+def split_label(line: str) -> tuple[str, str]:
+    """Return the stream of a line, "stdout" or "stderr", and what the rank wrote."""
+    data = line.encode("utf-8", "surrogateescape")
+    label = _LABEL.match(data) or _FOLDED.match(data)
+    if label is None:
+        return "stdout", line
+    name = "stderr" if label[0].endswith((b" err]", b" ERROR]")) else "stdout"
+    text = data[label.end() :].removeprefix(b"\033[0m").removeprefix(b" ")
+    return name, text.decode("utf-8", "surrogateescape")
 
 
 class Chosen:
@@ -73,13 +87,14 @@ class Chosen:
         label = _LABEL.match(line)
         if label is None:
             return self._has_folded(line)
-        rank = label[1] or label[3]
+        rank = label[1] or label[3] or label[4]
         if self._rank >= 0 and int(rank) != self._rank:
             return False
         return not self._host or self._is_single or label[2] == self._host
 
     def _has_folded(self, line: bytes) -> bool:
-        """Whether it is a line of several ranks, and theirs. Their nodes are unknown, so it is of every node."""
+        """Return whether it is a line of several ranks, theirs among them. Their nodes are unknown, so any node
+        counts."""
         label = _FOLDED.match(line)
         if label is None:
             return False
@@ -110,7 +125,7 @@ class Reader:
             raise InfiniRunError(f"{self._path} cannot be read: {error.strerror}") from None
         with file:
             if self._tail >= 0:
-                self._offset, self._tail = _start_of_last(file, self._tail), -1
+                self._offset, self._tail = start_of_last(file, self._tail), -1
             file.seek(self._offset)
             while piece := file.read(READ_CHUNK):
                 self._offset += len(piece)
@@ -125,26 +140,6 @@ class Reader:
         """Return the rest, without an end of line. Safe twice."""
         rest, self._rest = self._rest, []
         return b"".join([*rest, b"\n"]) if rest else b""
-
-
-def _start_of_last(file: FileIO, count: int) -> int:
-    """Return where the last lines of a file begin, read from its end; a last line without an end is one."""
-    at = file.seek(0, os.SEEK_END)
-    left = count
-    if at:
-        file.seek(at - 1)
-        left += file.read(1) == b"\n"
-    while at and left:
-        size = min(at, READ_CHUNK)
-        file.seek(at - size)
-        piece = file.read(size)
-        at -= size
-        found = len(piece)
-        while left and (found := piece.rfind(b"\n", 0, found)) >= 0:
-            left -= 1
-        if not left:
-            return at + found + 1
-    return at
 
 
 def narrow(folder: JobDir, tasks: Sequence[int]) -> tuple[JobDir, Sequence[int]]:

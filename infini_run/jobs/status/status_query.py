@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from infini_run.jobs.scheduler import Scheduler, SchedulerJob
 
 LOCAL = "local"
-_LEFT_OUT = "its array has no such task: it was cancelled while it waited"
+_LEFT_OUT = "its array has no such task: it was canceled while it waited"
 _LEFT_OUT_OR_FORGOTTEN = f"{_LEFT_OUT}, or ended before it started, and without accounting the scheduler forgot it"
 _LINES = 5  # of the scheduler's: earlier ones may be of an earlier run
 _END_BYTES = 1 << 16  # bytes of it that are read
@@ -297,7 +297,7 @@ def _missing(
     folder: JobDir, status: Status, now_s: float, is_left_out: bool, *, was_submitted: bool, has_accounting: bool
 ) -> Status:
     """Return the status of a job that the scheduler does not know (any more). is_left_out: it knows the array of this
-    task, which never began. Slurm drops a task cancelled in its queue, even from its accounting. Without accounting
+    task, which never began. Slurm drops a task canceled in its queue, even from its accounting. Without accounting
     it forgets one that ended, too (MinJobAge)."""
     if status.state not in LIVE:  # scheduler_ended_it, and forgotten: its own word is all that there is
         return _record_end(folder, status, now_s, replaces=True)

@@ -7,12 +7,12 @@ import os
 import select
 import time
 
-from infini_run.jobs.folder.inotify import is_remote
 from infini_run.jobs.scheduler import LOST
 from infini_run.jobs.status.follower import NEVER, REMOTE_S, Follower
 from infini_run.jobs.status.job_status import whole
 from infini_run.jobs.status.status_query import is_lost_for_good, query_status, read_status
 from infini_run.record import replace
+from infini_run.system.file_systems import is_remote
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

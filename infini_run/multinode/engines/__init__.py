@@ -103,7 +103,7 @@ class Engine:
         return False
 
     def was_cancelled(self, stderr: str) -> bool:
-        """Return whether the last output of a command says that somebody cancelled all of it."""
+        """Return whether the last output of a command says that somebody canceled all of it."""
         return False
 
     def is_transient(self, code: int | None, stderr: str) -> bool:

@@ -25,7 +25,6 @@ _VARIABLE = "INFINI_WARM_HOOK"  # set by the launcher; empty: PYTHONPATH was not
 _OURS = (_VARIABLE, "INFINI_RUN_ID")  # that differ in this process alone
 _PR_SET_PDEATHSIG, _PR_SET_MM, _PR_SET_MM_MAP, _PR_GET_CHILD_SUBREAPER = 1, 35, 14, 37  # prctl(2)
 _SIGKILL = 9
-_MOST_THREADS = 5  # named in a message
 _STAT_ADDRESSES = (23, 24, 42, 43, 44, -1, 25)  # in /proc/PID/stat behind the name, in the order of prctl_mm_map
 _kept: list[object] = []  # memory that the kernel reads: /proc/PID/cmdline and environ
 
@@ -76,7 +75,7 @@ class _Control:
         self._socket.sendall(len(data).to_bytes(4, "big") + data)
 
     def receive(self) -> tuple[dict[str, Any], list[int]]:
-        """The next request and its descriptors. The process ends if the launcher is gone."""
+        """Return the next request and its descriptors. The process ends if the launcher is gone."""
         head, fds = _receive_fds(self._socket, 4, 2)
         while head and len(head) < 4:
             head += self._receive(4 - len(head))
@@ -106,7 +105,7 @@ def _is_open(fd: int) -> bool:
 
 
 def _receive_fds(socket: Any, size: int, count: int) -> tuple[bytes, list[int]]:
-    """A piece of a message, and the descriptors with it. Not by socket.recv_fds, which forgets its flags."""
+    """Return a piece of a message, and the descriptors with it. socket.recv_fds would forget its flags."""
     from _socket import CMSG_LEN, MSG_CMSG_CLOEXEC
 
     data, rights, _, _ = socket.recvmsg(size, CMSG_LEN(count * 4), MSG_CMSG_CLOEXEC)
@@ -122,7 +121,7 @@ def _read_strings(path: str) -> list[bytes]:
 
 
 def _load(folder: str, name: str) -> dict[str, Any]:
-    """A module beside this one's folder, without infini_run, and without a name in sys.modules."""
+    """Return the names of a module beside this folder. It needs no infini_run, and gets no name in sys.modules."""
     path = os.path.join(folder, name + ".py")
     with open(path, "rb") as file:
         code = compile(file.read(), path, "exec")
@@ -135,7 +134,7 @@ def _load(folder: str, name: str) -> dict[str, Any]:
 
 
 def _script_folder() -> str | None:
-    """What Python will put first on sys.path for this command; None: nothing."""
+    """Return what Python will put first on sys.path for this command; None: nothing."""
     if getattr(sys.flags, "safe_path", False) or not sys.argv:
         return None
     program = sys.argv[0]
@@ -149,7 +148,7 @@ def _script_folder() -> str | None:
 
 
 def _state(libc: Any) -> dict[str, object]:
-    """What imports must leave as it is, by name."""
+    """Return what imports must leave as it is, by name."""
     import ctypes
     from _signal import SIG_DFL, getsignal, valid_signals
 
@@ -177,7 +176,7 @@ def _flags_of(fd: str) -> int:
 
 
 def _descriptors() -> tuple[dict[str, str], dict[str, str]]:
-    """What is open, by number; and which of that are files that are only read."""
+    """Return what is open, by number, and separately the files that are only read."""
     found, read = {}, {}
     for name in os.listdir("/proc/self/fd"):
         try:
@@ -222,12 +221,12 @@ def _find_refusal(
     before: tuple[dict[str, object], dict[str, str], dict[str, str]],
     libc: Any,
 ) -> str:
-    """Why this process must not be forked after its imports; "": it may be."""
+    """Return why this process must not be forked after its imports; "" if it may be."""
     state, open_before, shared_before = before
     threads = imports["find_threads"]()
-    if len(threads) > 1:
-        names = ", ".join(sorted(set(threads[1:]))[:_MOST_THREADS])
-        return f"{len(threads)} threads run after the imports ({names})"
+    if threads:
+        text: str = imports["threads_text"](threads)
+        return text
     device: str = imports["find_device"]()
     if device:
         return "the imports opened " + device
@@ -249,7 +248,8 @@ def _find_refusal(
 
 
 def _stamps(names: list[str], folder: str | None) -> dict[str, tuple[int, int] | None]:
-    """When the files were changed that the imports came from: of the modules named, and below the script's folder."""
+    """Return when the files of the imports changed: those of the named modules, and those below the script's
+    folder."""
     wanted = {os.readlink("/proc/self/exe")}
     parents = {".".join(name.split(".")[: at + 1]) for name in names for at in range(name.count(".") + 1)}
     for name, module in list(sys.modules.items()):
@@ -294,7 +294,7 @@ def _own_memory(libc: Any, argv: list[bytes], env: list[bytes]) -> bool:
 
 
 def _find_bad_fork() -> str:
-    """Whether an accelerator was used before the fork, as torch knows it."""
+    """Return the accelerator that was used before the fork, as torch knows it; "" if none."""
     torch = sys.modules.get("torch")
     for name in ("cuda", "xpu"):
         is_bad = getattr(getattr(torch, name, None), "_is_in_bad_fork", None)
@@ -422,7 +422,7 @@ class _Held:
         self._control.send("ready", f"{cpu_ms:.0f} {modules}")
 
     def _find_names(self, folder: str | None) -> str:
-        """The modules for --preload=auto. Return the path of the script."""
+        """Find the modules for --preload=auto. Return the path of the script."""
         words = [os.fsdecode(word) for word in self._argv]
         script, names = _load(self._warm_folder, "script_imports")["find_script_imports"](sys.argv[0], words, folder)
         self._names = [name for name in names if name.partition(":")[0] not in self._skipped]
@@ -439,14 +439,15 @@ class _Held:
         os._exit(0)
 
     def _fork(self, request: Request, fds: list[int]) -> bool:
-        """Fork a process that forks all ranks and ends, so that they are orphans; whether this is a rank."""
+        """Fork a process that forks all ranks and exits, so that they are orphans. Return whether this is a rank."""
         from _socket import socket
 
+        threads = self._find_threads()  # that the last fork has started
         parent, middle = os.getpid(), os.fork()
         if middle == 0:
             self._control.close()
             try:
-                self._fork_ranks(request, socket(fileno=fds[0]), fds[1], parent)
+                self._fork_ranks(request, socket(fileno=fds[0]), fds[1], parent, threads)
             except BaseException as error:
                 _die(error)
             return True
@@ -456,8 +457,13 @@ class _Held:
         self._control.send("forked" if status == 0 else "broken", str(status))
         return False
 
-    def _fork_ranks(self, request: Request, exchange: Any, gate: int, parent: int) -> None:
-        """In the middle process. Returns in each rank."""
+    def _find_threads(self) -> str:
+        """Return which threads a fork would lack, or "". One of them may hold the lock of an import for ever."""
+        threads = self._imports["find_threads"]()
+        return self._imports["threads_text"](threads) if threads else ""
+
+    def _fork_ranks(self, request: Request, exchange: Any, gate: int, parent: int, threads: str) -> None:
+        """Fork the ranks, in the middle process. Return in each rank. What is run at a fork may start a thread."""
         from _signal import SIG_BLOCK, SIG_SETMASK, pthread_sigmask, valid_signals
 
         self._libc.prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)
@@ -466,12 +472,14 @@ class _Held:
         mask = pthread_sigmask(SIG_BLOCK, valid_signals())
         bad = _find_bad_fork()
         if bad:
-            exchange.send(f"cold the imports used torch.{bad}".encode())
-            os._exit(0)
+            _refuse(exchange, f"the imports used torch.{bad}")
         for _ in range(request["count"]):
             data, fds = _receive_fds(exchange, 1 << 20, 3)
             if not data or len(fds) != 3:
                 os._exit(1)
+            threads = threads or self._find_threads()
+            if threads:
+                _refuse(exchange, threads)
             if os.fork() == 0:
                 self._become(request, marshal.loads(data), fds, exchange, gate)
                 pthread_sigmask(SIG_SETMASK, mask)  # last: what came meanwhile comes now
@@ -483,7 +491,7 @@ class _Held:
     def _become(
         self, request: dict[str, Any], rank: dict[str, Any], fds: list[int], exchange: Any, gate: int
     ) -> None:
-        """In a rank: be as a process that was started for this."""
+        """Make this fork a rank: like a process that was started for it."""
         os.setpgid(0, 0)
         for number, fd in enumerate(fds):
             os.dup2(fd, number)
@@ -526,6 +534,12 @@ def _import_one(name: str) -> BaseException | None:
     except BaseException as error:
         return error
     return None
+
+
+def _refuse(exchange: Any, why: str) -> NoReturn:
+    """Answer the launcher in the middle process: its ranks start cold."""
+    exchange.send(f"cold {why}".encode())
+    os._exit(0)
 
 
 def _die(error: BaseException) -> NoReturn:

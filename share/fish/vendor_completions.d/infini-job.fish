@@ -55,6 +55,8 @@ function __infini_job_offer --argument-names name value prefix # what the value 
             __infini_job_say $prefix (__infini_job_files $value)
         case flagfile
             __infini_job_say $prefix (__infini_job_files $value)
+        case ranks
+            __infini_job_say $prefix 'all'
         case socket
             __infini_job_say $prefix (__infini_job_files $value)
     end
@@ -112,7 +114,7 @@ function __infini_job_flags --argument-names verb current
         case status
             printf '%s\t%s\n' \
                 json 'print JSON' \
-                dir= 'keep jobs in DIR, on storage that the nodes share' \
+                dir= 'look for jobs in DIR' \
                 flagfile= 'read flags from FILE: one per line, # comments, further flag files' \
                 fromenv= 'read flags a and b from the variables FLAGS_a and FLAGS_b' \
                 tryfromenv= 'do the same as --fromenv, if the variables are set' \
@@ -123,7 +125,7 @@ function __infini_job_flags --argument-names verb current
         case list
             printf '%s\t%s\n' \
                 json 'print JSON' \
-                dir= 'keep jobs in DIR, on storage that the nodes share' \
+                dir= 'look for jobs in DIR' \
                 flagfile= 'read flags from FILE: one per line, # comments, further flag files' \
                 fromenv= 'read flags a and b from the variables FLAGS_a and FLAGS_b' \
                 tryfromenv= 'do the same as --fromenv, if the variables are set' \
@@ -137,10 +139,42 @@ function __infini_job_flags --argument-names verb current
                 task= 'print only these tasks of an array: 4, or 0,3-5' \
                 rank= 'print only this rank' \
                 node= 'print only this node' \
-                attempt= 'print only attempt K, counted from 0' \
-                tail= 'print at most the last N lines, then follow' \
+                attempt= 'print only run K (not attempt K), from 0' \
+                tail= 'print the last N lines at most' \
                 scheduler_log 'print what the scheduler wrote about the job' \
-                dir= 'keep jobs in DIR, on storage that the nodes share' \
+                dir= 'look for jobs in DIR' \
+                flagfile= 'read flags from FILE: one per line, # comments, further flag files' \
+                fromenv= 'read flags a and b from the variables FLAGS_a and FLAGS_b' \
+                tryfromenv= 'do the same as --fromenv, if the variables are set' \
+                undefok= 'accept unknown flags a and b (write them --a=value)' \
+                help 'show the flags on one screen' \
+                helpfull 'show every flag, its values, and its default' \
+                version 'print the version'
+        case top
+            printf '%s\t%s\n' \
+                dir= 'look for jobs in DIR' \
+                flagfile= 'read flags from FILE: one per line, # comments, further flag files' \
+                fromenv= 'read flags a and b from the variables FLAGS_a and FLAGS_b' \
+                tryfromenv= 'do the same as --fromenv, if the variables are set' \
+                undefok= 'accept unknown flags a and b (write them --a=value)' \
+                help 'show the flags on one screen' \
+                helpfull 'show every flag, its values, and its default' \
+                version 'print the version'
+        case follow
+            printf '%s\t%s\n' \
+                ranks= 'ask about these ranks only' \
+                dir= 'look for jobs in DIR' \
+                flagfile= 'read flags from FILE: one per line, # comments, further flag files' \
+                fromenv= 'read flags a and b from the variables FLAGS_a and FLAGS_b' \
+                tryfromenv= 'do the same as --fromenv, if the variables are set' \
+                undefok= 'accept unknown flags a and b (write them --a=value)' \
+                help 'show the flags on one screen' \
+                helpfull 'show every flag, its values, and its default' \
+                version 'print the version'
+        case stacks
+            printf '%s\t%s\n' \
+                ranks= 'ask about these ranks only' \
+                dir= 'look for jobs in DIR' \
                 flagfile= 'read flags from FILE: one per line, # comments, further flag files' \
                 fromenv= 'read flags a and b from the variables FLAGS_a and FLAGS_b' \
                 tryfromenv= 'do the same as --fromenv, if the variables are set' \
@@ -150,7 +184,7 @@ function __infini_job_flags --argument-names verb current
                 version 'print the version'
         case cancel
             printf '%s\t%s\n' \
-                dir= 'keep jobs in DIR, on storage that the nodes share' \
+                dir= 'look for jobs in DIR' \
                 flagfile= 'read flags from FILE: one per line, # comments, further flag files' \
                 fromenv= 'read flags a and b from the variables FLAGS_a and FLAGS_b' \
                 tryfromenv= 'do the same as --fromenv, if the variables are set' \
@@ -160,7 +194,7 @@ function __infini_job_flags --argument-names verb current
                 version 'print the version'
         case forget
             printf '%s\t%s\n' \
-                dir= 'keep jobs in DIR, on storage that the nodes share' \
+                dir= 'look for jobs in DIR' \
                 flagfile= 'read flags from FILE: one per line, # comments, further flag files' \
                 fromenv= 'read flags a and b from the variables FLAGS_a and FLAGS_b' \
                 tryfromenv= 'do the same as --fromenv, if the variables are set' \
@@ -171,7 +205,7 @@ function __infini_job_flags --argument-names verb current
         case clusters
             printf '%s\t%s\n' \
                 json 'print JSON' \
-                dir= 'keep jobs in DIR, on storage that the nodes share' \
+                dir= 'look for jobs in DIR' \
                 flagfile= 'read flags from FILE: one per line, # comments, further flag files' \
                 fromenv= 'read flags a and b from the variables FLAGS_a and FLAGS_b' \
                 tryfromenv= 'do the same as --fromenv, if the variables are set' \
@@ -182,7 +216,7 @@ function __infini_job_flags --argument-names verb current
         case serve
             printf '%s\t%s\n' \
                 socket= 'listen at PATH, in a directory that only you can write' \
-                dir= 'keep jobs in DIR, on storage that the nodes share' \
+                dir= 'look for jobs in DIR' \
                 flagfile= 'read flags from FILE: one per line, # comments, further flag files' \
                 fromenv= 'read flags a and b from the variables FLAGS_a and FLAGS_b' \
                 tryfromenv= 'do the same as --fromenv, if the variables are set' \
@@ -225,6 +259,21 @@ function __infini_job_flags --argument-names verb current
                 nohelp 'not: show the flags on one screen' \
                 nohelpfull 'not: show every flag, its values, and its default' \
                 noversion 'not: print the version'
+        case top
+            printf '%s\t%s\n' \
+                nohelp 'not: show the flags on one screen' \
+                nohelpfull 'not: show every flag, its values, and its default' \
+                noversion 'not: print the version'
+        case follow
+            printf '%s\t%s\n' \
+                nohelp 'not: show the flags on one screen' \
+                nohelpfull 'not: show every flag, its values, and its default' \
+                noversion 'not: print the version'
+        case stacks
+            printf '%s\t%s\n' \
+                nohelp 'not: show the flags on one screen' \
+                nohelpfull 'not: show every flag, its values, and its default' \
+                noversion 'not: print the version'
         case cancel
             printf '%s\t%s\n' \
                 nohelp 'not: show the flags on one screen' \
@@ -261,7 +310,7 @@ function __infini_job_words --argument-names verb # what follows the flags
     switch $verb
         case submit
             __infini_job_program $argv[2..-1]
-        case status logs cancel forget
+        case status logs top follow stacks cancel forget
             __infini_job_jobs
     end
 end
@@ -277,6 +326,9 @@ function __infini_job_complete
             status 'show the named jobs, or all unfinished ones' \
             list 'list all jobs in the directory of jobs' \
             logs 'print what the ranks of a job wrote, merged and labeled; by default the newest job' \
+            top 'show the ranks of a running job in a table; q ends the view' \
+            follow 'print the lines that ranks of a running job write from now on' \
+            stacks 'print the stacks of the ranks of a running job' \
             cancel 'stop jobs; their ranks get their grace' \
             forget 'remove the directories of jobs that finished or are LOST' \
             clusters 'list the available schedulers and what they have' \
@@ -295,7 +347,7 @@ function __infini_job_complete
             return
         end
         set -l name (string replace -r -- '^-*' '' $word | string replace -a -- - _)
-        if string match -q -- '-*' $word; and contains -- $name slots slots_per_node slot_type gpu_type cpus_per_slot mem_per_slot spares layout scheduler pool partition queue account project time options title dir cwd env python run_options warn array restarts container runtime container_python bind container_options task rank node attempt tail socket flagfile fromenv tryfromenv undefok
+        if string match -q -- '-*' $word; and contains -- $name slots slots_per_node slot_type gpu_type cpus_per_slot mem_per_slot spares layout scheduler pool partition queue account project time options title dir cwd env python run_options warn array restarts container runtime container_python bind container_options task rank node attempt tail ranks socket flagfile fromenv tryfromenv undefok
             if test $i -eq $last
                 __infini_job_offer $name "$current" ''
                 return

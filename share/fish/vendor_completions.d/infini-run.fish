@@ -37,6 +37,12 @@ function __infini_run_offer --argument-names name value prefix # what the value 
     switch $name
         case nproc_per_node
             __infini_run_say $prefix 'auto' 'gpu' 'cpu'
+        case programs
+            __infini_run_say $prefix (__infini_run_files $value)
+        case on_nodes
+            __infini_run_say $prefix 'all' 'rest'
+        case after
+            __infini_run_say $prefix(string match -r -- '.*,' $value; or echo) (set -nx)
         case preload
             __infini_run_say $prefix(string match -r -- '.*,' $value; or echo) (set -nx)
         case engine
@@ -77,6 +83,8 @@ function __infini_run_offer --argument-names name value prefix # what the value 
             __infini_run_say $prefix (command kill -l | string split -n ' ')
         case stop_scope
             __infini_run_say $prefix 'group' 'leader' 'mixed'
+        case restart_scope
+            __infini_run_say $prefix 'job' 'program'
         case restart_window
             __infini_run_say $prefix 'off'
         case ready_timeout
@@ -87,7 +95,11 @@ function __infini_run_offer --argument-names name value prefix # what the value 
             __infini_run_say $prefix 'off'
         case on_hang
             __infini_run_say $prefix 'report' 'stop'
+        case snapshots
+            __infini_run_say $prefix 'hang' 'failure' 'off'
         case report
+            __infini_run_say $prefix (__infini_run_files $value)
+        case termination_log
             __infini_run_say $prefix (__infini_run_files $value)
         case dry_run
             __infini_run_say $prefix 'text' 'json'
@@ -95,12 +107,16 @@ function __infini_run_offer --argument-names name value prefix # what the value 
             __infini_run_say $prefix 'on' 'off' 'auto'
         case trace
             __infini_run_say $prefix (__infini_run_files $value)
+        case metrics
+            __infini_run_say $prefix (__infini_run_files $value)
         case list
             __infini_run_say $prefix 'text' 'json'
         case stacks
             __infini_run_say $prefix 'text' 'json'
         case send
             __infini_run_say $prefix (command kill -l | string split -n ' ')
+        case bundle
+            __infini_run_say $prefix (__fish_complete_directories $value '')
         case ranks
             __infini_run_say $prefix 'all'
         case plot
@@ -131,6 +147,13 @@ function __infini_run_flags --argument-names verb current
                 standalone 'run on one node, with a free port' \
                 run_id= 'name this run, the same on every node' \
                 rdzv_id= 'name this run, the same on every node' \
+                program= 'name the program, which may be one of several: --program=a [flags] a.py : --program=b [flags] b.py' \
+                programs= 'read the programs from FILE: one [[program]] table of TOML each, with name, command, env, cwd, and flags' \
+                one_world 'number the ranks of all programs through, in one world, in place of one world per program' \
+                on_nodes= 'start this program on these nodes only' \
+                after= 'start this program once all ranks of the named ones have sent READY=1, or exited with code 0' \
+                ready_port= 'with --after: treat this program as ready once PORT answers on each of its nodes' \
+                ends_job 'stop the other programs when all ranks of this one exited with code 0' \
                 module 'run a Python module, with python -u -m' \
                 no_python 'execute the program itself' \
                 distributed_args 'add --distributed-rank=R --distributed-world-size=W to each rank\'s arguments' \
@@ -173,6 +196,7 @@ function __infini_run_flags --argument-names verb current
                 stop_scope= 'choose who gets the stop signal' \
                 isolate 'run the job in a separate PID namespace' \
                 max_restarts= 'restart all ranks after a failure, at most N times' \
+                restart_scope= 'choose what restarts after a failure' \
                 restart_delay= 'wait TIME before the first restart, and twice as long before each further one, up to 5 minutes' \
                 restart_window= 'reset the restart count after TIME without a failure' \
                 max_no_progress= 'end the job after N attempts in a row without progress, if ranks report PROGRESS=' \
@@ -180,26 +204,35 @@ function __infini_run_flags --argument-names verb current
                 hang_timeout= 'treat a rank without a sign of life for TIME as hung: no WATCHDOG=1, once it sent one' \
                 progress_timeout= 'treat the job as hung if no rank has sent a higher PROGRESS= for TIME, counted from the first one' \
                 on_hang= 'choose what follows a hang' \
+                snapshots= 'choose when to look at what ranks wait in' \
                 report= 'write how every rank ended to FILE, as JSON' \
+                termination_log= 'write the first failure to FILE, at most 4096 bytes, for Kubernetes: /dev/termination-log' \
                 keep_going 'let the other ranks finish after a failure' \
                 dry_run 'print the plan, with every rank\'s environment and arguments, and start nothing' \
                 verbose 'print each step' \
                 live 'show one table of all ranks on all nodes in place of --console, if stderr is a terminal' \
                 trace= 'write the life of all ranks on all nodes to FILE, as a Chrome trace for ui.perfetto.dev' \
+                events= 'append a line of JSON to FILE, or to an open descriptor, for each event of the launch, while it runs' \
+                metrics= 'write the numbers of the launch to FILE while it runs, as node_exporter reads them' \
+                metrics_interval= 'replace the file of --metrics every TIME' \
                 list 'list the launches of this user that run here, or of all users for root' \
+                top 'show the ranks of a running launch in a table, as --live does' \
+                follow 'print the lines that ranks of a running launch write from now on' \
+                tail= 'print the last N lines of each rank first, with --follow' \
                 stacks 'print the Python stack of every rank of a running launch, by py-spy, or the system call that it waits in' \
                 stop 'ask a running launch to stop, as SIGTERM does' \
                 send= 'send SIGNAL to the ranks of a running launch, named as for --stop' \
-                ranks= 'ask about these ranks only, with --stacks or --send' \
+                bundle= 'write a running launch\'s report, trace, and stacks so far, and its ranks\' variables without secrets, to the new folder DIR, for a bug report' \
+                ranks= 'ask about these ranks only, with --follow, --stacks, or --send' \
                 plot= 'draw a finished launch, and start nothing: infini-run --plot=FILE.png REPORT.json|LOG_DIR...' \
                 doctor 'check this machine, and every node of --hosts or --engine, for what a launch needs, and start nothing' \
                 completion= 'print a script that completes flags in this shell, and start nothing' \
                 print_completion= 'print a script that completes flags in this shell, and start nothing' \
-                rdzv_backend= 'supported: c10d on a single node without an endpoint means a free port, and an endpoint without a port means 29400' \
-                rdzv_conf= 'supported: join_timeout=SECONDS sets --join_timeout' \
-                role= 'supported: set ROLE_NAME of the ranks' \
-                numa_binding= 'supported: node is --bind=numa, socket is --bind=socket, exclusive and core-complex are --bind=cores' \
-                virtual_local_rank 'supported: set LOCAL_RANK to 0 for every rank, which sees only its GPUs (--gpus_per_proc=1)' \
+                rdzv_backend= 'c10d on a single node without an endpoint means a free port, and an endpoint without a port means 29400' \
+                rdzv_conf= 'join_timeout=SECONDS sets --join_timeout' \
+                role= 'set ROLE_NAME of the ranks' \
+                numa_binding= 'node is --bind=numa, socket is --bind=socket, exclusive and core-complex are --bind=cores' \
+                virtual_local_rank 'set LOCAL_RANK to 0 for every rank, which sees only its GPU (implies --gpus_per_proc=1)' \
                 flagfile= 'read flags from FILE: one per line, # comments, further flag files' \
                 fromenv= 'read flags a and b from the variables FLAGS_a and FLAGS_b' \
                 tryfromenv= 'do the same as --fromenv, if the variables are set' \
@@ -213,6 +246,8 @@ function __infini_run_flags --argument-names verb current
         case run
             printf '%s\t%s\n' \
                 nostandalone 'not: run on one node, with a free port' \
+                noone_world 'not: number the ranks of all programs through, in one world, in place of one world per program' \
+                noends_job 'not: stop the other programs when all ranks of this one exited with code 0' \
                 nomodule 'not: run a Python module, with python -u -m' \
                 nono_python 'not: execute the program itself' \
                 nodistributed_args 'not: add --distributed-rank=R --distributed-world-size=W to each rank\'s arguments' \
@@ -224,10 +259,12 @@ function __infini_run_flags --argument-names verb current
                 noverbose 'not: print each step' \
                 nolive 'not: show one table of all ranks on all nodes in place of --console, if stderr is a terminal' \
                 nolist 'not: list the launches of this user that run here, or of all users for root' \
+                notop 'not: show the ranks of a running launch in a table, as --live does' \
+                nofollow 'not: print the lines that ranks of a running launch write from now on' \
                 nostacks 'not: print the Python stack of every rank of a running launch, by py-spy, or the system call that it waits in' \
                 nostop 'not: ask a running launch to stop, as SIGTERM does' \
                 nodoctor 'not: check this machine, and every node of --hosts or --engine, for what a launch needs, and start nothing' \
-                novirtual_local_rank 'not: supported: set LOCAL_RANK to 0 for every rank, which sees only its GPUs (--gpus_per_proc=1)' \
+                novirtual_local_rank 'not: set LOCAL_RANK to 0 for every rank, which sees only its GPU (implies --gpus_per_proc=1)' \
                 nohelp 'not: show the flags on one screen' \
                 nohelpfull 'not: show every flag, its values, and its default' \
                 noversion 'not: print the version'
@@ -259,7 +296,7 @@ function __infini_run_complete
             return
         end
         set -l name (string replace -r -- '^-*' '' $word | string replace -a -- - _)
-        if string match -q -- '-*' $word; and contains -- $name nnodes nproc_per_node node_rank rdzv_endpoint master_addr master_port run_id rdzv_id preload preload_timeout engine hosts hostfile ssh_config remote_python link_port link_address token_file join_timeout node_timeout export spares join_window on_join node_check node_check_timeout max_node_failures gpus_per_proc bind omp_num_threads log_dir log_layout console color ranks_on_console stdin redirects r tee t local_ranks_filter grace shutdown_timeout stop_signal stop_scope max_restarts restart_delay restart_window max_no_progress ready_timeout hang_timeout progress_timeout on_hang report trace send ranks plot completion print_completion rdzv_backend rdzv_conf role numa_binding monitor_interval start_method event_log_handler log_line_prefix_template local_addr signals_to_handle logs_specs duplicate_stdout_filters duplicate_stderr_filters flagfile fromenv tryfromenv undefok
+        if string match -q -- '-*' $word; and contains -- $name nnodes nproc_per_node node_rank rdzv_endpoint master_addr master_port run_id rdzv_id program programs on_nodes after ready_port preload preload_timeout engine hosts hostfile ssh_config remote_python link_port link_address token_file join_timeout node_timeout export spares join_window on_join node_check node_check_timeout max_node_failures gpus_per_proc bind omp_num_threads log_dir log_layout console color ranks_on_console stdin redirects r tee t local_ranks_filter grace shutdown_timeout stop_signal stop_scope max_restarts restart_scope restart_delay restart_window max_no_progress ready_timeout hang_timeout progress_timeout on_hang snapshots report termination_log trace events metrics metrics_interval tail send bundle ranks plot completion print_completion rdzv_backend rdzv_conf role numa_binding monitor_interval start_method event_log_handler log_line_prefix_template local_addr signals_to_handle logs_specs duplicate_stdout_filters duplicate_stderr_filters flagfile fromenv tryfromenv undefok
             if test $i -eq $last
                 __infini_run_offer $name "$current" ''
                 return

@@ -1,2 +1,2 @@
-echo "attempt $TORCHELASTIC_RESTART_COUNT of rank $RANK, port $MASTER_PORT"
+echo "restart $TORCHELASTIC_RESTART_COUNT of rank $RANK, port $MASTER_PORT"
 [ "$TORCHELASTIC_RESTART_COUNT" = 2 ] || exit 3

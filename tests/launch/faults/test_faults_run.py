@@ -239,7 +239,7 @@ def test_process_with_the_number_of_a_rank_that_ended_gets_no_signal_of_ours(inf
     ready = 7 if is_process_1 else 8
     told = {int(rank): int(pid) for _, rank, pid in command.read_lines(b"ready", ready)}
     (init,) = names_below(command.pid)
-    (launcher,) = [init] if is_process_1 else [pid for pid in names_below(init) if "infini_run" in line_of(pid)]
+    (launcher,) = [init] if is_process_1 else [pid for pid in names_below(init) if COMMAND[-1] in line_of(pid)]
     ends.open()
     until(lambda: told[0] not in numbers_in(init))
     takes.open(str(told[0]))

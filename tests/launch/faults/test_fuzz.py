@@ -7,13 +7,14 @@ import subprocess
 
 import pytest
 
-from tests.support.build_c import build
+from tests.support.build_c import WITH_CORE, build
 from tests.support.paths import C
 from tests.support.waiting import LIMIT_S
 
 CORPUS = C / "fuzz"
 
 
+@WITH_CORE
 @pytest.mark.parametrize(("target", "instead_of"), [("pump", ""), ("stat", "*")])
 def test_every_input_that_a_fuzzer_kept_is_still_handled(target, instead_of):
     inputs = sorted(map(str, (CORPUS / target).iterdir()))

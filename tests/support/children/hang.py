@@ -8,6 +8,7 @@ import fcntl
 import os
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -38,6 +39,11 @@ def left_early():
     sys.exit(0)
 
 
+def failed():
+    """Its error stops nobody, with --keep_going."""
+    sys.exit(3)
+
+
 def suspended():
     """Somebody has sent it SIGSTOP, in the middle of the collective."""
     threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGSTOP)).start()
@@ -52,9 +58,12 @@ def uninterruptible():
 
 
 def terminal():
-    """It asks a question that nobody answers."""
-    with open("/dev/tty") as tty:
-        tty.readline()
+    """It asks a question that nobody answers: at its terminal, or at the head's, if its host has none."""
+    try:
+        tty = os.open("/dev/tty", os.O_RDONLY)
+    except OSError:
+        tty = 0
+    os.read(tty, 1)
 
 
 def dead_child():
@@ -71,6 +80,16 @@ def python_deadlock():
     lock.acquire()
 
 
+def in_threads():
+    """All train in a thread that the main thread waits for, and one is in no collective there."""
+    python_deadlock()
+
+
+def beside_threads():
+    """As in_threads, with a thread more: nobody knows for which of the two the main thread waits."""
+    python_deadlock()
+
+
 def native_deadlock():
     mutex = ctypes.create_string_buffer(64)
     LIBC.pthread_mutex_lock(mutex)
@@ -84,6 +103,36 @@ def spinning():
         at = at - 1
 
 
+def writing():
+    """It saves, and says so; the others wait."""
+    while True:
+        print("saved", flush=True)
+        time.sleep(0.05)
+
+
+def other_caller():
+    """It is in the same line as the others, on another way."""
+    all_reduce()
+
+
+def triggered():
+    """The rank after it says that the job hangs, once all others are where they wait, and is not to blame."""
+    open(f"{FILE}.{RANK}", "w").close()
+    time.sleep(1000)
+
+
+def slow_link():
+    """A collective of all ranks over the network, in which what the odd one sends is very long on its way."""
+    global ours
+    port, link, is_slow = FILE.split(":")
+    while not os.path.exists(is_slow):
+        time.sleep(0.05)
+    ours, theirs = socket.socketpair()
+    words = [sys.executable, link, "127.0.0.1", port, is_slow, "600" if str(RANK) == ODD else "0"]
+    subprocess.Popen(words, stdin=theirs, stdout=theirs)
+    ours.sendall(b".")
+
+
 def file_lock():
     """All wait for one file."""
     with open(FILE) as file:
@@ -93,9 +142,25 @@ def file_lock():
 def main():
     if KIND == "two_collectives":
         (all_reduce if RANK % 2 else all_gather)()
-    elif KIND == "file_lock" or str(RANK) == ODD:
+    elif KIND in ("file_lock", "slow_link") or str(RANK) == ODD:
         globals()[KIND]()
+    elif KIND == "triggered" and str(RANK - 1) != ODD:
+        open(f"{FILE}.{RANK}", "w").close()
+    elif KIND == "triggered":
+        while not all(
+            os.path.exists(f"{FILE}.{rank}") for rank in range(int(os.environ["WORLD_SIZE"])) if rank != RANK
+        ):
+            time.sleep(0.05)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify:
+            notify.sendto(b"WATCHDOG=trigger", os.environ["NOTIFY_SOCKET"].replace("@", "\0", 1))
     all_reduce()
 
 
-main()
+if KIND in ("in_threads", "beside_threads"):
+    if KIND == "beside_threads":
+        threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
+    training = threading.Thread(target=main)
+    training.start()
+    training.join()
+else:
+    main()

@@ -3,16 +3,11 @@
 To the word, as printed by one that was built from its source. `qstat -f -F json A B` prints the first job alone.
 """
 
-import getopt
-import json
+import _signal as signal
 import os
 import pwd
-import re
-import shlex
-import signal
 import sys
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from batch_queue import FOLDER, PRESENT, Book, after, before, start, tasks_of, tell
 
 SERVER = "pbshead"
@@ -30,6 +25,8 @@ def fail(text, code):
 
 def options(words):
     """Directives of the script first: what the command line says wins, and of two select the first."""
+    import getopt
+
     try:
         given, rest = getopt.getopt(words, LETTERS)
     except getopt.GetoptError as wrong:
@@ -38,6 +35,9 @@ def options(words):
 
 
 def qsub(words, fault):
+    import re
+    import shlex
+
     given, (script,) = options(words)
     with open(script) as file:
         text = file.read()
@@ -218,6 +218,8 @@ def list_jobs(ids, jobs, settings, words, fault):
         for job_id, job in found.items():
             print(delimiter.join([f"Job Id: {job_id}", *(f"{name}={value}" for name, value in flat(job))]))
     else:
+        import json
+
         print(json.dumps({**HEAD, **({"Jobs": found} if found else {})}))
     after(fault, AWAY.format("qstat"), 255)
     sys.exit(code)
@@ -284,6 +286,8 @@ def qsig(words, fault):
 
 
 def qselect(words, fault):
+    import getopt
+
     given = dict(getopt.getopt(words, "xN:u:")[0])
     with Book() as book:
         if "-x" in given and not book.settings["history"]:
@@ -335,7 +339,7 @@ def shown(name, text):
     print()
 
 
-if __name__ == "__main__":
+def main():
     command = sys.argv[1]
     fault = before(command)
     if fault == "away":

@@ -1,14 +1,10 @@
 """sbatch, squeue, scancel, scontrol, sinfo, sacct and srun, as Slurm 22.05 answers: batch_slurm.py COMMAND WORD..."""
 
-import getopt
+import _signal as signal
 import os
-import shlex
-import signal
-import subprocess
 import sys
 import time
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from batch_queue import FOLDER, PRESENT, Book, after, before, start, tell
 
 TIMED_OUT = "{}: error: {}: Socket timed out on send/recv operation"
@@ -27,6 +23,8 @@ def fail(text, code=1):
 
 
 def read(command, words):
+    import getopt
+
     try:
         given, rest = getopt.getopt(words, "hN:n:o:p:j:n:t:C:x:w:", LONGS)
     except getopt.GetoptError as wrong:
@@ -35,6 +33,8 @@ def read(command, words):
 
 
 def sbatch(words, fault):
+    import shlex
+
     given, (script, *_) = read("sbatch", words)
     with open(script) as file:
         text = file.read()
@@ -175,6 +175,8 @@ def sacct(words, fault):
 
 def srun(words, fault):
     """One task on each node, here; all end with the first one that ends badly."""
+    import subprocess
+
     given, argv = read("srun", words)
     nodes = given.get("--nodelist", os.environ["SLURM_JOB_NODELIST"]).split(",")[: int(given.get("--nodes", "99"))]
     step = {"SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": ",".join(nodes), "SLURM_STEP_NUM_NODES": str(len(nodes)),
@@ -206,7 +208,7 @@ def srun(words, fault):
     sys.exit(worst)
 
 
-if __name__ == "__main__":
+def main():
     command = sys.argv[1]
     fault = before(command)
     if fault == "away" and command == "sacct":

@@ -141,7 +141,7 @@ def test_a_driver_before_r510_is_asked_in_its_own_way(check):
 def test_a_driver_that_does_not_answer_is_one_error(check, function, driver):
     code, _, err = check("--gpus_per_proc=1", "--check_gpus", "true", fail=f"{function}=999")
     assert code == 2
-    assert "does not answer" in err
+    assert "does not respond" in err
     assert err.count("\n") == 1
     log = driver.log.read_text().split()
     assert log.count("init") == log.count("shutdown") > 0

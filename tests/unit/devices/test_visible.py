@@ -248,7 +248,8 @@ def test_auto_means_gpus_where_there_are_any(driver: Driver) -> None:
 def test_gpu_says_no_and_auto_means_cpus_where_the_caller_hides_all(driver: Driver, inherited: str) -> None:
     environ = {"CUDA_VISIBLE_DEVICES": inherited}
     answer = driver.ask(FOUR, "resolve_nproc", "gpu", environ, 0)
-    assert answer["error"] == f"no usable GPU: CUDA_VISIBLE_DEVICES is {inherited!r}"
+    reason = f"no usable GPU: CUDA_VISIBLE_DEVICES is {inherited!r}"
+    assert answer["error"] == f"--nproc_per_node=gpu: {reason}; use --nproc_per_node=N"
     assert driver.ask(FOUR, "resolve_nproc", "auto", environ, 0) == {"is": count_cpus()}
     assert not driver.log.exists()
 

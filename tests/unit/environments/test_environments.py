@@ -323,7 +323,7 @@ def test_sagemakers_file_says_the_same_as_its_variables():
 
 CONTRADICTIONS = [
     (SRUN | {"SLURM_NODEID": "3"}, "SLURM_NODEID=3, but SLURM_STEP_NUM_NODES=3: they contradict each other"),
-    (SRUN | {"SLURM_STEP_NUM_NODES": "4"}, "SLURM_STEP_NUM_NODES=4, but SLURM_STEP_NODELIST=node[2-4] are 3 hosts"),
+    (SRUN | {"SLURM_STEP_NUM_NODES": "4"}, "SLURM_STEP_NUM_NODES=4, but SLURM_STEP_NODELIST=node[2-4] names 3 hosts"),
     (SRUN | {"SLURM_NODEID": "x"}, "SLURM_NODEID=x: expected a whole number of at least 0"),
     (SRUN | {"SLURM_STEP_NODELIST": "node[2-"}, "SLURM_STEP_NODELIST: column 5, [2-: missing ] after this ["),
     (SRUN | {"SLURM_STEP_TASKS_PER_NODE": "1(y3)"}, "SLURM_STEP_TASKS_PER_NODE: column 1, 1(y3): expected numbers"),

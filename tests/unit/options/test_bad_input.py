@@ -86,7 +86,6 @@ FLAGS = [
 
 
 @pytest.mark.parametrize(("words", "said"), FLAGS)
-@pytest.mark.rows(12)
 def test_a_wrong_flag_is_refused_in_one_line(words, said, refused):
     program = () if words == "--nnodes" else PROGRAM
     code, line = refused(*(words.split() if program else ["--nnodes", "1"]), *program)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 
 import pytest
@@ -28,6 +29,12 @@ from tests.unit.environments.test_environments import (
     reader,
 )
 
+BATCH = {
+    "SLURM_JOB_ID": "8",
+    "SLURM_JOB_NODELIST": "node[1-2]",
+    "SLURM_JOB_NUM_NODES": "2",
+    "SLURMD_NODENAME": "node1",
+}
 ONE_NODE = {"SLURM_JOB_ID": "8", "SLURM_JOB_NODELIST": "n1", "SLURM_JOB_NUM_NODES": "1", "SLURMD_NODENAME": "n1"}
 TASKS = SRUN | {
     "SLURM_STEP_TASKS_PER_NODE": "4(x3)",
@@ -131,6 +138,12 @@ def test_a_flag_that_says_the_same_is_no_contradiction():
     assert options("--nnodes=3", "--node_rank=2", environ=SRUN) == options(environ=SRUN)
 
 
+def test_spares_are_some_of_the_nodes():
+    for words in (["--spares=1"], ["--spares=1", "--nnodes=2"], ["--spares=1", "--nnodes=1:2"]):
+        got = resolve([*words, "--engine=auto", "--dry_run", "true"], SRUN).options
+        assert (got.nnodes, got.spares) == (2, 1)
+
+
 def test_one_node_meets_on_itself():
     step = SRUN | {"SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NODELIST": "n9", "SLURM_NODEID": "0"}
     step |= {"SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_TASKS_PER_NODE": "1", "SLURM_PROCID": "0"}
@@ -165,6 +178,12 @@ REFUSALS = [
         ["--node_rank=0"],
         SRUN,
         "--node_rank=0 conflicts with SLURM_NODEID=2 (slurm); drop --node_rank, or --engine=auto",
+    ),
+    (["--spares=3"], SRUN, "--spares=3: needs more nodes than SLURM_STEP_NUM_NODES=3 (slurm); add nodes"),
+    (
+        ["--spares=1"],
+        TASKS,
+        "--spares=1: needs a launcher above the ranks, but with SLURM_STEP_TASKS_PER_NODE=4(x3) each",
     ),
     (["--standalone"], SRUN, "--standalone conflicts with SLURM_STEP_NUM_NODES=3 (slurm); drop --standalone"),
     ([], SRUN | {"PET_NNODES": "2"}, "PET_NNODES=2 conflicts with SLURM_STEP_NUM_NODES=3 (slurm); drop PET_NNODES"),
@@ -244,7 +263,7 @@ def test_our_own_node_is_reached_without_an_engine():
 
 def test_an_allocation_that_its_engine_does_not_reach_may_be_reached_by_ssh():
     lsf = {"LSB_JOBID": "8", "LSB_MCPU_HOSTS": "n1 4 n2 4"}
-    assert "--engine=ssh --hosts=n[1-2]" in refused(environ=lsf)
+    assert "--engine=ssh --hosts='n[1-2]'" in refused(environ=lsf)
 
 
 def test_a_flag_at_its_default_needs_no_launcher():
@@ -300,6 +319,39 @@ def test_a_dry_run_shows_what_was_found_and_from_which_variable(infini_run, monk
     found = json.loads(command.out)["cluster"]
     assert (found["engine"], found["form"], found["job_id"]) == ("slurm", "step", "8.3")
     assert {"name": "node_rank", "value": 2, "from": "SLURM_NODEID=2"} in found["values"]
+
+
+@pytest.mark.parametrize("engine", ["auto", "slurm"])
+def test_head_of_an_allocation_shows_what_it_found(infini_run, monkeypatch, engine):
+    for name, value in BATCH.items():
+        monkeypatch.setenv(name, value)
+    command = infini_run(f"--engine={engine}", "--dry_run", "true")
+    assert command.wait() == 0, command.err
+    lines = command.out.decode().splitlines()
+    at = lines.index("found: slurm batch 8")
+    assert lines[at + 1 : at + 3] == [
+        "  nnodes 2 (SLURM_JOB_NUM_NODES=2)",
+        "  hosts node[1-2] (SLURM_JOB_NODELIST=node[1-2])",
+    ]
+    assert lines[at - 1].startswith("each node adds: ")
+    assert "node 0 (node1):" in lines
+
+
+def test_plan_shows_number_of_ranks_from_what_counts(infini_run, monkeypatch):
+    """The tasks of a Slurm job on one node count only where no GPUs do."""
+    here = os.uname().nodename
+    one = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": here, "SLURM_JOB_NUM_NODES": "1", "SLURMD_NODENAME": here}
+    for name, value in {**one, "SLURM_NTASKS": "4", "SLURM_TASKS_PER_NODE": "4"}.items():
+        monkeypatch.setenv(name, value)
+    by_tasks = infini_run("--engine=auto", "--dry_run", "true")
+    assert by_tasks.wait() == 0, by_tasks.err
+    assert b"\n  nproc 4 (SLURM_NTASKS=4)\n" in by_tasks.out
+    monkeypatch.setenv("SLURM_GPUS_ON_NODE", "8")
+    by_gpus = infini_run("--engine=auto", "--dry_run", "true")
+    assert by_gpus.wait() == 0, by_gpus.err
+    assert by_gpus.out.startswith(b"8 of 8 ranks")
+    assert b"\n  gpus 8 (SLURM_GPUS_ON_NODE=8)\n" in by_gpus.out
+    assert b"nproc" not in by_gpus.out
 
 
 def test_verbose_says_that_nothing_was_found(infini_run):

@@ -8,7 +8,7 @@ import pytest
 
 import infini_run as ir
 from infini_run.options.ineffective_flags import NAMES
-from infini_run.options.options import _ABOUT_NODES, resolve
+from infini_run.options.options import _MAY_BE_IDLE, resolve
 from tests.multinode.test_by_hand import node, port  # noqa: F401  fixtures
 
 TOKEN = {"INFINI_RUN_TOKEN": "x"}
@@ -38,6 +38,11 @@ def idle(*words, environ=None):
         (("--hosts=a,b", "--engine=mpi", "--ssh_config=f"), {}, ["--ssh_config=f"], "mpi reaches the nodes"),
         (("--engine=auto", "--join_timeout=5"), {}, ["--join_timeout=5"], "takes its place"),
         (("--console=inherit",), {}, [], ""),
+        (("--metrics_interval=3",), {}, ["--metrics_interval=3"], "add --metrics=FILE"),
+        (("--metrics_interval=3", "--metrics=f"), {}, [], ""),
+        (("--metrics_interval=3",), {"INFINI_RUN_METRICS": "f"}, [], ""),
+        (("--preload_timeout=3",), {}, ["--preload_timeout=3"], "add --preload=NAMES"),
+        (("--preload_timeout=3", "--preload=torch"), {}, [], ""),
         ((), {"INFINI_RUN_JOIN_TIMEOUT": "5", "INFINI_RUN_SSH_CONFIG": "f"}, [], ""),  # for other launches
     ],
 )
@@ -48,7 +53,7 @@ def test_flags_without_effect_are_named_with_the_reason(words, environ, names, w
 
 
 def test_flags_that_are_looked_at_are_those_that_are_known():
-    assert set(_ABOUT_NODES) == NAMES
+    assert set(_MAY_BE_IDLE) == NAMES
 
 
 def test_the_command_says_it_and_goes_on(infini_run):

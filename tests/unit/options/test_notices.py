@@ -137,7 +137,7 @@ def test_variables_of_our_own_are_known():
 )
 def test_second_program_behind_colon_is_told(words):
     assert of_colon(words, {"PATH": "/usr/bin:/bin"}).startswith(
-        f"':' and all that follows are arguments of {words[0]}:"
+        f"':' and all that follows are arguments of {words[0]};"
     )
 
 

@@ -29,7 +29,20 @@ DESIGN = [
         "standalone",
         "run_id",
     ),
-    *("module", "no_python", "distributed_args", "preload", "preload_timeout"),
+    *(
+        "program",
+        "programs",
+        "one_world",
+        "on_nodes",
+        "after",
+        "ready_port",
+        "ends_job",
+        "module",
+        "no_python",
+        "distributed_args",
+        "preload",
+        "preload_timeout",
+    ),
     *("engine", "hosts", "hostfile", "ssh_config", "remote_python", "link_port", "link_address", "token_file"),
     *("join_timeout", "node_timeout", "export"),
     *("spares", "join_window", "on_join", "node_check", "node_check_timeout", "max_node_failures"),
@@ -42,6 +55,7 @@ DESIGN = [
         "stop_scope",
         "isolate",
         "max_restarts",
+        "restart_scope",
         "restart_delay",
         "restart_window",
         "max_no_progress",
@@ -49,7 +63,9 @@ DESIGN = [
         "hang_timeout",
         "progress_timeout",
         "on_hang",
+        "snapshots",
         "report",
+        "termination_log",
         "keep_going",
     ),
     *(
@@ -57,10 +73,17 @@ DESIGN = [
         "verbose",
         "live",
         "trace",
+        "events",
+        "metrics",
+        "metrics_interval",
         "list",
+        "top",
+        "follow",
+        "tail",
         "stacks",
         "stop",
         "send",
+        "bundle",
         "ranks",
         "plot",
         "doctor",
@@ -188,6 +211,7 @@ def test_the_defaults_are_complete():
         stop_scope="group",
         isolate=False,
         max_restarts=0,
+        restart_scope="job",
         restart_delay_s=1.0,
         restart_window_s=0.0,
         max_no_progress=3,
@@ -195,12 +219,17 @@ def test_the_defaults_are_complete():
         hang_timeout_s=0.0,
         progress_timeout_s=0.0,
         on_hang="report",
+        snapshots="hang",
         report="",
+        termination_log="",
         keep_going=False,
         dry_run="",
         verbose=False,
         live="off",
         trace="",
+        events="",
+        metrics="",
+        metrics_interval_s=15.0,
         program=("program",),
     )
 
@@ -257,15 +286,19 @@ RENDERED = {
     "tee": mapped,
     "export": ",".join,
     "preload": ",".join,
+    "after": ",".join,
     "grace_s": "{!r}s".format,
 }
+
+
+WITHOUT_A_FLAG = ("name", "programs", "cwd", "env", "logs", "title", "again_code", "again_wait_s", "blocked_signal")
 
 
 def rendered(wanted):
     """The flags that ask for these options, each as name and text."""
     for name in fields(Options):
         value = getattr(wanted, name)
-        if name not in ("rdzv_explicit", "signal_grace_s", "program", "least_nodes"):
+        if name not in ("rdzv_explicit", "signal_grace_s", "program", "least_nodes", *WITHOUT_A_FLAG):
             text = str(int(value)) if isinstance(value, bool) else RENDERED.get(name, str)(value)
             yield name.removesuffix("_s"), text
 
@@ -337,6 +370,7 @@ def every_option(draw):
         hang_timeout_s=draw(st.floats(0, MAX_INT)),
         progress_timeout_s=draw(st.floats(0, MAX_INT)),
         on_hang=draw(st.sampled_from(["report", "stop"])),
+        snapshots=draw(st.sampled_from(["hang", "failure", "off"])),
         report=draw(names),
         keep_going=draw(st.booleans()),
         dry_run=draw(st.sampled_from(["", "text", "json"])),

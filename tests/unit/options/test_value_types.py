@@ -33,6 +33,11 @@ def test_an_endpoint_is_a_host_and_a_port(word, address, port):
     assert (got.master_addr, got.master_port, got.rdzv_explicit) == (address, port, True)
 
 
+def test_ranks_of_programs_have_names():
+    got = resolve(["--ranks_on_console=b:0-1,3,a:2,b:1", "--stdin=a:0", "--program=a", "x"], {}).options
+    assert (got.ranks_on_console, got.stdin) == ((3, "b:0", "b:1", "a:2"), "a:0")
+
+
 def test_ranks_are_lists_and_ranges():
     got = options("--nproc_per_node=8", "--ranks_on_console=0,4-6,5", "--local_ranks_filter=1,0")
     assert (got.ranks_on_console, got.local_ranks_filter) == ((0, 4, 5, 6), (0, 1))

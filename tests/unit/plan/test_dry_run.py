@@ -13,10 +13,10 @@ import pytest
 
 @pytest.fixture
 def shown(infini_run):
-    def show(*words, **kwargs):
+    def show(*words, said=b"", **kwargs):
         command = infini_run(*words, **kwargs)
         assert command.wait() == 0, command.err
-        assert command.err == b""
+        assert command.err == said
         return command.out.decode()
 
     return show
@@ -49,10 +49,28 @@ def test_the_hosts_that_are_listed_last_are_shown_as_spares(shown):
     assert {rank["env"]["WORLD_SIZE"] for rank in found["ranks"]} == {"3"}
 
 
+ASSIGNED = b"infini-run: the head assigns the node rank; the plan is that of node 0\n"
+UNREACHABLE = b"infini-run: other nodes cannot reach 127.0.0.1; add --rdzv_endpoint=HOST:PORT of node 0\n"
+
+
 def test_spares_that_join_by_themselves_have_no_names_yet(shown):
     flags = ("--nnodes=3", "--spares=1", "--rdzv_endpoint=n0:7", "true")
-    assert shown("--dry_run", *flags).endswith("\nspares: 1 (the last by name of the nodes that join)\n")
-    assert json.loads(shown("--dry_run=json", *flags))["spares"] == [None]
+    text = shown("--dry_run", *flags, said=ASSIGNED)
+    assert text.endswith("\nspares: 1 (the last by name of the nodes that join)\n")
+    assert json.loads(shown("--dry_run=json", *flags, said=ASSIGNED))["spares"] == [None]
+
+
+def test_plan_of_one_of_several_launchers_has_warnings_of_launch(shown):
+    """It shows the ranks of its own node."""
+    text = shown("--dry_run", "--nnodes=4", "--nproc_per_node=2", "true", said=UNREACHABLE)
+    assert text.startswith("2 of 8 ranks, 4 nodes, rendezvous at 127.0.0.1:29500\n")
+    joined = {**os.environ, "INFINI_RUN_TOKEN": "0123456789abcdef"}
+    text = shown(
+        "--dry_run", "--nnodes=4", "--rdzv_endpoint=n0:7", "--max_restarts=1", "true", said=ASSIGNED, env=joined
+    )
+    assert "\nnode 0 (" in text
+    text = shown("--dry_run", "--nnodes=4", "--node_rank=3", "--rdzv_endpoint=n0:7", "true", env=joined)
+    assert "\nnode 3 (" in text
 
 
 def test_a_range_with_fewer_hosts_than_its_most_is_shown_with_those(shown):
@@ -87,7 +105,7 @@ def test_the_json_is_enough_to_run_a_rank_by_hand(shown, infini_run, tmp_path):
     flags = "--nproc_per_node=3", "--nnodes=2", "--node_rank=1", f"--log_dir={tmp_path}", "--console=none"
     words = "--distributed_args", "sh", "-c", 'env -0 | sort -z; printf "%s\\0" "$@"', "sh", "x y", ""
     environ = dict(os.environ)  # readline changes the real one behind Python's back
-    plan = json.loads(shown(*flags, "--dry_run=json", *words, env=environ))
+    plan = json.loads(shown(*flags, "--dry_run=json", *words, env=environ, said=UNREACHABLE))
     real = infini_run(*flags, *words, env=environ)
     assert real.wait() == 0
     for rank in plan["ranks"]:
@@ -108,6 +126,7 @@ def test_the_json_describes_the_job_and_its_nodes(shown):
         "least_nodes": 2,
         "spares": [],
         "preload": [],
+        "exported": [],
         "world_size": 4,
         "master_addr": "n0",
         "master_port": 7,
@@ -155,14 +174,38 @@ def test_the_plan_of_many_hosts_names_no_address_that_the_launch_does_not_use(sh
     assert text.startswith("3 of 3 ranks, 2 nodes, rendezvous at the address of a, a free port of a\n")
     assert "MASTER_ADDR='<address of a>'" in text
     assert "MASTER_PORT='<free port of a>'" in text
-    assert "OMP_NUM_THREADS" not in text, "how many CPUs they have is not known here"
+    assert "OMP_NUM_THREADS=" not in text, "how many CPUs they have is not known here"
     plan = json.loads(shown("--dry_run=json", "--hosts=a:2,b:1", "true"))
     assert (plan["master_addr"], plan["master_port"]) == (None, None)
     assert {plan["ranks"][2]["env"][name] for name in ("MASTER_ADDR", "MASTER_PORT")} == {None}
     given = shown("--dry_run", "--hosts=a,b", "--rdzv_endpoint=a-ib:7", "true")
     assert given.startswith("2 of 2 ranks, 2 nodes, rendezvous at a-ib:7\n")
     alone = shown("--dry_run", "--hosts=a", "true")
-    assert alone.startswith("1 of 1 ranks, 1 node, rendezvous at 127.0.0.1, a free port of a\n")
+    assert alone.startswith("1 of 1 rank, 1 node, rendezvous at 127.0.0.1, a free port of a\n")
+
+
+def test_plan_of_many_hosts_leaves_their_gpus_to_them(shown):
+    text = shown("--dry_run", "--hosts=a,b", "--nproc_per_node=2", "--gpus_per_proc=1", "true")
+    assert text.splitlines()[2].endswith("; with --gpus_per_proc, CUDA_VISIBLE_DEVICES or the like")
+    assert text.count("  rank ") == 4
+    plan = json.loads(shown("--dry_run=json", "--hosts=a,b", "--gpus_per_proc=1", "true"))
+    assert [rank["devices"] for rank in plan["ranks"]] == [None, None]
+    plan = json.loads(shown("--dry_run=json", "--hosts=a,b", "true"))
+    assert [rank["devices"] for rank in plan["ranks"]] == [[], []]
+
+
+def test_plan_of_many_hosts_names_what_is_exported(shown):
+    words = ("--hosts=a,b", "--export=NCCL_DEBUG,HF_*", "true")
+    env = os.environ | {"NCCL_DEBUG": "INFO", "HF_HOME": "/hf"}
+    assert "\nexported: HF_HOME, NCCL_DEBUG\n" in shown("--dry_run", *words, env=env)
+    assert json.loads(shown("--dry_run=json", *words, env=env))["exported"] == ["HF_HOME", "NCCL_DEBUG"]
+
+
+def test_plan_of_many_hosts_needs_a_number_of_ranks(infini_run):
+    command = infini_run("--dry_run", "--hosts=a,b", "--nproc_per_node=gpu", "true")
+    assert command.wait() == 2
+    why = "the number of ranks is known only on the nodes; use --nproc_per_node=N"
+    assert command.err.decode() == f"infini-run: --dry_run with --nproc_per_node=gpu: {why}\n"
 
 
 def test_the_plan_of_hosts_with_different_slots(shown):

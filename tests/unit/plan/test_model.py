@@ -15,6 +15,7 @@ from infini_run.plan.model import (
     STDERR,
     STDOUT,
     Command,
+    FoundProgram,
     Node,
     make_plan,
     notify_address,
@@ -39,10 +40,9 @@ def plan_of(
     )
     return make_plan(
         options,
-        COMMAND,
-        [node],
+        (FoundProgram(options=options, command=COMMAND, master_port=options.master_port or 4321),),
+        (node,),
         launch_id="ir-1",
-        master_port=options.master_port or 4321,
         environ=environ or {},
         folder=folder,
         error_dir=error_dir,
@@ -335,7 +335,7 @@ def test_each_ranks_devices_are_shown_by_the_variable_of_their_vendor():
 def test_every_rank_is_told_the_same_unless_asked():
     plan = plan_of("--nproc_per_node=2")
     assert [worker.argv for worker in plan.workers] == [("prog", "--lr=1")] * 2
-    assert plan.file == "/bin/prog"
+    assert [worker.file for worker in plan.workers] == ["/bin/prog"] * 2
 
 
 def test_distributed_args_tell_each_rank_who_it_is():
@@ -372,7 +372,6 @@ TABLE = [(console, False, shown, 0, 0) for console, shown in itertools.product(C
 
 
 @pytest.mark.parametrize(("console", "log", "shown", "redirects", "tee"), TABLE)
-@pytest.mark.rows(60)
 def test_a_stream_goes_where_console_log_filters_redirects_and_tee_say(console, log, shown, redirects, tee):
     flags = ["--nproc_per_node=2", f"--console={console}", *shown]
     flags += ["--log_dir=logs", f"--redirects={redirects}", f"--tee={tee}"] if log else []

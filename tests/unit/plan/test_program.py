@@ -282,8 +282,8 @@ def test_a_script_without_an_interpreter_says_what_to_type(content, here):
         ("#!/no/such/python\n", "needs the interpreter /no/such/python, which does not exist"),
         ("#!/bin/sh\r\n", r"needs the interpreter /bin/sh\r, which does not exist; the file has DOS line ends"),
         ("#!/usr/bin/env python3\r\n", r"asks env for python3\r: the file has DOS line ends"),
-        ("#!\n", "needs the interpreter nothing, which does not exist"),
-        ("#!   \n", "needs the interpreter nothing"),
+        ("#!\n", "names no interpreter in its #! line; use infini-run ... sh "),
+        ("#!   \n", "names no interpreter in its #! line"),
     ],
 )
 def test_an_interpreter_that_is_not_there_is_named(first, said, here):

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infini_run.options.options import resolve
-from infini_run.plan.model import Command, Node, make_plan
+from infini_run.plan.model import Command, FoundProgram, Node, make_plan
 from infini_run.plan.restart_policy import (
     JITTER,
     MOST_DELAY_S,
@@ -110,7 +110,7 @@ def test_the_budget_is_used_up_restart_by_restart_and_whole_after_a_good_run():
     fresh = spend(asked, count, 10.0)
     assert (fresh.again, fresh.count, fresh.delay_s) == (True, RestartCount(spent=1, total=4), 2)
     assert describe(count, asked) == "restart 3 of 3"
-    assert describe(fresh.count, asked) == "restart 1 of 3 (4 in all)"
+    assert describe(fresh.count, asked) == "restart 1 of 3 (4 since the start)"
 
 
 @given(st.integers(0, 50), st.floats(0, 100), st.lists(st.floats(0, 200), max_size=100))
@@ -155,13 +155,14 @@ def test_good_running_is_the_time_in_which_all_were_up_and_well(flags, exits, wa
 def test_the_next_plan_differs_in_mark_port_count_and_addresses_and_in_nothing_else():
     node = Node(index=0, host="h", nproc=2, cpus=4)
     common = {"environ": {}, "folder": "/f", "error_dir": "/e"}
-    command = Command(file="/p", argv=("p",))
-    plan = make_plan(options(*AGAIN), command, [node], launch_id="ir-1", master_port=5, **common)
-    other = with_new_launch_id(plan, launch_id="ir-1.1", master_port=6, restarts=1)
-    wanted = make_plan(options(*AGAIN), command, [node], launch_id="ir-1.1", master_port=6, **common)
+    asked = options(*AGAIN)
+    program = FoundProgram(options=asked, command=Command(file="/p", argv=("p",)), master_port=5)
+    plan = make_plan(asked, (program,), (node,), launch_id="ir-1", **common)
+    other = with_new_launch_id(plan, launch_id="ir-1.1", master_ports=(6,), restarts=1)
+    wanted = make_plan(asked, (replace(program, master_port=6),), (node,), launch_id="ir-1.1", **common)
     changed = [("TORCHELASTIC_RESTART_COUNT", "1") if n.endswith("RESTART_COUNT") else (n, v) for n, v in wanted.env]
     assert other == replace(wanted, env=tuple(changed))
-    assert with_new_launch_id(plan, launch_id="ir-1", master_port=5, restarts=0) == plan
+    assert with_new_launch_id(plan, launch_id="ir-1", master_ports=(5,), restarts=0) == plan
 
 
 def test_a_launch_that_did_not_fail_is_not_said_to_be_not_restarted():
@@ -207,7 +208,7 @@ def attempts(state, *progress):
 def test_progress_makes_the_budget_whole_again():
     state = RestartState(options("--max_restarts=1", "--restart_delay=2s"))
     assert attempts(state, 10, 20, 30, 40) == [True] * 4
-    assert state.heading.startswith("restart 1 of 1 (4 in all)")
+    assert state.heading.startswith("restart 1 of 1 (4 since the start)")
     assert attempts(state, 40) == [False]
 
 

@@ -103,7 +103,12 @@ def test_nothing_in_the_package_raises_a_foreign_error_for_what_a_user_did():
     allowed |= {"IndexError", "KeyError"}  # LaunchResult is looked into as Python's own sequences and mappings are
     allowed |= {"TurnedAway", "Silent"}  # LinkErrors of head_link.py: a launcher started by hand asks again
     allowed |= {"RuntimeError"}  # for a StopIteration that a task raises, as PEP 479 has it: task_map.py
-    allowed |= {"InForkedChild", "ForkRefused", "CannotFork"}  # ranks or workers start cold: no user sees them
+    allowed |= {
+        "InForkedChild",
+        "ForkRefused",
+        "CannotFork",
+        "UnsafeFork",
+    }  # ranks or workers start cold: no user sees them
     allowed |= {"Busy", "NotThere"}  # serve's own, each of them a problem+json
     allowed |= {"ImportError"}  # a clone without its core cannot be imported: source_checkout.py
     allowed |= {"NoGpus"}  # a vendor's module to devices.py, which asks the next vendor

@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 
 from infini_run.record import replace
 from infini_run.report.exit import Exit
+from infini_run.report.hang_groups import analyze_hang
+from infini_run.report.hang_snapshot import HangSnapshot
 from infini_run.report.merge import merge_reports
 from infini_run.report.report import Report
 
@@ -68,3 +70,15 @@ def test_whoever_failed_first_is_blamed(nodes):
     report = joined(*((of_node(node, failed), at_s) for node, (failed, at_s) in enumerate(nodes)))
     times = [(at_s, node) for node, (failed, at_s) in enumerate(nodes) if failed]
     assert (report.first_failure.host if report.first_failure else None) == (f"n{min(times)[1]}" if times else None)
+
+
+def test_hangs_of_nodes_with_one_host_name_are_one_hang():
+    """Each node counts its own hangs, and the earlier ones of the other one are none of its."""
+    seen = {"pid": 1, "host": "same", "time_s": 1.0, "kind": "hung", "why": "no output for 9.0 s", "is_sure": True}
+    waits, loads = ("barrier (torch/x.py:1)", "step (train.py:4)"), ("load (train.py:2)",)
+    nodes = [
+        [HangSnapshot(rank=0, frames=loads, **seen), HangSnapshot(rank=1, frames=waits, **seen)],
+        [HangSnapshot(rank=rank, frames=waits, finding=finding, **seen) for finding in (1, 2) for rank in (2, 3)],
+    ]
+    merged = joined(*((replace(of_node(at), snapshots=tuple(node)), INF) for at, node in enumerate(nodes)))
+    assert analyze_hang(merged.snapshots).headline == "no output for 9.0 s: 3 of 4 ranks wait for rank 0"

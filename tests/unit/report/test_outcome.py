@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 from infini_run.core.group import KINDS, LAUNCHERS_OWN, STEPS, Event
 from infini_run.node.outcome import Outcome
 from infini_run.options.options import resolve
-from infini_run.plan.model import Command, Node, make_plan
+from infini_run.plan.model import Command, FoundProgram, Node, make_plan
 
 
 def outcome_of(*flags, oom_kills=-1):
     options = resolve([*flags, "prog"], {}).options
     node = Node(index=options.node_rank, host="here", nproc=options.nproc_per_node, cpus=1)
-    plan = make_plan(options, Command(file="/p", argv=("p",)), [node], launch_id="ir-1", master_port=1, environ={})
+    program = FoundProgram(options=options, command=Command(file="/p", argv=("p",)), master_port=1)
+    plan = make_plan(options, (program,), (node,), launch_id="ir-1", environ={})
     return Outcome(plan, options, oom_kills=oom_kills)
 
 

@@ -99,6 +99,19 @@ def test_a_failure_is_told_with_rank_host_code_pid_and_duration():
     )
 
 
+@pytest.mark.parametrize(
+    ("reasons", "said"),
+    [
+        (("hung: no progress for 2 s", "hung: no progress for 2 s"), "1 more hung"),
+        (("was not ready after 2 s", "was not ready after 2 s"), "1 more not ready in time"),
+        (("hung: no output for 2 s", "", "hung: no output for 2 s"), "1 more failed, 1 more hung"),
+    ],
+)
+def test_others_are_counted_by_what_was_wrong_with_them(reasons, said):
+    ends = [ended(rank, code=1, watchdog_reason=reason) for rank, reason in enumerate(reasons)]
+    assert report(*ends).text().splitlines()[0].endswith(f"; {said}")
+
+
 def test_everything_there_is_to_know_comes_in_one_order():
     first = ended(
         code=None,
@@ -297,12 +310,17 @@ def test_the_json_says_the_same_and_more():
         "snapshots": [],
         "clocks": [],
         "preload": [],
+        "slow_ranks": [],
+        "ended_by": None,
+        "unanswered": [],
         "error": None,
         "lost": [],
     }
     assert ranks[0]["rusage"] == {"user": 1.5, "system": 0.5, "max_rss_kib": 99}
     assert ranks[1] == {
         "rank": 1,
+        "program": None,
+        "program_rank": 0,
         "local_rank": 1,
         "host": "node1",
         "pid": 101,
@@ -312,10 +330,13 @@ def test_the_json_says_the_same_and_more():
         "end": 12.5,
         "exit_code": None,
         "signal": "SIGSEGV",
+        "sent_by": None,
         "dumped_core": True,
         "out_of_memory": False,
         "failed": True,
+        "asked_again": False,
         "stopped": False,
+        "killed_after": None,
         "stuck": False,
         "start_failure": None,
         "error_message": "m",
@@ -337,3 +358,13 @@ def test_every_signal_has_a_name(number):
         assert signal.Signals[name] == number
     else:
         assert name in (f"SIGRTMIN+{number - signal.SIGRTMIN}", f"signal {number}")
+
+
+def test_killed_ranks_have_the_names_of_their_programs():
+    killed = {"code": None, "signal": 9, "stopped": True, "killed_after_s": 2.5}
+    exits = [
+        ended(rank, program=program, program_rank=at, **(killed if rank != 1 else {}))
+        for rank, (program, at) in enumerate([("trainer", 0), ("trainer", 1), ("trainer", 2), ("actor", 0)])
+    ]
+    text = report(*exits, first_failure=None, received_signal=15).text()
+    assert text == "infini-run: trainer 0,2, actor 0 did not exit within 2.5 s, and were killed"

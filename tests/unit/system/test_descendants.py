@@ -7,9 +7,10 @@ import subprocess
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.support.build_c import build
+from tests.support.build_c import WITH_CORE, build
 from tests.support.waiting import LIMIT_S
 
+pytestmark = WITH_CORE
 SELF, SPAWN = 10, 1000
 
 

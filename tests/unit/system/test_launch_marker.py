@@ -6,13 +6,14 @@ import subprocess
 
 import pytest
 
-from tests.support.build_c import build
+from tests.support.build_c import WITH_CORE, build
 from tests.support.waiting import LIMIT_S
 
 MARK = "INFINI_RUN_ID=0123456789abcdef"
 LOOKS = 3000
 
 
+@WITH_CORE
 @pytest.mark.parametrize("size", [0, 9_000, 100_000])
 def test_a_mark_is_never_missed_in_a_process_that_executes_itself_again_and_again(size):
     """The memory that is read goes away at an execve, and the rest of it reads as its end."""

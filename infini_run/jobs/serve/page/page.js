@@ -260,7 +260,7 @@ function write(whole) {
 }
 
 function written(text) {
-  const plain = text.replace(/\x1b\[[0-?]*[ -/]*[@-~]/g, ""); // a terminal's colours
+  const plain = text.replace(/\x1b\[[0-?]*[ -/]*[@-~]/g, ""); // a terminal's colors
   const label = /^(\[task \d+\] )?\[[^\]]*\] |^\[task \d+\] /.exec(plain)?.[0] ?? "";
   const made = make("div", undefined, plain.startsWith("infini-run: ") ? { class: "ours" } : {});
   made.append(make("span", label, { class: "label" }), plain.slice(label.length) || "\u00a0");

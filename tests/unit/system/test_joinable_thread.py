@@ -7,12 +7,12 @@ import threading
 
 import pytest
 
-from infini_run.crews.joinable_thread import JoinableThread
+from infini_run.system.joinable_thread import JoinableThread
 from tests.support.waiting import LIMIT_S, interrupt_main
 
 
-def test_a_join_that_was_interrupted_can_be_repeated():
-    joining, raised, gate = threading.Event(), threading.Event(), threading.Event()
+def test_a_join_that_was_interrupted_can_be_repeated(raised):
+    joining, gate = threading.Event(), threading.Event()
 
     def interrupt_and_wait():
         joining.wait()
@@ -23,7 +23,6 @@ def test_a_join_that_was_interrupted_can_be_repeated():
     thread.start()
     with pytest.raises(KeyboardInterrupt):
         joining.set() or thread.join()
-    raised.set()
     thread.join(0)
     assert thread.is_alive()
     gate.set()
@@ -70,7 +69,7 @@ def test_a_thread_does_not_wait_for_itself():
 def test_a_thread_that_cannot_be_had_is_an_error_of_ours():
     code = """
 import resource, threading
-from infini_run.crews.joinable_thread import JoinableThread
+from infini_run.system.joinable_thread import JoinableThread
 from infini_run.errors import StartError
 threading.stack_size(1 << 40)
 thread = JoinableThread(print, "none")
@@ -89,7 +88,7 @@ def test_a_thread_that_comes_too_late_is_as_python_says_it():
     """Python 3.12 starts none once the interpreter ends; that is no limit on processes."""
     code = """
 import atexit
-from infini_run.crews.joinable_thread import JoinableThread
+from infini_run.system.joinable_thread import JoinableThread
 def start():
     try:
         JoinableThread(print, "late").start()

@@ -21,18 +21,19 @@ if TYPE_CHECKING:
 
 
 class JoinableThread(Thread):
-    """A daemon thread that runs `target`; every thread that the crews wait for is one."""
+    """A daemon thread that runs `target`; every thread that somebody waits for is one."""
 
     def __init__(self, target: Callable[[], None], name: str) -> None:
         super().__init__(target=target, name=name, daemon=True)
         self._has_run = Event()
         self._pid = os.getpid()
-        self._signals: set[int] = set()  # that are blocked
+        self._signals: set[int] = set()  # that the thread unblocks again
 
     def start(self) -> None:
         """Start the thread. A signal meanwhile is handled once the thread runs. An exception of a handler (Ctrl-C) in
         the middle of Thread.start would leave open whether it does. Raises StartError if there can be no thread."""
-        before = self._signals = _signal.pthread_sigmask(_signal.SIG_BLOCK, _signal.valid_signals())
+        valid = _signal.valid_signals()  # the mask may have others, which Python warns of: glibc's own
+        self._signals = valid - _signal.pthread_sigmask(_signal.SIG_BLOCK, valid)
         try:
             super().start()
         except RuntimeError as error:
@@ -41,11 +42,11 @@ class JoinableThread(Thread):
             text = f"a thread cannot be started: {LIMITS[errno.EAGAIN]}, or no memory for its stack"
             raise StartError(text, "starting a thread", errno.EAGAIN) from None
         finally:
-            _signal.pthread_sigmask(_signal.SIG_SETMASK, before)
+            _signal.pthread_sigmask(_signal.SIG_UNBLOCK, self._signals)
 
     def run(self) -> None:
         """Run the target, then set the event."""
-        _signal.pthread_sigmask(_signal.SIG_SETMASK, self._signals)
+        _signal.pthread_sigmask(_signal.SIG_UNBLOCK, self._signals)
         try:
             super().run()
         finally:

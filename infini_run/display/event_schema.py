@@ -1,0 +1,50 @@
+"""The lines of --events: the kind of each and its fields. Pure.
+
+The one rule: a name here means what it means in the Python API. A kind is one of `Event.kind`, but for `launched` and
+`node_lost`, of which a launch on one machine has no event. A field is one of `Event` or of `Exit`.
+"""
+
+from __future__ import annotations
+
+import json
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    Fact = dict[str, Any]
+
+SCHEMA = 1  # of the lines; a new kind or field does not change it
+OF_PROGRAMS = ("program", "program_rank")  # what a kind with a rank has, too, of several programs; `restarting` the
+# first one, if that program restarts alone
+KINDS: dict[str, tuple[str, ...]] = {
+    "launched": ("launch_id", "run_id", "program", "host", "pid", "nodes", "ranks", "restarts"),
+    "started": ("rank", "host", "pid"),
+    "ready": ("rank", "host"),
+    "progress": ("rank", "host", "value"),
+    "exited": ("rank", "host", "pid", "code", "signal", "stopped"),
+    "late": ("rank", "host"),
+    "hung": ("rank", "host"),
+    "signalled": ("signal", "host"),
+    "node_lost": ("node", "host", "ranks", "reason"),
+    "restarting": ("restarts",),
+    "ended": ("code", "signal", "reason"),
+}
+_TEXT = 300  # characters of one that a user or another program chose
+
+
+def make_fact(kind: str, time_s: float, *values: object) -> Fact:
+    """Return a fact about a launch.
+
+    Args:
+        kind: One of KINDS.
+        time_s: When it happened, since the epoch.
+        values: Of the kind's fields, in their order.
+    """
+    return {"kind": kind, "time_s": round(time_s, 6), **dict(zip(KINDS[kind], values, strict=True))}
+
+
+def encode_fact(fact: Fact) -> bytes:
+    """Return the line of a fact: JSON in ASCII, without a newline in it."""
+    short = {name: value[:_TEXT] if isinstance(value, str) else value for name, value in fact.items()}
+    return json.dumps(short, separators=(",", ":")).encode("ascii") + b"\n"

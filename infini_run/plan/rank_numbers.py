@@ -1,0 +1,100 @@
+"""The numbers of the ranks of several programs. They count through all programs, in their order. Pure.
+
+A launch of one program is one of several with one, whose name is "".
+"""
+
+from __future__ import annotations
+
+from infini_run.errors import UsageError
+from infini_run.record import replace
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from infini_run.options.options import Options
+
+
+class RankNumbers:
+    """The numbers of all ranks of a launch.
+
+    Args:
+        names: Of the programs.
+        sizes: How many ranks each has on all nodes.
+    """
+
+    def __init__(self, names: Sequence[str], sizes: Sequence[int]) -> None:
+        self.names = names
+        self.firsts = [sum(sizes[:at]) for at in range(len(sizes))]
+        self.world_size = sum(sizes)
+        self._sizes = sizes
+
+    def find(self, name: str, rank: int) -> int:
+        """Return the number of a rank of a program; -1: there is none."""
+        at = self.names.index(name) if name in self.names else -1
+        return self.firsts[at] + rank if at >= 0 and 0 <= rank < self._sizes[at] else -1
+
+    def number(self, rank: int | str, flag: str = "") -> int:
+        """Return the number of a rank that somebody names by its number, or by its program: `trainer:1`.
+
+        Args:
+            rank: What somebody gave.
+            flag: The flag that has it, for the message.
+
+        Raises:
+            UsageError: There is no such rank.
+        """
+        where = f"{flag}: " if flag else ""
+        name, _, digits = str(rank).rpartition(":")
+        number = rank if isinstance(rank, int) else self.find(name, int(digits))
+        if 0 <= number < self.world_size:
+            return number
+        if isinstance(rank, int) or name not in self.names:
+            if not isinstance(rank, int) and flag:
+                raise UsageError(f"{where}unknown program {name}; use {', '.join(self.names)}")
+            raise UsageError(f"{where}unknown rank {rank}; use ranks 0 to {self.world_size - 1}")
+        last = self._sizes[self.names.index(name)] - 1
+        raise UsageError(f"{where}unknown rank {rank}; use {name}:0 to {name}:{last}")
+
+    def place(self, number: int) -> tuple[str, int]:
+        """Return the program of a rank, and its number there."""
+        at = max((at for at, first in enumerate(self.firsts) if first <= number), default=0)
+        return self.names[at], number - self.firsts[at]
+
+    def in_options(self, options: Options) -> Options:
+        """Return the options with numbers in place of the ranks that they name by program. Raises as `number`."""
+        shown, reader = options.ranks_on_console, options.stdin
+        return replace(
+            options,
+            ranks_on_console=shown and tuple(self.number(rank, "--ranks_on_console") for rank in shown),
+            stdin=reader if reader in ("all", "none") else self.number(reader, "--stdin"),
+        )
+
+
+class NodeRanks:
+    """The ranks of one node, in the order of its processes.
+
+    Args:
+        spans: Those of each program.
+    """
+
+    def __init__(self, spans: Sequence[range] = ()) -> None:
+        self.spans = spans
+
+    def __len__(self) -> int:
+        return sum(map(len, self.spans))
+
+    def __iter__(self) -> Iterator[int]:
+        return (rank for span in self.spans for rank in span)
+
+    def __contains__(self, rank: object) -> bool:
+        return any(rank in span for span in self.spans)
+
+    def index(self, rank: int) -> int:
+        """Return which process of the node a rank is."""
+        before = 0
+        for span in self.spans:
+            if rank in span:
+                return before + rank - span.start
+            before += len(span)
+        raise ValueError(f"{rank} is not here")

@@ -1,0 +1,84 @@
+"""Several programs in one job: submitted as infini-run has them, in one allocation."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+SAY = "echo $ROLE_NAME $RANK/$WORLD_SIZE"
+
+
+def two(*flags, of_second=(), first=SAY, second=SAY):
+    words = ["--slots=2", *flags, "--program=trainer", "--nproc_per_node=2", "sh", "-c", first, ":"]
+    return [*words, "--program=server", *of_second, "sh", "-c", second]
+
+
+@pytest.mark.parametrize("ends", [(), ("--",)], ids=["flags", "words"])
+def test_programs_are_one_job(local, ends):
+    done = local.call("submit", "--wait", *two(*ends))
+    assert done.returncode == 0, done.stderr
+    name = done.stdout.split()[1]
+    assert sorted(local.lines(name)) == [
+        "[server 0] server 0/1",
+        "[trainer 0] trainer 0/2",
+        "[trainer 1] trainer 1/2",
+    ]
+    assert local.lines(name, "--rank=1") == ["[trainer 1] trainer 1/2"]
+
+
+def test_programs_in_a_file_are_one_job(local, tmp_path):
+    (tmp_path / "job.toml").write_text(
+        f"[[program]]\nname = \"a\"\ncommand = ['sh', '-c', '{SAY}']\nnproc_per_node = 2\n"
+        f"[[program]]\nname = \"b\"\ncommand = ['sh', '-c', '{SAY}']\nafter = \"a\"\n"
+    )
+    done = local.call("submit", "--wait", "--slots=2", f"--cwd={tmp_path}", "--programs=job.toml")
+    assert done.returncode == 0, done.stderr
+    assert local.lines(done.stdout.split()[1])[-1] == "[b 0] b 0/1"
+
+
+def test_failure_of_a_program_is_that_of_the_job(local):
+    words = two("--wait", first="exec sleep 1000", second="exit 7")
+    done = local.call("submit", *words)
+    assert done.returncode == 7
+    assert "server 0 on " in done.stdout + done.stderr
+
+
+def test_flags_of_the_job_are_run_options(local):
+    done = local.call("submit", "--wait", "--run_options=--one_world", *two())
+    assert done.returncode == 0, done.stderr
+    lines = sorted(local.lines(done.stdout.split()[1]))
+    assert lines == ["[server 0] server 2/3", "[trainer 0] trainer 0/3", "[trainer 1] trainer 1/3"]
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--program=a", "x", ":", "--program=a", "y"], "--program=a: already the name of another program; ..."),
+        (["--program=a", "x", ":"], "':' at the end: missing program; ..."),
+        (["--program=a", "--grace=3", "x"], "--grace=3: a flag of the job; use --run_options=--grace=3"),
+        (["--program=a", "--after=b", "x"], "--after=b: unknown program b; use a"),
+        (["--program=a", "--on_nodes=1", "x"], "--on_nodes=1: unknown node 1; use node 0"),
+        (["--programs=none.toml"], "--programs=..."),
+        (["--spares=1", "--program=a", "x"], "--spares=1: conflicts with several programs; drop one of them"),
+        (
+            ["--run_options=--program=a", "x"],
+            "--run_options: --program=a: give programs in place of the ...",
+        ),
+        (
+            ["--run_options=--restart_scope=program --max_restarts=1", "--program=a", "x"],
+            "--restart_scope=program: cannot be where a head starts the ranks of nodes; use --restart_scope=job",
+        ),
+        (
+            ["--run_options=--one_world", "x"],
+            "--run_options: --one_world: give programs in place of the ...",
+        ),
+    ],
+)
+def test_bad_programs_are_refused_at_once(local, words, line):
+    done = local.call("submit", "--slots=1", *words)
+    assert done.returncode == 2
+    start, dots, _ = line.partition("...")
+    (said,) = done.stderr.splitlines()
+    assert said.startswith(f"infini-job: {start}") if dots else said == f"infini-job: {line}"
+    assert json.loads(local.call("list", "--json").stdout) == []

@@ -1,0 +1,97 @@
+"""infini-job top, follow, and stacks: questions to the launch of a running job, here and on a real Slurm."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from tests.jobs.test_job_slurm_real import eights, queue  # noqa: F401
+from tests.support.waiting import LIMIT_S
+
+pytestmark = pytest.mark.xdist_group("tests.jobs.test_job_slurm_real")  # one bed for all of them
+
+
+def waits(bell, gate):
+    """A rank that says that it is there, and writes a line once somebody opens the gate."""
+    return ("sh", "-c", f'echo up; echo "$RANK $$" > {bell.path}; read go < {gate}; echo "line of $RANK"')
+
+
+def ask_all(jobs, name, bell, gate, count):
+    """Ask a running job everything, and let it end."""
+    ranks = dict(line.split() for line in bell.hear(count))
+    table = jobs.call("top", name)
+    assert table.returncode == 0, table.stderr
+    assert f" {count} ranks" in table.stdout.splitlines()[0]
+    rows = [line.split() for line in table.stdout.splitlines()[2:]]
+    assert [row[0] for row in rows] == [str(rank) for rank in range(count)]
+    assert all(ranks[row[0]] in row for row in rows)
+    stacks = jobs.call("stacks", "--ranks=1", name)
+    assert stacks.returncode == 0, stacks.stderr
+    assert f"pid {ranks['1']}: sh " in stacks.stdout
+    interrupted = jobs.start("follow", name)
+    interrupted.read_error_until(b"ends this view, not the job\n")
+    interrupted.signal(signal.SIGINT)
+    assert interrupted.wait() != 0
+    follower = jobs.start("follow", "--ranks=1", name)
+    follower.read_error_until(b"ends this view, not the job\n")
+    with open(gate, "w") as file:
+        for _ in range(count):
+            file.write("go\n")
+    assert follower.wait() == 0
+    assert [line.partition("] ")[2] for line in follower.out.decode().splitlines()] == ["line of 1"]
+    jobs.wait(name, "COMPLETED")
+    for verb in ("top", "follow", "stacks"):
+        done = jobs.call(verb, name)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert f"job {name} does not run: COMPLETED" in done.stderr
+
+
+@pytest.fixture
+def gate(tmp_path):
+    os.mkfifo(tmp_path / "gate")
+    return tmp_path / "gate"
+
+
+def test_running_job_of_this_machine_answers(local, bell, gate):
+    name = local.submit("--slots=2", "--", *waits(bell, gate))
+    ask_all(local, name, bell, gate, 2)
+
+
+def test_running_job_of_slurm_answers_on_the_login_node(queue, bell, gate):  # noqa: F811
+    """Two nodes; the commands run outside of them."""
+    name = queue.submit("--slots=8", "--slots_per_node=4", "--", *waits(bell, gate))
+    ask_all(queue, name, bell, gate, 8)
+
+
+def test_array_needs_one_of_its_tasks(local, bell, gate):
+    name = local.submit("--slots=1", "--array=0-1", "--", *waits(bell, gate))
+    bell.hear(1)
+    done = local.call("top", name)
+    assert (done.returncode, done.stderr) == (
+        2,
+        f"infini-job: job {name} is an array; use one of its tasks, such as {name}.0\n",
+    )
+    assert "infini-run, 1 rank, " in local.call("top", f"{name}.0").stdout
+    local.call("cancel", name)
+    local.wait(name)
+
+
+def test_job_of_pbs_is_reached_by_ssh(pbs_queue, tmp_path, case, bell):
+    from tests.support.job_case import Jobs
+
+    jobs = Jobs(tmp_path / "jobs", case, {**pbs_queue.env, "INFINI_JOB_SCHEDULER": "pbs"})
+    try:
+        name = jobs.submit(
+            "--slots=1", "--slots_per_node=1", "--", "sh", "-c", f"echo up > {bell.path}; exec sleep 1000"
+        )
+        bell.hear(1, LIMIT_S)
+        line = jobs.call("follow", "--ranks=0", name).stderr
+        assert line.startswith("infini-job: PBS has no command for a running job; run ssh pbsn")
+        assert line.endswith(f" infini-run --follow --ranks=0 {name}\n")
+        jobs.call("cancel", name)
+        jobs.wait(name)
+    finally:
+        jobs.close()
+        case.end()
