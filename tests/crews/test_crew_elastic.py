@@ -17,7 +17,7 @@ from infini_run.crews.spawn.failover_spawner import FailoverSpawner
 from tests.support.command import Command
 from tests.support.hosts import Bed, agents, ssh_to
 from tests.support.processes import GUARD, OURS, marked, processes
-from tests.support.waiting import LIMIT_S, until
+from tests.support.waiting import LIMIT_S, stderr_so_far, until
 
 pytestmark = pytest.mark.xdist_group(__name__)
 
@@ -178,7 +178,7 @@ def test_workers_move_only_when_the_last_process_on_their_host_has_ended(crew, f
         (host,) = places(ask_all(group)[1:])
         freezer.freeze(*workers_on(host))
         os.kill(spawn_server_on(host)[0], signal.SIGKILL)
-        until(lambda: f"({host}): SIGKILL did not end process" in capfd.readouterr().err)
+        until(lambda: f"({host}): SIGKILL did not end process" in stderr_so_far())
         time.sleep(1.0)  # a worker is up sooner
         assert [worker.restarts for worker in group.status().workers] == [0, 0]
         freezer.thaw()
@@ -191,7 +191,7 @@ def test_a_worker_starts_again_beside_no_process_that_sigkill_did_not_end(crew, 
         host, *_, pid = group.worker(0).ask("who").result()
         freezer.freeze(*workers_on(host))
         waiting = group.worker(0).ask("who")
-        until(lambda: f"SIGKILL did not end process {pid} (" in capfd.readouterr().err, 20)
+        until(lambda: f"SIGKILL did not end process {pid} (" in stderr_so_far())
         time.sleep(1.0)  # a worker is up sooner
         assert group.status().workers[0].restarts == 0
         freezer.thaw()

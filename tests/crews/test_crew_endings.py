@@ -14,7 +14,7 @@ import pytest
 import infini_run as ir
 from tests.support.command import CHILDREN, Command
 from tests.support.processes import is_alive, marked
-from tests.support.waiting import until
+from tests.support.waiting import stderr_so_far, until
 
 sys.path.insert(0, str(CHILDREN))
 from crew_parts import ENDINGS, ender
@@ -61,10 +61,7 @@ def test_a_worker_starts_again_only_once_its_last_process_has_ended(freezer, cap
         freezer.freeze(pids[1])
         os.kill(pids[0], signal.SIGKILL)
         words = f"SIGKILL did not end process {pids[1]} ("
-        until(
-            lambda: words in (line := capfd.readouterr().err) and "restarting it once that process is gone" in line,
-            20,
-        )
+        until(lambda: words in (said := stderr_so_far()) and "restarting it once that process is gone" in said)
         assert [worker.restarts for worker in crew.status().workers] == [0, 0]
         freezer.thaw()
         assert crew.worker(1).ask("pid").result() != pids[1]
@@ -77,7 +74,7 @@ def test_the_time_of_a_crew_ends_although_a_worker_waits_for_what_is_left(freeze
     pids = [crew.worker(rank).ask("pid").result() for rank in range(2)]
     freezer.freeze(pids[1])
     os.kill(pids[0], signal.SIGKILL)
-    until(lambda: "restarting it once that process is gone" in capfd.readouterr().err, 20)
+    until(lambda: "restarting it once that process is gone" in stderr_so_far())
     waiting = [crew.worker(1).ask("pid"), crew.ask("pid")]
     with pytest.raises(ir.DrainTimeout):
         crew.__exit__(None, None, None)

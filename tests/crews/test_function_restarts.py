@@ -13,7 +13,7 @@ import pytest
 
 import infini_run as ir
 from tests.support.command import COMMAND
-from tests.support.waiting import LIMIT_S, until
+from tests.support.waiting import LIMIT_S, stderr_so_far, until
 
 WAYS = {"exec": (), "fork": ["fractions"]}
 NAMES = ("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "MASTER_PORT", "INFINI_RUN_ID")
@@ -134,10 +134,9 @@ def test_a_pool_restarts_launches(tmp_path):
 def test_a_launch_that_is_stopped_while_it_waits_is_not_started_again(tmp_path, capfd):
     launcher = ir.Launcher(nproc_per_node=2, preload=(), max_restarts=1, restart_delay=3600)
     handle = launcher.start(fail_until, 5, tmp_path)
-    said: list[str] = []
-    until(lambda: said.append(capfd.readouterr().err) or "restart 1 of 1 in 1 h" in "".join(said))
+    until(lambda: "restart 1 of 1 in 1 h" in stderr_so_far())
     handle.stop()
-    assert handle.wait(30)
+    assert handle.wait(LIMIT_S)
     assert handle.restarts == 0, "none has begun"
     with pytest.raises(ir.InfiniRunError, match="stopped before"):
         handle.result()

@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from tests.support.processes import children
 
@@ -24,6 +25,12 @@ def until(what: Callable[[], object], limit_s: float = LIMIT_S) -> None:
         assert time.monotonic() < end, f"never came true: {what}"
         time.sleep(min(max(0.005, 2 * (time.monotonic() - begun)), 0.5))
         begun = time.monotonic()
+
+
+def stderr_so_far() -> str:
+    """What has been written to our stderr, a file (capfd). `readouterr` reads that file, and then empties it: a line
+    that comes in between is lost, so nothing can wait for one by it."""
+    return Path("/proc/self/fd/2").read_text(errors="replace")
 
 
 @contextlib.contextmanager
