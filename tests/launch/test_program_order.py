@@ -26,6 +26,14 @@ def ready(then="exec sleep 1000", first=":"):
     return sh(f'{first}; "{sys.executable}" -c "{READY}"; {then}')
 
 
+@pytest.fixture
+def port():
+    """Free, and no other launch's meanwhile."""
+    port = free_port()
+    yield port
+    let_go(port)
+
+
 def test_program_starts_once_another_is_ready(infini_run, bell, every_path):
     server = ready(first=f"echo waits; read go < {bell.path}; echo serves")
     command = infini_run(*two(server, sh("echo uses"), of_second=("--after=a", "--ends_job"), counts=(1, 2)))
@@ -104,15 +112,13 @@ def test_program_that_is_never_ready_ends_the_job(infini_run):
 
 def test_deadline_is_that_of_awaited_programs(infini_run):
     """A program that nobody waits for need not say READY=1."""
-    words = two(ready(), sh("sleep 1.5; echo done"), "--ready_timeout=1", of_second=("--after=a", "--ends_job"))
+    words = two(ready(), sh("sleep 5.5; echo done"), "--ready_timeout=5", of_second=("--after=a", "--ends_job"))
     command = infini_run(*words)
     assert command.wait() == 0, command.err
     assert command.out == b"[b 0] done\n"
 
 
-def test_port_of_a_program_may_say_that_it_is_up(infini_run):
-    port = free_port()
-    let_go(port)
+def test_port_of_a_program_may_say_that_it_is_up(infini_run, port):
     here = f"(('127.0.0.1', {port}))"
     server = f"import socket; server = socket.create_server{here}\nwhile 1: server.accept()"
     client = f"import socket; socket.create_connection{here}; print('got it')"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import select
 import signal
 import socket
 import subprocess
@@ -14,9 +15,9 @@ from collections import Counter
 import pytest
 
 import infini_run as ir
-from infini_run.node.ports import free_port, let_go
-from tests.launch.test_program_order import ready
+from tests.launch.test_program_order import port, ready  # noqa: F401
 from tests.launch.test_programs import HOST, report_of, sh, two
+from tests.support.command import Bell
 from tests.support.launch_shapes import with_strace
 from tests.support.processes import is_alive, is_full, marked, no_descriptor_left
 from tests.support.waiting import until
@@ -44,6 +45,14 @@ def counts(events):
     return Counter(event.kind for event in events)
 
 
+@pytest.fixture
+def gate(tmp_path):
+    """Who reads a line of it goes on; a rank may write it, too."""
+    gate = Bell(tmp_path / "gate")
+    yield gate
+    gate.close()
+
+
 # ---- one program, and not the others
 
 
@@ -60,7 +69,6 @@ def test_program_restarts_while_the_others_run_on(infini_run, tmp_path, bell, ev
     pid = int(command.read_lines(b"[a 0] pid")[0][-1])
     lines = command.out.decode().splitlines()
     assert "[a 0] 0 of 0" in lines
-    assert lines.count("[b 0] 0 of 2") + lines.count("[b 0] 1 of 2") >= 1  # it may be stopped before it speaks
     assert [line for line in lines if line.startswith("[b 1]")] == ["[b 1] 0 of 2", "[b 1] 1 of 2"]
     told = (
         rf"\[b 1 err\] broken\ninfini-run: b: restart 1 of 2 in 0 ms: b 1 on {HOST} failed: exit code 3 \(pid \d+, "
@@ -95,9 +103,15 @@ def test_what_stays_and_what_is_new(infini_run, bell):
     assert before[-1] != after[-1]
 
 
-def test_all_ranks_of_the_program_restart_and_those_that_were_done(infini_run):
-    sampler = sh(f"echo {ATTEMPT}; test $RANK{ATTEMPT} = 10 || exit 0; sleep 0.3; exit 3")
+def test_all_ranks_of_the_program_restart_and_those_that_were_done(infini_run, bell, gate):
+    sampler = sh(
+        f"echo {ATTEMPT}; test $RANK{ATTEMPT} = 10 || {{ echo $$ > {bell.path}; exit 0; }}; read go < {gate.path}; "
+        "exit 3"
+    )
     command = infini_run(*alone(sh("exit 0"), sampler, counts=(1, 3), of_second=("--ends_job",)))
+    done = [int(pid) for pid in bell.hear(2)]
+    until(lambda: not any(map(is_alive, done)))
+    gate.ring("go")
     assert command.wait() == 0, command.err
     lines = sorted(command.out.decode().splitlines())
     assert lines == [f"[b {rank}] {attempt}" for rank in range(3) for attempt in range(2)]
@@ -182,43 +196,45 @@ def test_good_end_of_ends_job_ends_a_job_whose_program_waits(infini_run, bell):
 # ---- the stop of a part
 
 
-def test_ranks_get_the_stop_signal_and_their_grace(infini_run):
-    saves = "trap 'echo saved; exit 0' TERM; echo up; while :; do sleep 0.05; done"
-    sampler = sh(f"test {ATTEMPT} = 1 && exit 0; test $RANK = 0 && {{ {saves}; }}; sleep 0.3; exit 3")
+def test_ranks_get_the_stop_signal_and_their_grace(infini_run, gate):
+    saves = f"trap 'echo saved; exit 0' TERM; echo up; echo go > {gate.path}; while :; do sleep 0.05; done"
+    sampler = sh(f"test {ATTEMPT} = 1 && exit 0; test $RANK = 0 && {{ {saves}; }}; read go < {gate.path}; exit 3")
     command = infini_run(*alone(["true"], sampler, counts=(1, 2)))
     assert command.wait() == 0, command.err
     assert command.out.decode().splitlines() == ["[b 0] up", "[b 0] saved"]
 
 
-def test_rank_that_ignores_the_signal_is_killed_after_the_grace(infini_run, every_path):
-    sampler = sh(
-        f"test {ATTEMPT} = 1 && exit 0; test $RANK = 0 && {{ trap '' TERM; echo up; exec sleep 1000; }}; "
-        "sleep 0.3; exit 3"
-    )
+def test_rank_that_ignores_the_signal_is_killed_after_the_grace(infini_run, gate, every_path):
+    stubborn = f"trap '' TERM; echo up; echo go > {gate.path}; exec sleep 1000"
+    sampler = sh(f"test {ATTEMPT} = 1 && exit 0; test $RANK = 0 && {{ {stubborn}; }}; read go < {gate.path}; exit 3")
     command = infini_run(*alone(["true"], sampler, "--grace=0.2", counts=(1, 2)))
     assert command.wait() == 0, command.err
     assert command.out == b"[b 0] up\n"
 
 
 @pytest.mark.parametrize("scope", ["group", "leader", "mixed"])
-def test_scope_of_the_stop_is_that_of_the_job(infini_run, scope):
+def test_scope_of_the_stop_is_that_of_the_job(infini_run, gate, scope):
     """The child of a rank gets the signal with its rank, at half the grace, or never; in the end it is gone."""
-    child = "(trap 'echo child; exit 0' TERM; echo up; while :; do sleep 0.02; done) &"
-    sampler = sh(f"test {ATTEMPT} = 1 && exit 0; test $RANK = 0 && {{ {child} wait; }}; sleep 0.4; exit 3")
+    child = f"(trap 'echo child; exit 0' TERM; echo up; echo go > {gate.path}; while :; do sleep 0.02; done) &"
+    sampler = sh(
+        f"test {ATTEMPT} = 1 && exit 0; test $RANK = 0 && {{ {child} wait; }}; read go < {gate.path}; exit 3"
+    )
     command = infini_run(*alone(["true"], sampler, "--grace=0.6", f"--stop_scope={scope}", counts=(1, 2)))
     assert command.wait() == 0, command.err
     assert command.out.startswith(b"[b 0] up\n")
 
 
-def test_nothing_of_an_attempt_is_left_when_the_next_begins(infini_run, bell, every_path):
+def test_nothing_of_an_attempt_is_left_when_the_next_begins(infini_run, bell, gate, every_path):
     """A daemon that left its rank's session is gone, and the one of the other program lives on."""
-    daemon = f"setsid sh -c 'echo $ROLE_NAME $$ > {bell.path}; trap \"\" TERM; exec sleep 1000' & "
-    sampler = sh(f"test {ATTEMPT} = 0 && {{ {daemon} sleep 0.5; exit 3; }}; echo again > {bell.path}; {STAY}")
+    daemon = f"setsid sh -c 'trap \"\" TERM; echo $ROLE_NAME $$ > {bell.path}; exec sleep 1000' & "
+    sampler = sh(
+        f"test {ATTEMPT} = 0 && {{ {daemon} read go < {gate.path}; exit 3; }}; echo again > {bell.path}; {STAY}"
+    )
     trainer = sh(f"{daemon} {STAY}")
     command = infini_run(*alone(trainer, sampler, "--grace=0.2"))
-    *daemons, last = bell.hear(3)
-    pids = {name: int(pid) for name, pid in map(str.split, daemons)}
-    assert last == "again"
+    pids = {name: int(pid) for name, pid in map(str.split, bell.hear(2))}
+    gate.ring("go")
+    assert bell.hear(1) == ["again"]
     assert not is_alive(pids["b"])
     assert is_alive(pids["a"])
     command.signal(signal.SIGTERM)
@@ -265,11 +281,12 @@ def test_signal_during_the_delay_ends_the_job(infini_run, number, tmp_path):
     assert [each["program"] for each in report["earlier_failures"]] == ["b"]
 
 
-def test_signal_during_the_stop_of_a_part_ends_all_and_asks_none_twice(infini_run, bell):
+def test_signal_during_the_stop_of_a_part_ends_all_and_asks_none_twice(infini_run, bell, gate):
     saves = (
-        f"trap 'echo asked; read go < {bell.path}; echo saved; exit 0' TERM; echo up; while :; do sleep 0.02; done"
+        f"trap 'echo asked; read go < {bell.path}; echo saved; exit 0' TERM; echo up; echo go > {gate.path}; "
+        "while :; do sleep 0.02; done"
     )
-    sampler = sh(f"test $RANK = 0 && {{ {saves}; }}; sleep 0.3; exit 3")
+    sampler = sh(f"test $RANK = 0 && {{ {saves}; }}; read go < {gate.path}; exit 3")
     command = infini_run(*alone(sh(f"echo up $$; {STAY}"), sampler, counts=(1, 2)))
     command.read_until(b"asked")
     command.signal(signal.SIGTERM)
@@ -280,9 +297,9 @@ def test_signal_during_the_stop_of_a_part_ends_all_and_asks_none_twice(infini_ru
     assert command.out.endswith(b"[b 0] saved\n")
 
 
-def test_second_signal_kills_during_the_stop_of_a_part(infini_run):
-    stubborn = "trap '' TERM; echo up; exec sleep 1000"
-    words = alone(sh(STAY), sh(f"test $RANK = 0 && {{ {stubborn}; }}; sleep 0.3; exit 3"), counts=(1, 2))
+def test_second_signal_kills_during_the_stop_of_a_part(infini_run, gate):
+    stubborn = f"trap '' TERM; echo up; echo go > {gate.path}; exec sleep 1000"
+    words = alone(sh(STAY), sh(f"test $RANK = 0 && {{ {stubborn}; }}; read go < {gate.path}; exit 3"), counts=(1, 2))
     command = infini_run("--grace=1000", *words)
     command.read_error_until(b"b: restart 1 of 2 in")
     command.signal(signal.SIGTERM)
@@ -309,13 +326,21 @@ def test_restart_inside_a_pid_namespace(infini_run):
 # ---- programs that wait for others
 
 
-def test_program_that_restarts_waits_until_another_is_up_again(infini_run, bell):
+def test_program_that_restarts_waits_until_another_is_up_again(infini_run, bell, gate):
     """Both have failed; the trainer starts once the server is ready again."""
-    server = ready(first=f"echo serves; test {ATTEMPT} = 1 && read go < {bell.path}", then="sleep 0.3; exit 3")
-    server = sh(server[2].replace("sleep 0.3; exit 3", f"test {ATTEMPT} = 1 && {STAY}; sleep 0.3; exit 3"))
-    trainer = sh(f"echo uses; test {ATTEMPT} = 1 && exit 0; while :; do sleep 0.02; done & sleep 0.4; exit 4")
+    server = ready(
+        first=f"echo serves; test {ATTEMPT} = 1 && read go < {bell.path}",
+        then=f"test {ATTEMPT} = 1 && {STAY}; read go < {bell.path}; exit 3",
+    )
+    trainer = sh(
+        f"echo uses; test {ATTEMPT} = 1 && exit 0; while :; do sleep 0.02; done & read go < {gate.path}; exit 4"
+    )
     words = two(server, trainer, ALONE, NOW, "--max_restarts=1", of_second=("--after=a", "--ends_job"))
     command = infini_run(*words)
+    command.read_lines(b"[b 0] uses")
+    bell.ring("go")
+    command.read_error_until(b"a: restart 1 of 1 in")
+    gate.ring("go")
     command.read_error_until(b"b: restart 1 of 1 in")
     command.read_lines(b"[a 0] serves", 2)
     assert command.out.count(b"uses") == 1
@@ -353,9 +378,7 @@ def test_program_that_waits_starts_after_another_has_restarted(infini_run, bell)
     ]  # fmt: skip
 
 
-def test_port_says_again_that_a_program_is_up(infini_run):
-    port = free_port()
-    let_go(port)
+def test_port_says_again_that_a_program_is_up(infini_run, port):  # noqa: F811
     serve = f"""
 import os, socket
 server = socket.create_server(("127.0.0.1", {port}))
@@ -367,7 +390,10 @@ while 1:
     use = f"""
 import os, socket, sys
 attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
-socket.create_connection(("127.0.0.1", {port})).sendall(b"work" if attempt == "1" else b"fail")
+connection = socket.create_connection(("127.0.0.1", {port}))
+connection.sendall(b"work" if attempt == "1" else b"fail")
+if attempt == "0":
+    connection.recv(1)  # its end: the server has gone
 print("used", attempt)
 sys.exit(0 if attempt == "1" else 4)
 """
@@ -419,16 +445,19 @@ def test_rank_with_a_copy_of_the_input_gets_what_comes_from_now_on(infini_run):
         stdin.flush()
         command.read_until(word)
     command.read_error_until(b"restart 1 of 1")
-    until(lambda: command.process.poll() is not None or _says(command, b"last\n"))
+    until(lambda: command.process.poll() is not None or _answers(command))
     command.close_stdin()
     assert command.wait() == 0, command.err
     assert b"[b 0] last 1\n" in command.out
 
 
-def _says(command, line):
-    command.process.stdin.write(line)
+def _answers(command):
+    """Whether the new rank has got a line: one that comes before it starts is not for it."""
+    command.process.stdin.write(b"last\n")
     command.process.stdin.flush()
-    return b"last 1" in command.read_until(b"last")
+    if select.select([command.process.stdout], [], [], 0.1)[0]:
+        command.read_more()
+    return b"last 1\n" in command.out
 
 
 def test_restart_waits_until_a_full_console_has_taken_the_output(infini_run):
@@ -487,10 +516,12 @@ def test_rank_that_cannot_start_again_counts_as_one_that_failed(infini_run, tmp_
     assert b"b: restart 2 of 2 in 0 ms: rank 1 cannot be started: creating the process: Resource temp" in command.err
 
 
-def test_hang_restarts_the_program_of_the_rank(infini_run):
-    hangs = sh(f'test {ATTEMPT} = 1 && exit 0; "{sys.executable}" -c "{WATCHED}"; {STAY}')
-    flags = ("--hang_timeout=0.5", "--on_hang=stop", "--grace=1", "--snapshots=off")
-    pings = sh("for i in $(seq 30); do echo $i; sleep 0.1; done")
+def test_hang_restarts_the_program_of_the_rank(infini_run, tmp_path):
+    hangs = sh(
+        f'test {ATTEMPT} = 1 && {{ touch {tmp_path}/again; exit 0; }}; "{sys.executable}" -c "{WATCHED}"; {STAY}'
+    )
+    flags = ("--hang_timeout=2", "--on_hang=stop", "--grace=1", "--snapshots=off")
+    pings = sh(f"until test -e {tmp_path}/again; do echo on; sleep 0.1; done")
     command = infini_run(*alone(pings, hangs, *flags))
     assert command.wait() == 0, command.err
     assert re.search(rb"b: restart 1 of 2 in 0 ms: b 0 on \S+ hung: ", command.err)

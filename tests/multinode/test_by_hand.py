@@ -41,7 +41,7 @@ def port():
 @pytest.fixture(autouse=True)
 def no_agent_left():
     yield
-    until(lambda: not agents(), 15)
+    until(lambda: not agents())
 
 
 @pytest.fixture
@@ -322,13 +322,13 @@ def test_a_directory_that_was_deleted_is_one_line(node, tmp_path, rank):
 
 def test_a_joiner_in_the_delay_of_a_restart_can_be_suspended_and_stops_the_job_at_once(node):
     script = "[ $TORCHELASTIC_RESTART_COUNT = 0 ] || echo again; [ $RANK = 2 ] && exit 3; exec sleep 1000"
-    flags = ("--max_restarts=1", "--restart_delay=1000", "--grace=1", "--node_timeout=3")
+    flags = ("--max_restarts=1", "--restart_delay=1000", "--grace=1", "--node_timeout=5")
     head, joiner = (node(rank, "sh", "-c", script, flags=flags, preexec_fn=lead_group) for rank in range(2))
     head.read_error_until(b"restart 1 of 1 in ")
     until(lambda: not marked())
     joiner.signal(signal.SIGTSTP)
     until(lambda: state_of(joiner.pid) == "T")
-    time.sleep(3)  # the timeout
+    time.sleep(5)  # the timeout
     joiner.signal(signal.SIGCONT)
     joiner.signal(signal.SIGTERM)
     assert [joiner.wait(), head.wait()] == [143, 143]
@@ -416,26 +416,26 @@ def test_a_killed_joiner_is_a_lost_node(node, bell):
 
 
 def test_a_stopped_joiner_is_silent_and_lost(node, bell):
-    flags = ("--node_timeout=3", "--grace=1")
+    flags = ("--node_timeout=5", "--grace=1")
     commands = [node(rank, *ring(bell), flags=flags) for rank in range(2)]
     bell.hear(4)
     commands[1].suspend()
     assert commands[0].wait() == 1
     assert told(commands[0])[0].endswith(
-        "no message from it for 3 s (--node_timeout); if its agent is only suspended, its ranks stay"
+        "no message from it for 5 s (--node_timeout); if its agent is only suspended, its ranks stay"
     )
     time.sleep(1.5)  # so long after the end of its wait for the head
     commands[1].signal(signal.SIGCONT)
     assert commands[1].wait() == 1
     (line,) = told(commands[1])
     assert line.startswith("infini-run: this launcher was suspended for "), line
-    assert line.endswith(", or its machine slept: the head gives up a node after 3 s (--node_timeout)")
+    assert line.endswith(", or its machine slept: the head gives up a node after 5 s (--node_timeout)")
 
 
 def test_a_node_that_is_done_early_waits_for_the_others(node):
     """Longer than the silence that it would bear of a head: srun and mpirun end all when one agent fails."""
-    flags = ("--node_timeout=2", "--grace=1")  # a busy machine may be silent for a second
-    commands = [node(rank, "sh", "-c", "[ $RANK -ge 2 ] || sleep 5", flags=flags) for rank in range(2)]
+    flags = ("--node_timeout=4", "--grace=1")  # a busy machine may be silent for a second
+    commands = [node(rank, "sh", "-c", "[ $RANK -ge 2 ] || sleep 9", flags=flags) for rank in range(2)]
     assert [command.wait() for command in commands] == [0, 0]
     assert told(*commands) == []
 
@@ -461,9 +461,9 @@ def test_a_joiner_that_is_told_to_stop_when_its_ranks_have_ended_waits_for_the_e
     """Its report may still be on its way."""
     commands = [node(rank, *ring(bell, "[ $RANK -ge 2 ] || exec sleep 1000")) for rank in range(2)]
     bell.hear(4)
-    until(lambda: len([name for name in marked().values() if name == "sleep"]) == 2 and len(marked()) <= 3)
+    until(lambda: handles(commands[1].pid, signal.SIGTERM))  # before that a rank may get it, or end by it
     commands[1].signal(signal.SIGTERM)
-    time.sleep(0.5)  # it does nothing, which nothing tells
+    commands[0].read_error_until(b": its ranks finished; the others keep running")
     assert commands[1].process.poll() is None
     commands[0].signal(signal.SIGINT)
     assert [command.wait() for command in commands] == [130, 130]

@@ -21,12 +21,22 @@ from infini_run.multinode.protocol import GOODBYE, LAST_WORD, pack, pack_json
 from tests.multinode.test_border import join, meet
 from tests.multinode.test_by_hand import TOKEN, handles, no_agent_left, port, told  # noqa: F401
 from tests.multinode.test_elastic_ssh import FailingRank, finish, hear_world, in_world, launcher_of, process_of, ring
+from tests.support.command import Bell
 from tests.support.processes import GUARD, lead_group, marked, processes
 from tests.support.waiting import until
 
-FAST = ("--node_timeout=3", "--grace=1")  # a machine with much to do may be silent for more than a second
-SLOW = ("--node_timeout=600", "--grace=1")
-JOIN_SOON = ("--join_timeout=6",)  # nor are launchers there at once
+TIMEOUT_S = 5  # a machine with much to do may be silent for more than a second
+FAST = (f"--node_timeout={TIMEOUT_S}", "--grace=1")
+SLOW = ("--node_timeout=600", "--grace=1")  # where nobody is silent for certain
+JOIN_SOON = ("--join_timeout=10",)  # nor are launchers there at once
+
+
+@pytest.fixture
+def gate(tmp_path):
+    """Who reads a line of it goes on. It is open for writing all the time: of two readers none finds its end."""
+    gate = Bell(tmp_path / "gate")
+    yield gate
+    gate.close()
 
 
 @pytest.fixture
@@ -142,7 +152,7 @@ def test_a_word_that_comes_while_its_launcher_lives_proves_nothing(start, bell, 
     victim = launcher_of(1)
     guard = guard_of(victim)
     say(port, last_word(guard), os.urandom(37), pack(LAST_WORD, os.urandom(32)), pack(LAST_WORD), last_word(guard))
-    heartbeats_s = time.monotonic() + 1.5  # --node_timeout is three of them
+    heartbeats_s = time.monotonic() + TIMEOUT_S / 2  # --node_timeout is three of them
     until(lambda: time.monotonic() > heartbeats_s)
     os.kill(guard, signal.SIGSTOP)
     killed_s = time.monotonic()
@@ -195,7 +205,7 @@ def test_a_launcher_that_was_cut_off_joins_again_and_is_a_spare(start, bell):
 
 
 def test_a_launcher_that_is_told_to_stop_leaves_and_the_job_goes_on(start, bell):
-    commands = [start("--spares=1", *FAST, *ring(bell, in_world(1, "exit 0")), nnodes=3) for _ in range(4)]
+    commands = [start("--spares=1", *SLOW, *ring(bell, in_world(1, "exit 0")), nnodes=3) for _ in range(4)]
     hear_world(bell, 0, 3)
     victim = next(command for command in commands if command.pid == launcher_of(1))
     victim.signal(signal.SIGTERM)
@@ -206,7 +216,7 @@ def test_a_launcher_that_is_told_to_stop_leaves_and_the_job_goes_on(start, bell)
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_spare_that_is_told_to_stop_says_so(start, bell, number):
-    commands = [start("--spares=1", *FAST, *ring(bell)) for _ in range(3)]
+    commands = [start("--spares=1", *SLOW, *ring(bell)) for _ in range(3)]
     hear_world(bell, 0, 2)
     (head,) = [command for command in commands if "spares: " in error_so_far(command)]
     (spare,) = [command for command in commands if command.pid not in (head.pid, launcher_of(1))]
@@ -221,7 +231,7 @@ def test_a_spare_that_is_told_to_stop_says_so(start, bell, number):
 
 def test_spares_that_are_told_to_stop_at_once_end_no_job(start, bell):
     """Two of four are no more than half of them."""
-    commands = [start("--spares=2", *FAST, *ring(bell)) for _ in range(4)]
+    commands = [start("--spares=2", *SLOW, *ring(bell)) for _ in range(4)]
     hear_world(bell, 0, 2)
     (head,) = [command for command in commands if "spares: " in error_so_far(command)]
     spares = [command for command in commands if command.pid not in (head.pid, launcher_of(1))]
@@ -235,7 +245,7 @@ def test_spares_that_are_told_to_stop_at_once_end_no_job(start, bell):
 
 
 def test_a_launcher_that_is_told_to_stop_between_two_attempts_is_not_lost(start, bell):
-    words = ("--max_restarts=1", "--restart_delay=1000", *FAST, *ring(bell, "exit 3"))
+    words = ("--max_restarts=1", "--restart_delay=1000", *SLOW, *ring(bell, "exit 3"))
     commands = [start("--join_window=60", *words, nnodes="1:2") for _ in range(2)]
     heads = []
     until(lambda: heads or [heads.append(each) for each in commands if "restart" in error_so_far(each)])
@@ -279,17 +289,16 @@ def test_a_job_of_which_most_launchers_are_told_to_stop_ends(start, bell):
     assert b"lost node" not in head.err
 
 
-def test_a_launcher_is_told_to_stop_after_the_end_of_its_ranks_and_the_job_goes_on(start, bell):
+def test_a_launcher_is_told_to_stop_after_the_end_of_its_ranks_and_the_job_goes_on(start, bell, gate):
     first = "[ $RANK = 0 ] && trap '' TERM"
-    then = in_world(0, f"[ $RANK = 2 ] && {{ read line < {shlex.quote(bell.path)}.go; exit 5; }}")
-    os.mkfifo(f"{bell.path}.go")
+    then = in_world(0, f"[ $RANK = 2 ] && {{ read line < {shlex.quote(gate.path)}; exit 5; }}")
     words = ("--max_restarts=1", "--grace=1000", *ring(bell, then, first=first))
     commands = [start(*words, nnodes="1:3") for _ in range(3)]
     hear_world(bell, 0, 3)
     (head,) = [command for command in commands if command.pid not in (launcher_of(1), launcher_of(2))]
     (node,) = [command for command in commands if command.pid == launcher_of(1)]
     rank = process_of(0)
-    Path(f"{bell.path}.go").write_text("now\n")
+    gate.ring("now")
     until(lambda: handles(node.pid, signal.SIGTERM))
     node.signal(signal.SIGTERM)
     assert node.wait() == 143
@@ -305,7 +314,7 @@ def test_a_launcher_is_told_to_stop_after_the_end_of_its_ranks_and_the_job_goes_
 
 
 def test_a_job_ends_when_its_head_is_told_to_stop(start, bell):
-    commands = [start("--join_window=60", *FAST, *ring(bell), nnodes="1:2") for _ in range(2)]
+    commands = [start("--join_window=60", *SLOW, *ring(bell), nnodes="1:2") for _ in range(2)]
     hear_world(bell, 0, 2)
     (head,) = [command for command in commands if command.pid != launcher_of(1)]
     head.signal(signal.SIGTERM)
@@ -366,18 +375,17 @@ def test_of_many_spares_the_first_few_are_named(start):
 
 
 def test_a_wrong_token_is_no_reason_to_ask_again(start, bell):
-    first = start("--spares=1", *FAST, *ring(bell), nnodes=1)
+    first = start("--spares=1", *SLOW, *ring(bell), nnodes=1)
     hear_world(bell, 0, 1)
-    stranger = start("--spares=1", *FAST, "true", nnodes=1, token="another-token-of-somebody-else")
+    stranger = start("--spares=1", *SLOW, "true", nnodes=1, token="another-token-of-somebody-else")
     assert stranger.wait() == 1
     assert b"rejoining" not in stranger.err
     first.signal(signal.SIGTERM)
     finish(first, 143)
 
 
-def test_a_launcher_without_a_place_asks_until_one_is_free_and_is_told_of_once(start, bell):
-    os.mkfifo(f"{bell.path}.go")
-    words = ("--spares=1", *FAST, *ring(bell, in_world(1, f"read line < {shlex.quote(bell.path)}.go; exit 0")))
+def test_a_launcher_without_a_place_asks_until_one_is_free_and_is_told_of_once(start, bell, gate):
+    words = ("--spares=1", *SLOW, *ring(bell, in_world(1, f"read line < {shlex.quote(gate.path)}; exit 0")))
     commands = [start(*words) for _ in range(3)]
     hear_world(bell, 0, 2)
     late = start(*words)  # it may get the place that is free before the spare gets the rank
@@ -388,7 +396,7 @@ def test_a_launcher_without_a_place_asks_until_one_is_free_and_is_told_of_once(s
     hear_world(bell, 1, 2)
     read_error_until([head], b" joined as a spare")
     for _ in range(2):
-        Path(f"{bell.path}.go").write_text("now\n")
+        gate.ring("now")
     assert sorted(command.wait() for command in (*commands, late)) == [-signal.SIGKILL, 0, 0, 0]
     lines = [line for line in told(*commands) if "infini-run: rejected " in line]
     assert len(lines) == 1
@@ -402,7 +410,7 @@ def error_so_far(command):
 
 def test_launchers_whose_head_was_killed_end_after_the_join_timeout(start, bell):
     """Nobody will be the head again: they ask for a while, and say so."""
-    commands = [start("--spares=1", *JOIN_SOON, *FAST, *ring(bell)) for _ in range(3)]
+    commands = [start("--spares=1", *JOIN_SOON, *SLOW, *ring(bell)) for _ in range(3)]
     hear_world(bell, 0, 2)
     (head,) = [command for command in commands if "spares: " in error_so_far(command)]
     head.signal(signal.SIGKILL)
@@ -410,13 +418,13 @@ def test_launchers_whose_head_was_killed_end_after_the_join_timeout(start, bell)
     for other in others:
         assert other.wait() == 1
         assert "lost the connection to the head; rejoining" in other.err.decode()
-        assert "no job accepted this launcher within 6 s (--join_timeout)" in other.err.decode().splitlines()[-1]
+        assert "no job accepted this launcher within 10 s (--join_timeout)" in other.err.decode().splitlines()[-1]
     head.wait()
     until(lambda: not marked())
 
 
 def test_a_restart_that_never_began_is_not_counted(start, bell, tmp_path):
-    flags = ("--join_window=60", *JOIN_SOON, *FAST)
+    flags = ("--join_window=60", *JOIN_SOON, *SLOW)
     commands = [start(*flags, f"--report={tmp_path}/{at}", *ring(bell), nnodes="2:3") for at in range(3)]
     hear_world(bell, 0, 3)
     lost = launcher_of(1), launcher_of(2)
@@ -424,7 +432,7 @@ def test_a_restart_that_never_began_is_not_counted(start, bell, tmp_path):
     for pid in lost:
         os.kill(pid, signal.SIGKILL)
     assert head.wait() == 1
-    assert "1 of at least 2 nodes joined after 6 s (--join_timeout)" in head.err.decode()
+    assert "1 of at least 2 nodes joined after 10 s (--join_timeout)" in head.err.decode()
     assert b"after 1 restart" not in head.err
     report = json.loads((tmp_path / str(commands.index(head))).read_text())
     assert report["restarts"] == 0
@@ -434,7 +442,7 @@ def test_a_restart_that_never_began_is_not_counted(start, bell, tmp_path):
 
 @pytest.mark.slow
 def test_ctrl_z_of_the_head_costs_no_rank(start, bell):
-    flags = ("--spares=1", "--node_timeout=4", "--grace=1")  # a busy machine may be silent for longer than FAST's
+    flags = ("--spares=1", "--node_timeout=4", "--grace=1")
     commands = [start(*flags, *ring(bell), preexec_fn=lead_group) for _ in range(3)]
     hear_world(bell, 0, 2)
     (head,) = [command for command in commands if "spares: " in error_so_far(command)]
@@ -460,7 +468,7 @@ def test_ctrl_z_of_a_node_is_its_loss_and_fg_brings_it_back(start, bell):
     read_error_until([head], b" joined as a spare")
     head.signal(signal.SIGTERM)
     assert [command.wait() for command in commands] == [143] * 3
-    assert b": suspended; the job continues without it after 3 s (--node_timeout)" in head.err
+    assert b": suspended; the job continues without it after 5 s (--node_timeout)" in head.err
 
 
 def test_a_launcher_that_asks_again_and_again_has_one_connection(start, port):
@@ -502,9 +510,9 @@ def test_a_launcher_that_comes_when_the_job_is_over_ends_as_the_job_does(start):
 
 
 def test_launchers_of_another_job_at_the_same_port_are_turned_away(start, bell):
-    first = start("--spares=1", "--rdzv_id=a", *FAST, *ring(bell), nnodes=1)
+    first = start("--spares=1", "--rdzv_id=a", *SLOW, *ring(bell), nnodes=1)
     hear_world(bell, 0, 1)
-    other = start("--spares=1", "--rdzv_id=b", *FAST, "true", nnodes=1)
+    other = start("--spares=1", "--rdzv_id=b", *SLOW, "true", nnodes=1)
     assert other.wait() == 1
     text = "its --rdzv_id is b, that of this job is a: use a different port for each job"
     assert text in other.err.decode()
@@ -515,9 +523,9 @@ def test_launchers_of_another_job_at_the_same_port_are_turned_away(start, bell):
 
 
 def test_it_is_said_for_how_long_others_may_join_and_what_is_missing(start, bell):
-    first = start("--join_window=60", *FAST, *ring(bell), nnodes="1:2")
+    first = start("--join_window=60", *SLOW, *ring(bell), nnodes="1:2")
     read_error_until([first], b"1 node joined, 1 needed; waiting ")
-    second = start("--join_window=60", *FAST, *ring(bell), nnodes="1:2")
+    second = start("--join_window=60", *SLOW, *ring(bell), nnodes="1:2")
     hear_world(bell, 0, 2)
     first.signal(signal.SIGTERM)
     finish(first, 143)
@@ -552,13 +560,13 @@ def test_a_head_that_was_stopped_says_so_and_goes_on_with_its_own_node(start, be
     (head,) = [command for command in commands if command.pid not in (launcher_of(1), launcher_of(2))]
     head.signal(signal.SIGSTOP)
     until(lambda: not marked())  # their leases end
-    time.sleep(3)  # the timeout
+    time.sleep(TIMEOUT_S)
     head.signal(signal.SIGCONT)
     hear_world(bell, 1, 3)
     head.signal(signal.SIGTERM)
     assert [command.wait() for command in commands] == [143] * 3
     assert head.err.count(b"infini-run was suspended, or its machine slept: it sent no heartbeat for ") == 1
-    assert b"and nodes end their ranks after 2.0 s or more without one (--node_timeout)" in head.err
+    assert b"and nodes end their ranks after 3.4 s or more without one (--node_timeout)" in head.err
     assert b"is only suspended" not in head.err
     assert b"lost node" not in head.err, "it blames no node"
     assert b" gave up this head" in head.err, head.err
@@ -584,7 +592,7 @@ def test_a_new_head_starts_nothing_while_ranks_of_the_old_one_may_live(start, be
     again = start("--join_window=0", *FAST, *ring(bell), nnodes="2:3")
     hear_world(bell, 0, 2)
     assert processes().get(old, (0, "X", ""))[1] in "ZX", "two worlds at a time"
-    assert time.monotonic() - killed_s > 3, "the lease of a node that cannot be asked"
+    assert time.monotonic() - killed_s > TIMEOUT_S, "the lease of a node that cannot be asked"
     cut.signal(signal.SIGKILL)
     again.signal(signal.SIGTERM)
     assert [again.wait(), other.wait(), cut.wait()] == [143, 143, -signal.SIGKILL]
@@ -673,7 +681,7 @@ def test_a_newcomer_does_not_get_the_place_of_a_node_that_comes_back(start, bell
     late = start(*words, nnodes="2:3", under=named("hostd"))
     until(lambda: is_connected(late.pid))  # the first one that the head will find
     until(lambda: not marked())
-    time.sleep(3)  # the timeout
+    time.sleep(TIMEOUT_S)
     head.signal(signal.SIGCONT)
     assert hear_world(bell, 1, 3) == hosts
     read_error_until([late], b"the head rejected this node: the nodes are 0 to 2")
@@ -710,7 +718,7 @@ def named(host):
 
 def test_another_launcher_that_takes_a_lost_place_is_named(start, bell, tmp_path):
     """Its own name, and not that of who was there before."""
-    words = (*FAST, "--join_window=60", *ring(bell, in_world(1, "echo from; exit 0")))
+    words = (*SLOW, "--join_window=60", *ring(bell, in_world(1, "echo from; exit 0")))
     commands = [start(*words, nnodes="2:3", under=named(name)) for name in ("hosta", "hostb", "hostc")]
     hosts = hear_world(bell, 0, 3)
     late = start(*words, nnodes="2:3", under=named("hostd"))
@@ -767,7 +775,7 @@ def test_who_connects_and_says_nothing_loses_the_place_again(start, bell, port):
     head = start("--spares=1", "--join_window=0", *JOIN_SOON, *FAST, *ring(bell), nnodes=1)
     hear_world(bell, 0, 1)
     wire = join(f"127.0.0.1:{port + 1}")
-    read_error_until([head], b"it did not describe itself within 6 s (--join_timeout)")
+    read_error_until([head], b"it did not describe itself within 10 s (--join_timeout)")
     wire.close()
     head.signal(signal.SIGTERM)
     finish(head, 143)
