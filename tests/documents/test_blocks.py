@@ -33,6 +33,7 @@ def _letter(number: str) -> str:
 _JOB = re.compile(r"ir-[0-9a-f]{10,12}")
 _SSH = '#!/bin/sh\nfor word; do :; done\nexec sh -c "$word"\n'  # runs here what it is to run elsewhere: its last word
 _WAITS = " is waiting in the queue"
+_LOOK = "--snapshots=failure"  # it has a second, in which a busy machine may not see all: there are more tries
 _KINDS = (
     (
         re.compile(r"\b(exit code|rank|exit|FAILED) (\d+)"),
@@ -256,9 +257,12 @@ class Reader:
     def _command(self, block: Block, command: str, shown: str, env: dict[str, str]) -> str:
         for name, real in self._names.items():
             command = command.replace(name, real)
-        _, printed = self._call(command, env)
+        for _ in range(5 if _LOOK in command else 1):
+            _, printed = self._call(command, env)
+            wrong = "" if "dry run" in block.said else differences(shown, printed)
+            if not wrong:
+                break
         self._names |= dict(zip(_JOB.findall(shown), _JOB.findall(printed), strict=False))
-        wrong = "" if "dry run" in block.said else differences(shown, printed)
         return f"{block.name}: $ {command}\n{wrong}\n" if wrong else ""
 
     def _call(self, script: str, env: dict[str, str]) -> tuple[int, str]:

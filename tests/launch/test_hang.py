@@ -336,13 +336,13 @@ def test_a_rank_that_somebody_stopped_hangs_and_the_reason_says_so(infini_run, t
 @pytest.mark.parametrize("chosen", [0, None])
 def test_a_rank_that_its_launcher_suspends_does_not_hang(chosen, tmp_path):
     words = ["sh", "-c", "while sleep 0.1; do echo; done"]
-    launcher = ir.ProcessLauncher(words, nproc_per_node=2, hang_timeout=0.5, on_hang="stop", console="prefix")
+    launcher = ir.ProcessLauncher(words, nproc_per_node=2, hang_timeout=1, on_hang="stop", console="prefix")
     with launcher:
         launcher.launch()
         launcher.signal(signal.SIGSTOP, rank=chosen)
-        assert not launcher.wait(2.0)
+        assert not launcher.wait(3.0)
         launcher.signal(signal.SIGCONT, rank=chosen)
-        assert not launcher.wait(1.0)
+        assert not launcher.wait(2.0)
         launcher.terminate()
         assert launcher.wait()
     assert launcher.report().snapshots == ()

@@ -47,13 +47,17 @@ def test_rank_that_spins_has_no_time_at_which_its_cpu_stopped(infini_run, tmp_pa
 
 
 def test_use_of_the_gpus_of_a_rank_is_a_sign(infini_run, busy_gpus, tmp_path):  # noqa: F811
+    """On a busy machine the reader may take longer than both looks at the ranks: then there are more tries."""
     report, gpus = tmp_path / "report", tmp_path / "gpus"
     gpus.write_text(f"{UUIDS[0]} 100 9 \n{UUIDS[1]} 0 9 \n")
     environ = {**os.environ, "LD_LIBRARY_PATH": busy_gpus, "BUSY_GPUS": str(gpus), "CUDA_VISIBLE_DEVICES": "0,1"}
     flags = ("--nproc_per_node=2", "--gpus_per_proc=1", "--hang_timeout=1", "--on_hang=stop", "--grace=1")
-    command = infini_run(*flags, f"--report={report}", *play("wait"), env=environ)
-    shots = snapshots(command, report)
-    assert {shot["rank"]: shot["signs"]["gpu"] for shot in shots} == {0: 1.0, 1: 0.0}
+    for _ in range(5):
+        command = infini_run(*flags, f"--report={report}", *play("wait"), env=environ)
+        found = {shot["rank"]: shot["signs"]["gpu"] for shot in snapshots(command, report)}
+        if None not in found.values():
+            break
+    assert found == {0: 1.0, 1: 0.0}
     assert b"0% CPU, GPU 50%" in command.err, "both are in one place: the mean"
 
 

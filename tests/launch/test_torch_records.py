@@ -23,7 +23,7 @@ from tests.support.command import CHILDREN, play
 
 HOST = os.uname().nodename
 RECORDS = f"{CHILDREN}/nccl_records.py"
-FLAGS = ("--nproc_per_node=4", "--hang_timeout=1", "--on_hang=stop", "--grace=1", "--console=none")
+FLAGS = ("--nproc_per_node=4", "--hang_timeout=2", "--on_hang=stop", "--grace=1", "--console=none")
 SKIPPED = "  process group 0 (default_pg): rank 2 did not enter NCCL all_gather #288686; all entered #288685"
 
 

@@ -63,7 +63,7 @@ def check(text, kind, *, hosts=HOST):
 @pytest.mark.parametrize("kind", [kind for kind in EXPECTED if kind not in ("terminal", "slow_link")])
 def test_hang_is_blamed_on_the_rank_that_the_others_wait_for(infini_run, tmp_path, kind):
     logs, report, locked = tmp_path / "logs", tmp_path / "report", tmp_path / "locked"
-    flags = ("--nproc_per_node=4", "--hang_timeout=1", "--on_hang=stop", f"--log_dir={logs}", f"--report={report}")
+    flags = ("--nproc_per_node=4", "--hang_timeout=2", "--on_hang=stop", f"--log_dir={logs}", f"--report={report}")
     with locked.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         command = infini_run(*flags, "--console=none", "--grace=1", sys.executable, HANG, kind, "2", locked)
@@ -84,7 +84,7 @@ def test_hang_is_blamed_on_the_rank_that_the_others_wait_for(infini_run, tmp_pat
 @PYSPY
 def test_rank_that_failed_is_named_with_its_code(infini_run):
     """With --keep_going the others go on, and wait for it."""
-    flags = ("--nproc_per_node=4", "--keep_going", "--hang_timeout=1", "--console=none")
+    flags = ("--nproc_per_node=4", "--keep_going", "--hang_timeout=2", "--console=none")
     command = infini_run(*flags, sys.executable, HANG, "failed", "2")
     command.read_error_until(b"all_reduce (hang.py:")
     command.signal(signal.SIGTERM)
@@ -99,7 +99,7 @@ def test_rank_that_failed_is_named_with_its_code(infini_run):
 def test_hang_after_a_failure_blames_the_rank_that_failed(infini_run, tmp_path):
     """No rank that only waits counts as failed, and the places are in the report."""
     report = tmp_path / "report"
-    flags = ("--nproc_per_node=4", "--keep_going", "--hang_timeout=1", "--on_hang=stop", "--console=none")
+    flags = ("--nproc_per_node=4", "--keep_going", "--hang_timeout=2", "--on_hang=stop", "--console=none")
     command = infini_run(*flags, "--grace=1", f"--report={report}", sys.executable, HANG, "failed", "2")
     assert command.wait() == 3, command.err
     lines = command.err.decode().splitlines()
@@ -123,7 +123,7 @@ def test_rank_that_sent_the_trigger_is_named_beside_the_one_that_is_waited_for(i
 
 @PYSPY
 def test_rank_that_waits_for_the_terminal_is_blamed(terminal):  # noqa: F811
-    terminal.run("--nproc_per_node=4", "--hang_timeout=1", "--on_hang=stop", sys.executable, HANG, "terminal", "2")
+    terminal.run("--nproc_per_node=4", "--hang_timeout=2", "--on_hang=stop", sys.executable, HANG, "terminal", "2")
     assert terminal.code() == 1
     check(terminal.seen.decode().replace("\r", ""), "terminal")
 

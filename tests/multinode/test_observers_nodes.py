@@ -71,7 +71,7 @@ def rank_slices(events):
 def test_slow_rank_is_found_among_the_ranks_of_all_nodes(bed, infini_run, tmp_path):
     """Each node alone would see that all of its ranks take equally long."""
     trace, report = tmp_path / "trace.json", tmp_path / "report.json"
-    words = (sys.executable, f"{CHILDREN}/slow_loop.py", "meet", "2", "100")
+    words = (sys.executable, f"{CHILDREN}/slow_loop.py", "meet", "2", "70")
     where = ("--hosts=host[1-2]", f"--ssh_config={bed.config}", "--nproc_per_node=2")
     command = infini_run(*where, f"--trace={trace}", f"--report={report}", *words)
     assert command.wait() == 0, command.err

@@ -221,7 +221,7 @@ def test_events_name_ranks_by_program(many, tmp_path):  # noqa: F811
 
 def test_hang_is_that_of_one_program_on_all_hosts(many, tmp_path):  # noqa: F811
     hangs, works = sh("echo up; exec sleep 1000"), sh("while :; do echo on; sleep 0.1; done")
-    flags = ("--hang_timeout=1", "--on_hang=stop", f"--report={tmp_path}/r")
+    flags = ("--hang_timeout=2", "--on_hang=stop", f"--report={tmp_path}/r")
     command = many(*two(works, hangs, *flags, of_second=("--nproc_per_node=2",)), nproc=1, hosts="host1,host2")
     assert command.wait() == 1
     text = "\n".join(own_lines(command))

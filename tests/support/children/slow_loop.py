@@ -41,7 +41,7 @@ def meet():
 
 for step in range(1, steps + 1):
     # no two steps of a training take equally long
-    time.sleep((0.28 if rank == slow else 0.1) + random.uniform(0, 0.02))
+    time.sleep((0.4 if rank == slow else 0.1) + random.uniform(0, 0.02))
     if kind != "after":
         infini_run.progress(step)
     if kind != "apart":
@@ -49,4 +49,4 @@ for step in range(1, steps + 1):
     if kind == "after":
         infini_run.progress(step)
 if kind == "apart" and rank != slow:
-    time.sleep(steps * 0.18)  # until the slow one is done: the file of a queue, say
+    time.sleep(steps * 0.3)  # until the slow one is done: the file of a queue, say
