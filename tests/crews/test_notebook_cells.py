@@ -19,11 +19,15 @@ pytest.importorskip("ipykernel")
 
 KERNEL = """
 import json, sys
-import nbclient, nbformat
+import nbclient, nbformat, traitlets.config
+from infini_run.node.ports import free_port
 
+# ports that the kernel of the machine gives to nobody between our choice and their use
+ports = {name + "_port": free_port() for name in ("shell", "iopub", "stdin", "control", "hb")}
+config = traitlets.config.Config(KernelManager={"cache_ports": False, **ports})
 book = nbformat.v4.new_notebook()
 book.cells = [nbformat.v4.new_code_cell(cell) for cell in json.load(sys.stdin)]
-client = nbclient.NotebookClient(book, timeout=60, kernel_name="python3", allow_errors=True)
+client = nbclient.NotebookClient(book, timeout=120, kernel_name="python3", allow_errors=True, config=config)
 client.execute()
 with open("shown.json", "w") as file:
     json.dump([cell.outputs for cell in book.cells], file)
@@ -240,7 +244,7 @@ def test_rank_that_dies_is_replaced_and_reported(notebook):
 def test_failure_while_others_wait_has_a_hint(notebook):
     _, stopped = notebook(
         BELL + "on_bell()",
-        "%%ranks -n 2\nimport os, threading\nif rank: raise KeyError(rank)\nimport time\ntime.sleep(1.5)\n"
+        "%%ranks -n 2\nimport os, threading\nif rank: raise KeyError(rank)\nimport time\ntime.sleep(6)\n"
         + RING
         + "threading.Event().wait()",
     )

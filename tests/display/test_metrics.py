@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -9,6 +10,7 @@ import signal
 import stat
 import subprocess
 import sys
+import time
 import urllib.request
 from pathlib import Path
 from threading import Event
@@ -167,8 +169,8 @@ def _umask():
 
 
 def test_reader_never_finds_half_a_file(infini_run, path):
+    begin_s, seen = time.monotonic(), set()
     command = infini_run(f"--metrics={path}", "--metrics_interval=1", *play("pause=2.5", "exit=0"))
-    seen = set()
     while command.process.poll() is None:
         if path.exists():
             content = path.read_text()
@@ -176,7 +178,7 @@ def test_reader_never_finds_half_a_file(infini_run, path):
             assert ("written_timestamp_seconds",) in parse(content)
             seen.add(content)
     assert command.wait() == 0
-    assert 2 <= len(seen) <= 5
+    assert 2 <= len(seen) <= time.monotonic() - begin_s + 2
 
 
 def test_killed_launcher_leaves_an_old_file(infini_run, path):
@@ -276,7 +278,8 @@ def _waits_of(pid):
     """Where the threads of a process wait in the kernel."""
     found = []
     for task in Path(f"/proc/{pid}/task").iterdir():
-        found += [(task / "wchan").read_bytes(), (task / "stack").read_bytes()]
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            found += [(task / "wchan").read_bytes(), (task / "stack").read_bytes()]
     return found
 
 

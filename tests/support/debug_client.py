@@ -14,6 +14,7 @@ import sys
 import threading
 from pathlib import Path
 
+from infini_run.node.ports import free_port, let_go
 from tests.support.waiting import LIMIT_S, until
 
 
@@ -29,8 +30,7 @@ class DebugClient:
         self._expression = expression
         self.hits = []
         self._threads = []
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self._port = free.getsockname()[1]
+        self._port = free_port()
         listen = f"127.0.0.1:{self._port}"
         argv = [sys.executable, "-Xfrozen_modules=off", "-m", "debugpy", "--listen", listen, "--wait-for-client"]
         argv += ["--configure-subProcess", str(follows)]
@@ -55,6 +55,7 @@ class DebugClient:
         if self.process.poll() is None:
             self.process.kill()
             self.process.communicate()
+        let_go(self._port)
 
     def _attach(self, more):
         thread = threading.Thread(target=_Session(self, more).run, daemon=True)
