@@ -29,7 +29,7 @@ def bed():
 @pytest.fixture(autouse=True)
 def no_agent_left():
     yield
-    until(lambda: not agents(), 15)
+    until(lambda: not agents())
 
 
 @pytest.fixture

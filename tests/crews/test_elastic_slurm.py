@@ -39,7 +39,7 @@ def inside(three, monkeypatch):
     yield case
     case.end()
     case.clear()
-    until(lambda: not marked(), 15)
+    until(lambda: not marked())
 
 
 def agent_of(node):
@@ -67,7 +67,7 @@ def stay_once(folder):
 def test_a_function_goes_on_with_a_spare_of_the_allocation(inside, tmp_path):
     launcher = ir.Launcher("auto", 1, spares=1, grace=2)
     with launcher.start(stay_once, tmp_path) as handle:
-        until(lambda: all((tmp_path / f"0.{rank}").exists() for rank in range(2)), 40)
+        until(lambda: all((tmp_path / f"0.{rank}").exists() for rank in range(2)))
         os.kill(agent_of(launcher.hosts[1]), signal.SIGKILL)
         result = handle.result(LIMIT_S)
     assert [restarts for restarts, _ in result] == [1, 1]

@@ -303,11 +303,13 @@ def test_frames_of_a_notebooks_cells_have_their_source_lines(preload):
 KERNEL = """
 import re, sys
 import nbclient, nbformat
+from tests.support.kernel_ports import client_config
 
 book = nbformat.v4.new_notebook()
 cells = sys.stdin.read().split("# %%\\n")
 book.cells = [nbformat.v4.new_code_cell(cell) for cell in cells]
-nbclient.NotebookClient(book, timeout=60, kernel_name="python3", allow_errors=True).execute()
+given = {"timeout": 120, "kernel_name": "python3", "allow_errors": True, "config": client_config()}
+nbclient.NotebookClient(book, **given).execute()
 for cell in book.cells:
     for output in cell.outputs:
         text = "\\n".join(output.get("traceback", [output.get("text", "")]))

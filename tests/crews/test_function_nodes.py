@@ -36,7 +36,7 @@ def bed():
 @pytest.fixture(autouse=True)
 def no_agent_left():
     yield
-    until(lambda: not agents(), 15)
+    until(lambda: not agents())
 
 
 @pytest.fixture

@@ -19,15 +19,13 @@ pytest.importorskip("ipykernel")
 
 KERNEL = """
 import json, sys
-import nbclient, nbformat, traitlets.config
-from infini_run.node.ports import free_port
+import nbclient, nbformat
+from tests.support.kernel_ports import client_config
 
-# ports that the kernel of the machine gives to nobody between our choice and their use
-ports = {name + "_port": free_port() for name in ("shell", "iopub", "stdin", "control", "hb")}
-config = traitlets.config.Config(KernelManager={"cache_ports": False, **ports})
 book = nbformat.v4.new_notebook()
 book.cells = [nbformat.v4.new_code_cell(cell) for cell in json.load(sys.stdin)]
-client = nbclient.NotebookClient(book, timeout=120, kernel_name="python3", allow_errors=True, config=config)
+given = {"timeout": 120, "kernel_name": "python3", "allow_errors": True, "config": client_config()}
+client = nbclient.NotebookClient(book, **given)
 client.execute()
 with open("shown.json", "w") as file:
     json.dump([cell.outputs for cell in book.cells], file)

@@ -144,9 +144,11 @@ def test_systemd_has_nothing_to_say_against_the_unit(tmp_path):
 def test_the_notebook_runs(tmp_path):
     pytest.importorskip("nbclient")
     pytest.importorskip("ipykernel")
-    run = "import sys, nbformat, nbclient\n"
+    run = f"import sys, nbformat, nbclient\nsys.path.insert(0, {str(ROOT)!r})\n"
+    run += "from tests.support.kernel_ports import client_config\n"
     run += "book = nbformat.read(sys.argv[1], 4)\n"
-    run += f"nbclient.NotebookClient(book, timeout={LIMIT_S}, kernel_name='python3').execute()\n"
+    run += f"given = {{'timeout': {LIMIT_S}, 'kernel_name': 'python3', 'config': client_config()}}\n"
+    run += "nbclient.NotebookClient(book, **given).execute()\n"
     run += "nbformat.write(book, 'done.ipynb')\n"
     env = os.environ | {"JUPYTER_PLATFORM_DIRS": "1", "HOME": str(tmp_path), "IPYTHONDIR": str(tmp_path)}
     env.pop("PYTEST_CURRENT_TEST")  # with it, a kernel leaves descriptors 1 and 2 alone

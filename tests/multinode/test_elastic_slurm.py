@@ -59,7 +59,7 @@ def test_an_agent_that_was_killed_is_replaced_and_its_node_comes_back_in_a_step_
 
 
 def test_a_node_that_is_down_is_replaced_by_a_spare(run, case, bed, bell):
-    command = run("--spares=1", "--node_timeout=3", "--grace=1", *ring(bell, in_world(1, "exit 0")))
+    command = run("--spares=1", "--node_timeout=5", "--grace=1", *ring(bell, in_world(1, "exit 0")))
     hear_world(bell, 0, 3)
     bed.call("node-down", "2")
     try:
@@ -87,7 +87,7 @@ def test_a_node_that_is_well_stays_though_the_check_of_a_spare_is_faster(run, ca
 
 
 def test_without_a_spare_the_world_shrinks(run, case, bed, bell):
-    command = run("--nnodes=3:4", "--join_window=3", "--node_timeout=3", *ring(bell, in_world(1, "exit 0")))
+    command = run("--nnodes=3:4", "--join_window=3", "--node_timeout=5", *ring(bell, in_world(1, "exit 0")))
     hear_world(bell, 0, 4)
     bed.call("node-down", "4")
     try:

@@ -37,7 +37,7 @@ def fake(tmp_path, infini_run):
         return infini_run("--engine=ssh", *words, env=env, **kwargs)
 
     yield start
-    until(lambda: not agents(), 15)
+    until(lambda: not agents())
 
 
 def test_more_nodes_than_are_reached_at_a_time(fake):
@@ -140,7 +140,7 @@ def test_a_reader_that_never_reads_does_not_hold_a_stop(fake, bell):
     bell.hear(2)
     command.read_until(b"\0")
     command.signal(signal.SIGTERM)
-    until(lambda: command.process.poll() is not None, 20)
+    until(lambda: command.process.poll() is not None)
     command.wait()
     assert command.process.returncode == 143
     assert b"output reader is gone" in command.err

@@ -45,7 +45,7 @@ def cabled_bed():
 @pytest.fixture(autouse=True)
 def no_agent_left():
     yield
-    until(lambda: not agents(), 15)
+    until(lambda: not agents())
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.job_case import Jobs
+from tests.support.waiting import LIMIT_S
 
 
 class Service:
@@ -24,7 +25,7 @@ class Service:
         self.command.read_until(f"infini-job: serving at {path}\n".encode())
         self.client = httpx.Client(
             transport=httpx.HTTPTransport(uds=self.path), base_url="http://localhost",
-            headers={"X-Infini-Job": "1"}, timeout=10,
+            headers={"X-Infini-Job": "1"}, timeout=LIMIT_S,
         )  # fmt: skip
 
     def get(self, path: str, **query: object) -> object:
