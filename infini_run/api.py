@@ -16,6 +16,7 @@ from infini_run.options.from_python import (
     read_command,
     read_flags,
 )
+from infini_run.options.keyword_errors import KeywordErrors
 from infini_run.options.table import TABLE
 from infini_run.process_launcher import ProcessLauncher
 from infini_run.record import replace
@@ -83,7 +84,8 @@ def run(
     assert request.options is not None
     node_list = request.node_list or _preloading_node(request.options)
     if node_list is not None:
-        return _run_on_nodes(request.options, node_list, environ, check, timeout_s, cwd)
+        with KeywordErrors(flags, has_programs=bool(programs)):
+            return _run_on_nodes(request.options, node_list, environ, check, timeout_s, cwd)
     with _WaitedForLauncher(command, env=environ, inherit_env=False, cwd=cwd, **flags) as launcher:
         launcher.launch()
         if not launcher.wait(timeout_s):

@@ -25,6 +25,7 @@ from infini_run.options.from_python import (
     read_command,
     read_flags,
 )
+from infini_run.options.keyword_errors import KeywordErrors
 from infini_run.options.table import TABLE
 from infini_run.plan.model import spans_of
 from infini_run.record import replace
@@ -84,6 +85,7 @@ class ProcessLauncher:
         check_waits("a launch")
         check_names("ProcessLauncher", flags, TABLE, ProcessLauncher.__init__)
         self._command, programs = read_command(command)
+        self._errors = KeywordErrors(flags, has_programs=bool(programs))
         self._environ = make_environment(env, inherit_env)
         self._cwd = check_path("cwd", cwd)
         request = read_flags(flags, self._command, self._environ, programs)
@@ -139,25 +141,29 @@ class ProcessLauncher:
                 raise UsageError("args: cannot follow several programs; give them to each Program")
             if self._cwd is not None and not os.path.isdir(self._cwd):
                 raise UsageError(f"cwd={self._cwd} is not a directory")
-            observers, options = self._open_observers()
-            run: NodeLaunch | RestartingLaunch | None = None
-            try:
-                plan = self._plan(options, words)
-                for notice in plan.nodes[0].notices:
-                    warn(notice, RuntimeWarning, stacklevel=2)
-                run = self._starting = self._make_run(plan, options, observers)
-                run.start()
-                self._launch, self._observers = SharedFollower(run), observers
-            except BaseException as error:  # KeyboardInterrupt may come between any two steps
-                if observers is not None and isinstance(error, InfiniRunError):
-                    observers.finish(error)
-                if run is not None:
-                    run.close()
-                if observers is not None:
-                    observers.close()
-                raise
-            finally:
-                self._starting = None
+            with self._errors:
+                self._begin(words)
+
+    def _begin(self, words: tuple[str, ...]) -> None:
+        observers, options = self._open_observers()
+        run: NodeLaunch | RestartingLaunch | None = None
+        try:
+            plan = self._plan(options, words)
+            for notice in plan.nodes[0].notices:
+                warn(self._errors.rename(notice), RuntimeWarning, stacklevel=3)
+            run = self._starting = self._make_run(plan, options, observers)
+            run.start()
+            self._launch, self._observers = SharedFollower(run), observers
+        except BaseException as error:  # KeyboardInterrupt may come between any two steps
+            if observers is not None and isinstance(error, InfiniRunError):
+                observers.finish(error)
+            if run is not None:
+                run.close()
+            if observers is not None:
+                observers.close()
+            raise
+        finally:
+            self._starting = None
 
     def _make_run(self, plan: Plan, options: Options, observers: Observers | None) -> NodeLaunch | RestartingLaunch:
         if not options.max_restarts:

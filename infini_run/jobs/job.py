@@ -25,6 +25,7 @@ from infini_run.jobs.schedulers.detect_scheduler import Absent, scheduler_of
 from infini_run.jobs.status.each_job import for_each, kept
 from infini_run.jobs.submit import submit as hand_in
 from infini_run.options.from_python import check_names, check_words, make_environment
+from infini_run.options.keyword_errors import KeywordErrors
 from infini_run.system.monkey_patches import check_waits
 
 TYPE_CHECKING = False
@@ -54,6 +55,8 @@ else:
     R = None
 
 __all__ = ["Job", "find_job", "find_jobs", "submit"]
+
+_COMMAND_ONLY = ("check", "json", "print", "wait")
 
 
 if TYPE_CHECKING:
@@ -123,7 +126,8 @@ def submit(
     check_names("submit", flags, TABLES["submit"], submit)
     environ = make_environment(env, inherit_env)
     if not callable(command):
-        return _hand_in(command, read_flags({**flags, "array": array}, environ), environ, cwd)
+        given = {**flags, "array": array}
+        return _hand_in(command, given, _read_flags(given, environ), environ, cwd)
     from infini_run.jobs.function import split_array
 
     indices, items = split_array(array)
@@ -161,13 +165,30 @@ def submit_function(
     """
     from infini_run.jobs.function import command_of, pack_call
 
-    values = read_flags(flags, environ)
+    values = _read_flags(flags, environ)
     content = pack_call(function, items, values)
-    return _hand_in(command_of(function or items[0], values), values, environ, cwd, content)
+    return _hand_in(command_of(function or items[0], values), flags, values, environ, cwd, content)
+
+
+class _SubmitErrors(KeywordErrors):
+    """As KeywordErrors, for a call of `submit` with the keywords `given`."""
+
+    def __init__(self, given: Mapping[str, object]) -> None:
+        own = ("options", "run_options", "container_options")
+        super().__init__(given, table=TABLES["submit"], left_out=_COMMAND_ONLY, own=own)
+
+    def rename(self, text: str) -> str:
+        return super().rename(text).replace(" of infini-job", " of submit")
+
+
+def _read_flags(given: Mapping[str, object], environ: Mapping[str, str]) -> dict[str, Any]:
+    with _SubmitErrors(given):
+        return read_flags(given, environ)
 
 
 def _hand_in(
     command: Sequence[str],
+    given: Mapping[str, object],
     values: dict[str, Any],
     environ: Mapping[str, str],
     cwd: str | os.PathLike[str] | None,
@@ -175,16 +196,16 @@ def _hand_in(
 ) -> Job[Any]:
     if cwd is not None:
         values["cwd"] = check_words("cwd", (cwd,))[0]
-    try:
-        planned, scheduler = prepare(command, values, environ, print_line=_print_line)
-    except (QueryError, UsageError) as error:
-        import re  # infini-job starts sooner without
-
-        error.args = (re.sub(r"--scheduler=(\w+)", r'scheduler="\1"', str(error)),)
-        raise
-    if planned.layout.remark:
-        _print_line(planned.layout.remark)
-    folder, _ = hand_in(planned, scheduler, environ, print_line=_print_line, function=function)
+    errors = _SubmitErrors(given)
+    with errors:
+        try:
+            planned, scheduler = prepare(command, values, environ, print_line=_print_line)
+        except QueryError as error:
+            error.args = (errors.rename(str(error)),)
+            raise
+        if planned.layout.remark:
+            _print_line(errors.rename(planned.layout.remark))
+        folder, _ = hand_in(planned, scheduler, environ, print_line=_print_line, function=function)
     return Job(folder, scheduler)
 
 

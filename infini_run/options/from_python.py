@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from infini_run.errors import UsageError, printable
+from infini_run.options.keyword_errors import COMMAND_ONLY, KeywordErrors
 from infini_run.options.options import complete_programs, resolve, resolve_flags
 from infini_run.options.python_values import check_environment as check_environment
 from infini_run.options.python_values import check_path as check_path
@@ -16,16 +17,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from types import CodeType
-    from typing import Any, TypeVar
+    from typing import Any
 
     from infini_run.environments.environment import ClusterEnvironment
     from infini_run.options.options import Options, Request
 
-    T = TypeVar("T")
-
 _FOR_FLAGS = ("INFINI_RUN_", "PET_", "TORCH_ELASTIC_")
 _OF_SUBPROCESS = ("capture_output", "stdout", "stderr", "text", "universal_newlines")  # they ask for output as text
-_COMMAND_ONLY = ("dry_run", "isolate", "report", "termination_log", "verbose")
 
 
 def check_names(
@@ -195,6 +193,7 @@ def read_flags(
     Raises:
         UsageError: The request is invalid, or belongs to the command alone.
     """
+    errors = KeywordErrors(flags, has_programs=bool(programs))
     flags = {"stdin": "none", **flags}
     if "nproc" in flags:
         alias = flags.pop("nproc")
@@ -203,24 +202,23 @@ def read_flags(
     around = {
         name: value for name, value in environ.items() if name == MARKER_VARIABLE or not name.startswith(_FOR_FLAGS)
     }
-    if programs:
-        request = _resolve_programs(words, programs, around, flags)
-    else:
-        request = _resolve(lambda: resolve([*words, "--", *program], around), flags)
-    options = request.options
-    asked = request.question or next((name for name in _COMMAND_ONLY if getattr(options, name)), "")
-    if options is None or asked:
-        raise UsageError(f"{asked}=: not a keyword of the Python API; use it with the command")
-    if request.without_effect and options.engine != "auto":  # where a program finds itself is not its mistake
-        raise UsageError(request.without_effect)
+    with errors:
+        if programs:
+            request = _resolve_programs(words, programs, around, flags)
+        else:
+            request = resolve([*words, "--", *program], around)
+        options = request.options
+        asked = request.question or next((name for name in COMMAND_ONLY if getattr(options, name)), "")
+        if options is None or asked:
+            raise UsageError(f"{asked}=: not a keyword of the Python API; use it with the command")
+        if request.without_effect and options.engine != "auto":  # where a program finds itself is not its mistake
+            raise UsageError(request.without_effect)
     return request
 
 
 def _resolve_programs(
     words: Sequence[str], programs: Sequence[Program], environ: Mapping[str, str], flags: Mapping[str, object]
 ) -> Request:
-    from functools import partial
-
     from infini_run.options.programs import OF_ONE, check_parts, part_of
 
     for name in flags:
@@ -228,20 +226,9 @@ def _resolve_programs(
             raise UsageError(f"{name}={flags[name]!r}: cannot hold for one of several programs; give it to a Program")
     job, parts = resolve_flags(words, environ), []
     for each in programs:
-        read = partial(part_of, each.name, each.command, each.flags, env=each.env, cwd=each.cwd, environ=environ)
-        parts.append(_resolve(read, each.flags))
-    return _resolve(lambda: complete_programs(check_parts(job, parts, "a list of Program"), environ), flags)
-
-
-def _resolve(read: Callable[[], T], flags: Mapping[str, object]) -> T:
-    """Read as `read` does; an error begins with the keyword, and not with the flag."""
-    try:
-        return read()
-    except UsageError as error:
-        text = str(error)
-        if not any(text.startswith(f"--{name}=") for name in flags):
-            raise
-        raise type(error)(text.removeprefix("--")) from None
+        with KeywordErrors(each.flags, has_programs=True):
+            parts.append(part_of(each.name, each.command, each.flags, env=each.env, cwd=each.cwd, environ=environ))
+    return complete_programs(check_parts(job, parts, "a list of Program"), environ)
 
 
 def one_of_two(nproc_per_node: object, nproc: object) -> tuple[str, Any]:

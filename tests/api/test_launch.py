@@ -153,9 +153,9 @@ def test_flags_are_keywords_with_python_values(tmp_path):
     [
         ({"nnodes": 0}, "nnodes=0: expected 1"),
         ({"nproc_per_node": 1.5}, "nproc_per_node=1.5: expected 1"),
-        ({"node_rank": 1}, "node_rank=1: with --nnodes=1"),
-        ({"rdzv_endpoint": "here"}, "rdzv_endpoint=here: missing port"),
-        ({"engine": "ssh"}, "engine=ssh: needs a list of hosts; add --hosts=a,b or --hostfile=FILE"),
+        ({"node_rank": 1}, "node_rank=1: with nnodes=1"),
+        ({"rdzv_endpoint": "here"}, 'rdzv_endpoint="here": missing port'),
+        ({"engine": "ssh"}, 'engine="ssh": needs a list of hosts; add hosts="a,b" or hostfile=FILE'),
         *(
             ({name: True}, "not a keyword of the Python API")
             for name in ("help", "h", "helpfull", "version", "dry_run", "isolate", "verbose")

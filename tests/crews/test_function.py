@@ -353,7 +353,7 @@ def test_what_makes_no_sense_is_refused_before_anything_starts(given, message):
 
 
 def test_a_flag_that_makes_no_sense_is_refused_where_the_launcher_is_made():
-    with pytest.raises(ir.UsageError, match=r"^grace=soon: not a time from 0"):
+    with pytest.raises(ir.UsageError, match=r'^grace="soon": not a time from 0'):
         ir.Launcher(grace="soon")
     with pytest.raises(ir.UsageError, match=r"^cwd: b'/tmp': expected text"):
         ir.Launcher(cwd=b"/tmp")

@@ -16,6 +16,7 @@ from infini_run.crews.spawn.remote_node import RemoteNode, World
 from infini_run.errors import InfiniRunError, NodeLost
 from infini_run.multinode.head import Head
 from infini_run.node.host_stderr import has_own_stderr, print_line
+from infini_run.options.keyword_errors import KeywordErrors
 from infini_run.report.text import describe_end
 from infini_run.system.call_loop import CallLoop
 from infini_run.system.joinable_thread import JoinableThread
@@ -131,6 +132,7 @@ class NodesThread:
     def error(self) -> InfiniRunError:
         """Return why the nodes can give nothing more."""
         if isinstance(self.head.error, InfiniRunError):
+            KeywordErrors({}).rename_error(self.head.error)
             return self.head.error
         if self._failure is not None:
             return InfiniRunError(f"gave up the nodes: {type(self._failure).__name__}: {self._failure}")
@@ -296,6 +298,7 @@ class NodesThread:
     def _why(self, node: RemoteNode) -> InfiniRunError | None:
         """Return why it has nothing more."""
         peer, error = node.peer, self.head.error
+        KeywordErrors({}).rename_error(error)
         if isinstance(error, NodeLost) and error.node == peer.index:
             return error
         if self._is_closing:

@@ -6,6 +6,7 @@ import os
 from contextlib import contextmanager
 
 from infini_run.errors import InfiniRunError, StartError
+from infini_run.options.keyword_errors import KeywordErrors
 from infini_run.system.resource_limits import with_limit_hint
 
 TYPE_CHECKING = False
@@ -21,9 +22,10 @@ def start_error(error: OSError) -> StartError:
 
 @contextmanager
 def as_start_errors() -> Iterator[None]:
-    """Raise an OSError of the block as a StartError."""
+    """Raise an OSError of the block as a StartError. Its errors name keywords in place of flags."""
     try:
-        yield
+        with KeywordErrors({}):
+            yield
     except OSError as error:
         if isinstance(error, InfiniRunError):  # LaunchTimeout is an OSError, too
             raise
