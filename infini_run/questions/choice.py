@@ -37,17 +37,29 @@ def choose_launch(found: Sequence[FoundLaunch], origin: str, word: str) -> Found
     else:
         fitting = _by_pid(found, int(word)) if word.isascii() and word.isdecimal() else _by_id(found, word)
     asked = f"{origin} {word}" if word else origin
+    if not fitting and word and (in_job := _in_scheduler_job(found, word)):
+        raise UsageError(f"{asked}: not a launch, but the job in which one runs; use {_names(in_job)}")
     if not fitting:
         what = "not a launch that runs here" if word else "no launch runs here"
         raise UsageError(f"{asked}: {what}; run infini-run --list")
     if len(fitting) > 1:
-        names = ", ".join(each.launch_id for each in fitting[:_NAMED])
-        names += f", and {len(fitting) - _NAMED} more" if len(fitting) > _NAMED else ""
-        raise UsageError(f"{asked}: {len(fitting)} launches run here ({names}); add the id of one")
+        raise UsageError(f"{asked}: {len(fitting)} launches run here ({_names(fitting)}); add the id of one")
     if fitting[0].facts is None:
         problem = f"is {LOST}" if fitting[0].problem == LOST else fitting[0].problem
         raise UsageError(f"{asked}: {fitting[0].launch_id} {problem}; run infini-run --list")
     return fitting[0]
+
+
+def _names(found: Sequence[FoundLaunch]) -> str:
+    names = ", ".join(each.launch_id for each in found[:_NAMED])
+    return names + (f", and {len(found) - _NAMED} more" if len(found) > _NAMED else "")
+
+
+def _in_scheduler_job(found: Sequence[FoundLaunch], word: str) -> list[FoundLaunch]:
+    """The launches in a job of Slurm or PBS, whose number is no name of them: another machine's may be the same, and
+    so may a pid."""
+    jobs = ((each, each.facts.job.partition("=")[2]) for each in found if each.facts is not None)
+    return [each for each, job in jobs if word in (job, job.partition(".")[0])]
 
 
 def _by_id(found: Sequence[FoundLaunch], word: str) -> list[FoundLaunch]:

@@ -1056,6 +1056,17 @@ def test_words_for_one_rank_of_a_node_and_for_many_launches(running):
         choose_launch(many, "--stacks", "")
 
 
+@pytest.mark.parametrize("job", ["SLURM_JOB_ID=2147483647", "PBS_JOBID=2147483647.head.example"])
+def test_number_of_a_job_names_its_launches(running, job):
+    command, _ = running()
+    here = found(command.pid)
+    stop(command)
+    here = replace(here, facts=replace(here.facts, job=job))
+    text = rf"^--stop 2147483647: not a launch, but the job in which one runs; use {here.launch_id}$"
+    with pytest.raises(ir.UsageError, match=text):
+        choose_launch([here], "--stop", "2147483647")
+
+
 # ---- many launches
 
 
