@@ -85,9 +85,14 @@ class NodeLosses:
 
     # ---- at any time
 
-    def on_lost(self, agent: RemoteAgent, reason: str) -> None:
-        """Act on an agent that has gone, or that the head gave up: its ranks are lost, and so is the job. reason: ""
-        if unknown."""
+    def on_lost(self, agent: RemoteAgent, reason: str, *, was_reached: bool = False) -> None:
+        """Act on an agent that has gone, or that the head gave up: its ranks are lost, and so is the job.
+
+        Args:
+            agent: the agent.
+            reason: why; "" if unknown.
+            was_reached: its command ended, and not because there is no way to its node.
+        """
         state = self._state
         state.agents.disconnect(agent)
         if not reason and not agent.has_command:
@@ -99,12 +104,13 @@ class NodeLosses:
         if agent.state == "done" and not state.restarts.is_waiting and is_in_attempt:
             return  # its report is here
         if changes is not None:
-            self._lose_place(changes, agent, reason)
+            self._lose_place(changes, agent, reason, was_reached=was_reached)
             return
         was_running = agent.state in ("running", "done") or agent.was_running
         was_not_ready = agent.is_not_ready
         agent.was_running = was_running
-        what = f"lost {agent.title}" if was_running else f"{agent.title} could not be reached"
+        missed = "did not join" if was_reached else "could not be reached"
+        what = f"lost {agent.title}" if was_running else f"{agent.title} {missed}"
         text = what + (reason and f": {reason}")
         error = self._own_absence() if was_running else None
         error = error or NodeLost(text, agent.name, agent.node_rank)
@@ -121,7 +127,7 @@ class NodeLosses:
             state.error = error  # the same loss, with its reason
         state.fail(error)
 
-    def _lose_place(self, changes: NodeChanges, agent: RemoteAgent, reason: str) -> None:
+    def _lose_place(self, changes: NodeChanges, agent: RemoteAgent, reason: str, *, was_reached: bool) -> None:
         """Lose the place: the job continues without this node."""
         state = self._state
         if agent.state == "lost":
@@ -135,7 +141,8 @@ class NodeLosses:
         has_given_up = was_before and not agent.is_silent
         how = f"lost {agent.title}"
         if was_not_ready or has_given_up:
-            how = f"{agent.title} {'could not be reached' if was_not_ready else 'gave up this head'}"
+            missed = "did not join" if was_reached else "could not be reached"
+            how = f"{agent.title} {missed if was_not_ready else 'gave up this head'}"
         text = how + (f": {reason}" if reason else "")
         agent.was_running, agent.is_unexplained = was_running, reason in ("", _ENDED)
         state.agents.set_state(agent, "lost")
@@ -207,7 +214,8 @@ class NodeLosses:
             preamble = "" if agent.connection is None else agent.connection.preamble
             # without the node's name the engine prefers the last line of its agent
             name = "" if agent.is_not_ready and not state.engine.USES_STDIO else agent.name
-            self.on_lost(agent, state.engine.explain_exit(name, ended.code, f"{preamble}\n{ended.stderr}"))
+            reason = state.engine.explain_exit(name, ended.code, f"{preamble}\n{ended.stderr}")
+            self.on_lost(agent, reason, was_reached=state.engine.has_reached(ended.code))
         if self._engine_exit is not None and not state.is_stopping:
             self._stops_for_engine = True
             state.stop()
@@ -240,7 +248,7 @@ class NodeLosses:
                     state.agents.disconnect(agent)
                     state.agents.set_state(agent, "connecting")
                     continue
-                self.on_lost(agent, reason)
+                self.on_lost(agent, reason, was_reached=state.engine.has_reached(ended.code))
                 if has_ended:
                     changes.on_ended(agent)
                 if ended.command.nodes and agent.state == "lost" and state.agents.all[agent.index] is agent:

@@ -334,7 +334,7 @@ def test_an_unreachable_host_is_told_as_by_the_command(launcher):
 
 
 def test_a_host_without_infini_run_is_told_as_by_the_command(launcher):
-    with pytest.raises(ir.NodeLost, match=r"\(host1\) could not be reached: .*; add --remote_python"):
+    with pytest.raises(ir.NodeLost, match=r"\(host1\) did not join: .*; add remote_python="):
         launcher(hosts=["host1"], remote_python="/no/such/python").run(os.getpid)
 
 

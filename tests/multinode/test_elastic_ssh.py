@@ -267,7 +267,7 @@ def test_the_end_of_a_newcomer_tells_nothing_of_the_ranks_that_were_there_before
     until(lambda: 1 in written(tmp_path))
     command.signal(signal.SIGTERM)
     finish(command, 143)
-    assert b"host2 could not be reached: ssh exited with 3" in command.err
+    assert b"host2 did not join: ssh exited with 3" in command.err
     check_written(tmp_path, worlds=2)
 
 

@@ -479,7 +479,7 @@ def test_an_agent_that_does_not_start_is_told_in_its_own_words(run, case, tmp_pa
     assert command.wait() == 1
     # srun's code is the highest of all tasks': 137 if it has killed one that had not failed yet
     why = rb"srun exited with (3|137): licence\.dat: No such file or directory"
-    assert re.fullmatch(rb"infini-run: node 0 \(node1\) could not be reached: " + why + b"\n", command.err)
+    assert re.fullmatch(rb"infini-run: node 0 \(node1\) did not join: " + why + b"\n", command.err)
     case.end()
 
 

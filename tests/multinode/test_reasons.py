@@ -113,4 +113,4 @@ def test_an_ssh_that_leaves_its_end_of_the_link_to_another_process_is_told_of_al
     ssh.chmod(0o755)
     command = infini_run("--hosts=a", "true", env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"})
     assert command.wait() == 1
-    assert b"node 0 (a) could not be reached: ssh exited with 3" in command.err
+    assert b"node 0 (a) did not join: ssh exited with 3" in command.err

@@ -88,6 +88,11 @@ class Engine:
         there are none: the engine can only end its own commands."""
         return []
 
+    def has_reached(self, code: int | None) -> bool:
+        """Return whether a command with this exit code may have reached its node, where the agent, or what it starts
+        in (a container's runtime), failed then."""
+        return True
+
     def has_agent_ended(self, code: int | None) -> bool:
         """Return whether this exit code of a command that was the Link proves that the agent's process is gone. Else
         only the connection to it is."""

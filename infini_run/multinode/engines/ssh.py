@@ -80,6 +80,9 @@ class SshEngine(Engine):
             if type(hello.get("pid")) is int and str(hello.get("start_ticks", "")).isdecimal()
         ]
 
+    def has_reached(self, code: int | None) -> bool:
+        return code not in (_NO_CONNECTION, None)
+
     def has_agent_ended(self, code: int | None) -> bool:
         """Return whether the remote side sent the exit status: any code but ssh's own is that (ssh(1), EXIT
         STATUS)."""
