@@ -177,6 +177,13 @@ class Report:
         first = self.first_failure
         return "" if first is None else f"{self._sentence(first)}{self._others(first)}"
 
+    @property
+    def blames_first(self) -> bool:
+        """Whether its rank is to blame for the first failure. If no rank in a hang is waited for, the first one that
+        hangs stands for all."""
+        hang = None if self.first_failure is None else self._hang(self.first_failure)
+        return hang is None or bool(hang.waited_for)
+
     def _sentence(self, first: Exit) -> str:
         """Return the failure in a sentence, which for a hang names whom the others wait for."""
         hang = self._hang(first)

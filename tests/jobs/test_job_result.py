@@ -7,6 +7,7 @@ import pytest
 from infini_run.errors import NodeLost, ProgramMissing
 from infini_run.jobs.allocation.result import classify
 from infini_run.report.exit import Exit
+from infini_run.report.hang_snapshot import HangSnapshot
 from infini_run.report.report import Report
 
 KILLED = NodeLost(
@@ -83,3 +84,28 @@ def test_what_was_seen_is_judged(seen, state, code, node, rank, scheduler_ended_
     assert (ending.state, ending.code, ending.node, ending.rank) == (state, code, node, rank)
     assert (ending.scheduler_ended_it, ending.attempt) == (scheduler_ended_it, 3)
     assert bool(ending.reason) is (state != "COMPLETED")
+
+
+@pytest.mark.parametrize(
+    ("place", "headline"),
+    [
+        (("read (data.py:88)",), "all 2 ranks wait in read (data.py:88)"),
+        (("all_reduce (train.py:41)",), "1 of 2 ranks waits for rank 5"),
+    ],
+)
+def test_hang_names_only_a_rank_that_others_wait_for(place, headline):
+    """Where all wait in one place, the first of them stands for all, and no headline blames it."""
+    known = {"kind": "hung", "why": "no output for 9.0 s", "host": "n2", "is_sure": True, "state": "S", "time_s": 1.0}
+    shots = [
+        HangSnapshot(rank=rank, pid=rank, frames=place if rank == 4 else ("read (data.py:88)",), **known)
+        for rank in (4, 5)
+    ]
+    first = ended(rank=5, code=1, watchdog_reason="hung: no output for 9.0 s")
+    report = Report(
+        launch_id="l", run_id="", host="n1", world_size=2, start_s=1.0, end_s=2.0, exits=(first,),
+        first_failure=first, snapshots=tuple(shots),
+    )  # fmt: skip
+    end = classify(report, None, is_node_failure=False, is_cancelled=False, is_late=False, attempt=1)
+    blamed = ("n2", 5) if "for rank 5" in headline else ("", -1)
+    assert (end.state, end.code, end.node, end.rank) == ("FAILED", first.shell_code, *blamed)
+    assert headline in end.reason

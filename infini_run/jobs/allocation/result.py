@@ -78,7 +78,8 @@ def classify(
         return _changed(end, FAILED, report.headline(), node=first.host, rank=first.rank, scheduler_ended_it=True)
     if first is not None:
         state = OOM if first.out_of_memory else FAILED
-        return _changed(end, state, report.headline(), node=first.host, rank=first.rank)
+        place = {"node": first.host, "rank": first.rank} if report.blames_first else {}
+        return _changed(end, state, report.headline(), **place)
     if end.code:
         return _changed(end, FAILED, "some of its processes did not end")
     return end
