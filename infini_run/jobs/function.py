@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Mapping, Set
+from functools import partial
 from itertools import islice
 
 from infini_run.channel.errors import CannotUnpickle, ChannelBroken
@@ -116,7 +117,21 @@ def pack_call(
     if values["container"] or is_foreign(values["python"] or find_python()):  # that Python has its own libraries
         path = tuple(entry for entry in path if not entry.startswith((sys.prefix, sys.base_prefix)))
     target = dump((function, items), "command")
-    return pack(WorkerSetup(path=path, argv=tuple(sys.argv), target=target), f"command: {name}")
+    setup = WorkerSetup(path=path, argv=tuple(sys.argv), target=target)
+    saves = any(checkpoint_of(call) is not None for call in ((function,) if function is not None else items or ()))
+    return pack(setup, f"command: {name}", saves=saves)
+
+
+def checkpoint_of(call: Callable[[], object]) -> Callable[[], object] | None:
+    """Return the method `checkpoint` of a callable with the arguments of the call; None: it has none."""
+    function: Any = call
+    args: tuple[object, ...] = ()
+    kwargs: dict[str, object] = {}
+    while isinstance(function, partial):
+        args, kwargs = (*function.args, *args), {**function.keywords, **kwargs}
+        function = function.func
+    method = getattr(function, "checkpoint", None)
+    return partial(method, *args, **kwargs) if callable(method) else None
 
 
 def _check_calls(function: Callable[..., object] | None, items: tuple[Any, ...] | None, *, is_array: bool) -> str:
@@ -143,19 +158,20 @@ def _check_arguments(function: Callable[..., object], args: tuple[object, ...], 
         raise UsageError(f"command: {called_as(function)}: {fault}; {hint}")
 
 
-def pack(message: Message, what: str, ranks: int = 0) -> bytes:
+def pack(message: Message, what: str, ranks: int = 0, *, saves: bool = False) -> bytes:
     """Return the content of a file.
 
     Args:
         message: What a crew would send.
         what: Its name for an error.
         ranks: How many ranks write such a file.
+        saves: Whether it is a call that makes a checkpoint.
 
     Raises:
         UsageError: It is too large.
     """
     body = encode(message)
-    head = write_json({**_versions(), "ranks": ranks, "size": _size(body)})
+    head = write_json({**_versions(), "ranks": ranks, "saves": saves, "size": _size(body)})
     size = len(head) + 1 + _size(body)
     if size > LARGEST:
         raise UsageError(
@@ -183,7 +199,7 @@ def _versions() -> dict[str, str]:
 
 
 def unpack(path: str) -> tuple[dict[str, Any], Message]:
-    """Return the versions that made a file, and what it has, still pickled.
+    """Return the line of versions of a file, and what it has, still pickled.
 
     Args:
         path: The file.

@@ -22,7 +22,7 @@ from infini_run.errors import UsageError
 from infini_run.jobs.allocation.result import AGAIN
 from infini_run.jobs.folder.job_dir import JobDir
 from infini_run.jobs.folder.task import Task
-from infini_run.jobs.function import damaged, load, pack, unpack
+from infini_run.jobs.function import checkpoint_of, damaged, load, pack, unpack
 from infini_run.jobs.lines import print_line, write_text
 from infini_run.jobs.rank_context import RankContext
 from infini_run.system.secure_files import write_atomic
@@ -47,15 +47,16 @@ def main() -> None:
 
 def run(folder: JobDir, attempt: int, rank: int) -> int:
     """Call the function of a job, and write its result. Return the exit code."""
+    warning = signal.Signals(folder.read_submission().request.warn_signal)
     try:
-        call = _load_call(folder, rank)
+        call = _load_call(folder, rank, warning)
     except CannotUnpickle as error:
         print_line(str(error))
         return _save(folder, attempt, rank, from_exception(error, NO_TASK))
     set_current(RankContext(os.environ))
-    warning = signal.Signals(folder.read_submission().request.warn_signal)
     _checkpoint_on_signals(folder, attempt, rank, call, warning)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {warning})  # the rank started with it blocked; one may be pending
+    # the rank started with both blocked, and one may be pending
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {warning, signal.SIGTERM})
     value, error_ = capture_exception(call)
     if error_ is None:
         body, error_ = capture_exception(partial(dump, value, "result", f" of rank {rank}", by_reference=True))
@@ -94,31 +95,22 @@ def _checkpoint_on_signals(
         signal.signal(each, stop)
 
 
-def checkpoint_of(call: Callable[[], object]) -> Callable[[], object] | None:
-    """Return the method `checkpoint` of a callable with the arguments of the call; None: it has none."""
-    function: Any = call
-    args: tuple[object, ...] = ()
-    kwargs: dict[str, object] = {}
-    while isinstance(function, partial):
-        args, kwargs = (*function.args, *args), {**function.keywords, **kwargs}
-        function = function.func
-    method = getattr(function, "checkpoint", None)
-    return partial(method, *args, **kwargs) if callable(method) else None
-
-
 def _save_checkpoint(folder: JobDir, attempt: int, checkpoint: Callable[[], object]) -> int:
     """Write the call of the next run. Return the exit code: 85 for that run."""
     call, error = capture_exception(checkpoint)
     if error is None and call is not None:
-        body, error = capture_exception(partial(dump, (_as_callable(call), None), "checkpoint"))
-        if body is not None:
-            setup = WorkerSetup(path=tuple(sys.path), argv=tuple(sys.argv), target=body)
-            _, error = capture_exception(lambda: write_atomic(folder.next_function, pack(setup, "checkpoint")))
+        _, error = capture_exception(partial(_write_next, folder, _as_callable(call)))
     if error is None:
         return AGAIN
     failed = from_exception(error, NO_TASK)
     write_text(failed.trace.rstrip())
     return _save(folder, attempt, 0, failed)
+
+
+def _write_next(folder: JobDir, call: Any) -> None:
+    body = dump((call, None), "checkpoint")
+    setup = WorkerSetup(path=tuple(sys.path), argv=tuple(sys.argv), target=body)
+    write_atomic(folder.next_function, pack(setup, "checkpoint", saves=checkpoint_of(call) is not None))
 
 
 def _as_callable(made: Any) -> object:
@@ -128,19 +120,24 @@ def _as_callable(made: Any) -> object:
     return partial(made.function, *made.args, **made.kwargs)
 
 
-def _load_call(folder: JobDir, rank: int) -> Callable[[], object]:
-    """Return the call. Raises CannotUnpickle, in one line."""
+def _load_call(folder: JobDir, rank: int, warning: signal.Signals) -> Callable[[], object]:
+    """Return the call. Raises CannotUnpickle, in one line.
+
+    TERM stays blocked if rank 0 will make a checkpoint of the call. Otherwise a stop may end its imports.
+    """
     path, is_next = folder.function, os.path.lexists(folder.next_function)
     if is_next:
         path = folder.next_function
     try:
-        _, setup = unpack(path)
+        head, setup = unpack(path)
     except OSError as error:
         raise CannotUnpickle(
             f"{path} on {os.uname().nodename}: {error.strerror}; use a directory that the nodes share"
         ) from None
     if not isinstance(setup, WorkerSetup):
         raise damaged(path)
+    if (rank or not head.get("saves")) and warning is not signal.SIGTERM:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     sys.path[:] = dict.fromkeys([*setup.path, *sys.path])
     sys.argv[:] = setup.argv
     function, items = load(partial(load_task, setup.target), f"the function of job {folder.name}")

@@ -658,8 +658,8 @@ def _signal_ranks(run: NodeLaunch | None, number: int, ranks: Sequence[int], by:
 
 
 def _entry_of_ranks(entry: ProcessState, options: Options) -> ProcessState:
-    """Return the state that ranks start with: this process's, and the signal that they themselves unblock."""
-    held = 1 << options.blocked_signal - 1 if options.blocked_signal else 0
+    """Return the state that ranks start with: this process's, and the signals that they themselves unblock."""
+    held = sum(1 << number - 1 for number in options.blocked_signals)
     return replace(entry, blocked=entry.blocked | held)
 
 

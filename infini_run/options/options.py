@@ -174,7 +174,7 @@ class Options:
     title: str = ""  # of a launch of functions, for --list; empty: the words of the program
     again_code: int = 0  # of a rank that asks for another run of the job; 0: nobody runs it again
     again_wait_s: float = 0.0  # how long the others run on then, before they are stopped
-    blocked_signal: int = 0  # ranks start with it blocked, and unblock it themselves; 0: none
+    blocked_signals: tuple[int, ...] = ()  # ranks start with these blocked, and unblock them themselves
 
     @property
     def is_elastic(self) -> bool:
@@ -442,7 +442,7 @@ def _complete_placed(given: Given, program: tuple[str, ...], environ: Mapping[st
     values["grace_s"], values["signal_grace_s"] = GRACES_S if values["grace"] is None else (values["grace"],) * 2
     for name in _SECONDS:
         values[f"{name}_s"] = values[name]
-    values["again_code"], values["again_wait_s"], values["blocked_signal"] = 0, 0.0, 0  # infini-job sets them
+    values["again_code"], values["again_wait_s"], values["blocked_signals"] = 0, 0.0, ()  # infini-job sets them
     has_logs = bool(values["logs"]) or values["log_dir"] not in ("", _NO_FILES) or values["tee"] != DEFAULTS["tee"]
     if values["console"] == "auto" and (has_logs or values["timestamps"]):
         values["console"] = "prefix"

@@ -503,6 +503,51 @@ def test_warning_before_function_begins_makes_checkpoint(submit, options):
     assert job.result(LIMIT_S) == "checkpoint"
 
 
+class StoppedEarly(Waiting):
+    """Rank 0 is asked to stop while it unpickles the call, before it has a handler."""
+
+    def __reduce__(self):
+        return stopped_early, (Waiting,)
+
+
+def stopped_early(make):
+    if rank() == 0:
+        signal.raise_signal(signal.SIGTERM)
+    return make()
+
+
+@pytest.mark.parametrize("options", [[], ["--preload=json"]])
+def test_stop_before_function_begins_makes_checkpoint(submit, options):
+    job = submit(StoppedEarly(), slots=2, run_options=options)
+    assert job.result(LIMIT_S) == "checkpoint"
+
+
+class Noted:
+    """Each rank is asked to stop while it unpickles a call without a checkpoint, and notes what comes after that."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return stopped_and_noted, (self.path,)
+
+    def __call__(self):
+        pass
+
+
+def stopped_and_noted(path):
+    signal.raise_signal(signal.SIGTERM)
+    Path(path).touch()
+    return Noted(path)
+
+
+def test_stop_ends_imports_when_nothing_is_saved(submit, tmp_path):
+    job = submit(Noted(str(tmp_path / "loaded")))
+    assert isinstance(job.exception(LIMIT_S), ir.JobFailed)
+    assert job.status().code == 128 + signal.SIGTERM
+    assert not tmp_path.joinpath("loaded").exists()
+
+
 def test_rank_has_no_signal_blocked(submit):
     assert submit(functools.partial(signal.pthread_sigmask, signal.SIG_BLOCK, [])).result(LIMIT_S) == set()
 

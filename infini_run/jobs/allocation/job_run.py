@@ -171,8 +171,8 @@ class JobRun:
         is_function = os.path.exists(self._folder.function)
         # of a function's job rank 0 alone makes a checkpoint: nobody has to be waited for
         options = replace(options, again_code=AGAIN, again_wait_s=0.0 if is_function else options.signal_grace_s)
-        if is_function:  # its ranks take the warning once they can
-            options = replace(options, blocked_signal=request.warn_signal)
+        if is_function:  # its ranks take the warning, and a stop, once they can
+            options = replace(options, blocked_signals=tuple({request.warn_signal, int(signal.SIGTERM)}))
         environ[HEAD_NODE] = self._outer_environ.get("SLURMD_NODENAME", "")
         return asked, options, environ
 

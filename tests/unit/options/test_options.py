@@ -291,7 +291,7 @@ RENDERED = {
 }
 
 
-WITHOUT_A_FLAG = ("name", "programs", "cwd", "env", "logs", "title", "again_code", "again_wait_s", "blocked_signal")
+WITHOUT_A_FLAG = ("name", "programs", "cwd", "env", "logs", "title", "again_code", "again_wait_s", "blocked_signals")
 
 
 def rendered(wanted):
