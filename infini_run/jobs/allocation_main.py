@@ -15,7 +15,7 @@ import time
 from infini_run.core.signal_pipe import SignalPipe
 from infini_run.errors import InfiniRunError
 from infini_run.jobs.allocation.job_run import JobRun, print_line, try_write, with_programs
-from infini_run.jobs.allocation.result import restart_reason
+from infini_run.jobs.allocation.result import AGAIN, check_timeouts, restart_reason
 from infini_run.jobs.allocation.time_limit import slurm_id
 from infini_run.jobs.errors import QueryError
 from infini_run.jobs.folder.job_dir import JobDir
@@ -51,7 +51,10 @@ def run(folder: JobDir, environ: Mapping[str, str]) -> int:
             return _end(folder, cancelled)
         if number > 0 and failures > job.request.restarts:
             return _end(folder, _unwanted(folder, number))
-        ending = JobRun(folder, job, number, signals, environ).run()
+        ended = JobRun(folder, job, number, signals, environ).run()
+        ending = check_timeouts(ended, timeouts=_timeouts(folder, number), most=job.request.max_timeouts)
+        if ending != ended:
+            print_line(ending.reason)
         why = restart_reason(ending, failures=failures, restarts=job.request.restarts)
         if not why or folder.is_cancelled:
             if ending.state == PREEMPTED and job.request.restarts:
@@ -98,7 +101,8 @@ def _with(ending: JobResult, problem: InfiniRunError) -> JobResult:
 def _note_requeue(folder: JobDir, ending: JobResult, why: str) -> None:
     phase = folder.phase(ending.attempt)
     assert phase is not None
-    requeued = replace(phase, state=REQUEUED, since_s=time.time(), reason=why)
+    at_limit = ending.code == AGAIN and ending.at_limit
+    requeued = replace(phase, state=REQUEUED, since_s=time.time(), reason=why, at_limit=at_limit)
     try_write("its phase", lambda: folder.write_phase(ending.attempt, requeued))
 
 
@@ -114,6 +118,12 @@ def _failed(folder: JobDir, attempt: int) -> bool:
         return phase.reason.startswith("restart ")
     earlier = folder.result(attempt)
     return earlier is None or earlier.state == PREEMPTED
+
+
+def _timeouts(folder: JobDir, number: int) -> int:
+    """Return how often the job ran again after its time limit."""
+    phases = (folder.phase(earlier) for earlier in range(number))
+    return sum(phase is not None and phase.at_limit for phase in phases)
 
 
 def _unwanted(folder: JobDir, number: int) -> JobResult:

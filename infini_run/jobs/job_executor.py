@@ -55,6 +55,7 @@ if TYPE_CHECKING:
         slurm_partition: str
         slurm_account: str
         slurm_array_parallelism: int
+        slurm_max_num_timeout: int
 
 
 _OWN = ("env", "inherit_env", "cwd")
@@ -62,13 +63,13 @@ _SAME = {  # parameters of submitit, by the flag that means the same
     "cpus_per_task": "cpus_per_slot",
     "name": "title",
     "slurm_account": "account",
+    "slurm_max_num_timeout": "max_timeouts",
     "slurm_partition": "pool",
 }
 _INSTEAD = {  # what replaces other parameters of submitit
     "array": "use map_array()",
     "gres": "use gpus_per_node=N",
     "additional_parameters": "use options=WORDS to pass options to sbatch or qsub",
-    "max_num_timeout": "drop it, as a job continues after each checkpoint; restarts= counts failures",
     "signal_delay_s": "use warn=TIME",
     "stderr_to_stdout": "drop it, as a job has one log of both",
 }
@@ -108,7 +109,8 @@ class JobExecutor:
         Args:
             parameters: Keywords of `submit`: `slots=16, slots_per_node=8, time="4h", env={...}`. Or submitit's:
                 nodes=, tasks_per_node=, gpus_per_node=, cpus_per_task=, mem_gb=, timeout_min=, name=, cluster=,
-                slurm_partition=, slurm_account=, and slurm_array_parallelism=, the tasks of an array at a time.
+                slurm_partition=, slurm_account=, slurm_array_parallelism=, the tasks of an array at a time, and
+                slurm_max_num_timeout=, how often a job runs again after its time limit (any number of times).
 
         Raises:
             TypeError: There is no such parameter.

@@ -126,7 +126,7 @@ def make_request(command: Sequence[str], values: Mapping[str, Any], above: str) 
     name = new_name()
     same = ("slots", "scheduler", "slots_per_node", "slot_type", "gpu_type", "tres", "gres", "layout", "single_node",
             "round_up", "spares", "pool", "account", "project", "cpus_per_slot", "options", "env",
-            "array", "restarts", "title")  # fmt: skip
+            "array", "restarts", "max_timeouts", "title")  # fmt: skip
     return JobRequest(
         name=name,
         folder=os.path.join(above, name),

@@ -234,6 +234,11 @@ def test_done_counts_finished_jobs(executor, turnstile):
             | {"slot_type": "cpu"},
             0,
         ),
+        (
+            {"slots": 1, "slurm_max_num_timeout": 3, "slurm_account": "a"},
+            {"slots": 1, "max_timeouts": 3, "account": "a"},
+            0,
+        ),
         ({"slots": 4, "time": "4h", "mem_gb": 1}, {"slots": 4, "time": "4h", "mem_per_slot": "1024M"}, 0),
     ],
 )
@@ -270,10 +275,7 @@ def test_invalid_parameters_are_one_line(local, given, message):
         ("slurm_constraint", "; use options=WORDS to pass options to sbatch or qsub"),
         ("slurm_mem_gb", "; did you mean mem_gb?"),
         ("slurm_signal_delay_s", "; use warn=TIME"),
-        (
-            "slurm_max_num_timeout",
-            "; drop it, as a job continues after each checkpoint; restarts= counts failures",
-        ),
+        ("max_num_timeout", "; use max_timeouts=N to limit how often it runs again after its time limit"),
         ("array", "; use map_array()"),
     ],
 )

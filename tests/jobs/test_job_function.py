@@ -548,6 +548,28 @@ def test_stop_ends_imports_when_nothing_is_saved(submit, tmp_path):
     assert not tmp_path.joinpath("loaded").exists()
 
 
+class Unfinished(Waiting):
+    """It asks for another run at each warning."""
+
+    def checkpoint(self):
+        return self
+
+
+def test_max_timeouts_ends_job_that_is_never_done(submit):
+    job = submit(Unfinished(), time="1h", warn="59m59s", max_timeouts=1, restarts=3)
+    error = job.exception(LIMIT_S)
+    assert isinstance(error, ir.JobFailed)
+    status = job.status()
+    assert (status.state, status.attempt, status.code) == ("TIMEOUT", 1, 85)
+    assert status.reason.endswith("; --max_timeouts=1 permits no further run")
+    assert any(line.endswith("; --max_timeouts=1 permits no further run") for line in job.logs())
+
+
+def test_max_timeouts_leaves_runs_for_other_reasons(submit):
+    job = submit(functools.partial(Training(signal.SIGUSR2), "a"), max_timeouts=0)
+    assert job.result(LIMIT_S) == (1, "a", 9)
+
+
 def test_rank_has_no_signal_blocked(submit):
     assert submit(functools.partial(signal.pthread_sigmask, signal.SIG_BLOCK, [])).result(LIMIT_S) == set()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from infini_run.errors import NodeLost, ProgramMissing
-from infini_run.jobs.allocation.result import classify
+from infini_run.jobs.allocation.result import check_timeouts, classify
 from infini_run.report.exit import Exit
 from infini_run.report.hang_snapshot import HangSnapshot
 from infini_run.report.report import Report
@@ -24,14 +24,14 @@ def ended(rank=5, code=None, signal=0, **more):
 SAVED = (ended(rank=0, code=85, stopped=True),)
 
 
-def judged(first=None, told=0, error=None, *, also=(), cancelled=False, late=False, preempted=False):
+def judged(first=None, told=0, error=None, *, also=(), cancelled=False, late=False, preempted=False, warned=False):
     report = Report(
         launch_id="l", run_id="", host="n1", world_size=8, start_s=1.0, end_s=2.0,
         exits=(*((first,) if first else ()), *also), first_failure=first, received_signal=told,
     )  # fmt: skip
     return classify(
         report, error, is_node_failure=error is not None, is_cancelled=cancelled, is_late=late,
-        is_preempted=preempted,
+        is_preempted=preempted, is_warned=warned,
         attempt=3,
     )  # fmt: skip
 
@@ -109,3 +109,26 @@ def test_hang_names_only_a_rank_that_others_wait_for(place, headline):
     blamed = ("n2", 5) if "for rank 5" in headline else ("", -1)
     assert (end.state, end.code, end.node, end.rank) == ("FAILED", first.shell_code, *blamed)
     assert headline in end.reason
+
+
+@pytest.mark.parametrize(
+    ("seen", "timeouts", "most", "state"),
+    [
+        ({"first": ended(code=85), "warned": True}, 5, None, "FAILED"),
+        ({"first": ended(code=85), "warned": True}, 1, 2, "FAILED"),
+        ({"first": ended(code=85), "warned": True}, 2, 2, "TIMEOUT"),
+        ({"first": ended(code=85), "warned": True}, 0, 0, "TIMEOUT"),
+        ({"first": ended(code=85), "told": 15, "late": True}, 0, 0, "TIMEOUT"),
+        ({"told": 15, "late": True, "also": SAVED}, 0, 0, "TIMEOUT"),
+        ({"first": ended(code=85), "told": 15, "preempted": True}, 0, 0, "FAILED"),
+        ({"first": ended(code=85)}, 0, 0, "FAILED"),
+        ({"first": ended(code=7), "warned": True}, 0, 0, "FAILED"),
+        ({"first": ended(signal=15), "told": 15, "cancelled": True, "warned": True}, 0, 0, "CANCELLED"),
+        ({"warned": True}, 0, 0, "COMPLETED"),
+    ],
+)
+def test_time_limits_beyond_most_end_job(seen, timeouts, most, state):
+    before = judged(**seen)
+    ending = check_timeouts(before, timeouts=timeouts, most=most)
+    assert (ending.state, ending.code) == (state, before.code)
+    assert ending.reason.endswith(f"; --max_timeouts={most} permits no further run") is (state == "TIMEOUT")

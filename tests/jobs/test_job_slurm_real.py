@@ -605,7 +605,7 @@ class Steps:
 def test_checkpoint_says_which_call_follows_in_requeued_job(queue, eights, monkeypatch, bell, cause):
     for name, text in eights.env.items():
         monkeypatch.setenv(name, text)
-    flags = {"time": "2m", "warn": "100s"} if cause == "limit" else {"pool": "requeued"}
+    flags = {"time": "2m", "warn": "100s"} if cause == "limit" else {"pool": "requeued", "max_timeouts": 0}
     call = functools.partial(Steps(bell.path), "llama")
     job = ir.submit(call, scheduler="slurm", dir=queue.path, slots=8, slots_per_node=4, **flags)
     bell.hear(8)
@@ -614,6 +614,27 @@ def test_checkpoint_says_which_call_follows_in_requeued_job(queue, eights, monke
         until(lambda: job.status().attempt == 0 and job.status().state == "QUEUED")
         let_go(queue, other)
     assert job.results(LIMIT_S * 4) == [(1, "llama", "1")] * 8
+
+
+class Unfinished:
+    """A function that asks for another run at each warning."""
+
+    def __call__(self):
+        while True:
+            signal.pause()
+
+    def checkpoint(self):
+        return self
+
+
+def test_slurm_max_num_timeout_ends_job_that_is_never_done(queue, eights, monkeypatch):
+    for name, text in eights.env.items():
+        monkeypatch.setenv(name, text)
+    executor = ir.JobExecutor(queue.path, cluster="slurm", timeout_min=2, warn="100s", slurm_max_num_timeout=1)
+    job = executor.submit(Unfinished())
+    assert isinstance(job.exception(LIMIT_S * 4), ir.JobFailed)
+    status = job.status()
+    assert (status.state, status.attempt, status.code) == ("TIMEOUT", 1, 85)
 
 
 def test_job_executor_submits_to_slurm(queue, eights, monkeypatch):

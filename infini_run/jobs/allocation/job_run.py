@@ -332,6 +332,7 @@ class JobRun:
             is_cancelled=is_cancelled,
             is_late=self._is_over or (report.received_signal != 0 and end_reason.is_late),
             is_preempted=end_reason.is_preempted,
+            is_warned=self._phase.state == WARNED,
             attempt=self._number,
         )
 

@@ -34,6 +34,7 @@ def classify(
     is_cancelled: bool,
     is_late: bool,
     is_preempted: bool = False,
+    is_warned: bool = False,
     attempt: int,
 ) -> JobResult:
     """Decide how a run ended. Pure.
@@ -45,13 +46,20 @@ def classify(
         is_cancelled: Whether the user has asked for the end, which goes before all else.
         is_late: Whether the job is at its time limit.
         is_preempted: Whether the scheduler has given the nodes to another job.
+        is_warned: Whether the ranks had the warning before the time limit.
         attempt: Number of the run.
 
     Returns:
         The record for `exit`.
     """
     first = report.first_failure
-    end = JobResult(state=COMPLETED, code=report.exit_code, attempt=attempt, end_s=report.end_s)
+    end = JobResult(
+        state=COMPLETED,
+        code=report.exit_code,
+        attempt=attempt,
+        end_s=report.end_s,
+        at_limit=is_late or is_warned,
+    )
     is_known = is_cancelled or is_preempted
     # scancel and qdel are the user's decision; a time limit or a preemption is not.
     may_ask = (is_late or is_preempted) and not is_cancelled
@@ -108,6 +116,19 @@ def _of_error(error: InfiniRunError, end: JobResult) -> JobResult:
 
 def _changed(end: JobResult, state: str, reason: str, **changes: object) -> JobResult:
     return JobResult(**{**vars(end), "state": state, "reason": reason, **changes})
+
+
+def check_timeouts(ending: JobResult, *, timeouts: int, most: int | None) -> JobResult:
+    """Return the ending: TIMEOUT where a rank asks for one run too many after the time limit. Pure.
+
+    Args:
+        ending: How the run ended.
+        timeouts: How often the job ran again after its time limit.
+        most: How often it may; None: any number of times.
+    """
+    if ending.code != AGAIN or ending.state != FAILED or not ending.at_limit or most is None or timeouts < most:
+        return ending
+    return _changed(ending, TIMEOUT, f"{ending.reason}; --max_timeouts={most} permits no further run")
 
 
 def restart_reason(ending: JobResult, *, failures: int, restarts: int) -> str:

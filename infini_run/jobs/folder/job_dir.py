@@ -373,6 +373,7 @@ _IS_OF: dict[str, Callable[[Any], bool]] = {  # what JSON has where a record's f
     "str": lambda value: isinstance(value, str),
     "int": lambda value: type(value) is int and abs(value) < _MOST,
     "float": lambda value: type(value) in (int, float) and abs(value) < _LATEST_S,  # a time
+    "int | None": lambda value: value is None or (type(value) is int and abs(value) < _MOST),
     "bool": lambda value: isinstance(value, bool),
     "bool | None": lambda value: value is None or isinstance(value, bool),
     "tuple[str, ...]": lambda value: isinstance(value, tuple) and all(isinstance(item, str) for item in value),

@@ -74,6 +74,7 @@ class Phase:
         nproc: ranks on each.
         reason: why it is in that state; empty: no reason to report.
         begun_s: the start of the ranks; 0: not yet.
+        at_limit: whether another one follows because of the time limit.
     """
 
     state: str
@@ -84,6 +85,7 @@ class Phase:
     nproc: int = 0
     reason: str = ""
     begun_s: float = 0.0
+    at_limit: bool = False
 
 
 REQUEUED = "REQUEUED"
@@ -101,6 +103,7 @@ class JobResult:
         attempt: the run that ended.
         scheduler_ended_it: the scheduler ended it, and may know better why.
         end_s: the time, in seconds since the epoch.
+        at_limit: the ranks were warned of the time limit, or it was reached.
     """
 
     state: str
@@ -111,3 +114,4 @@ class JobResult:
     attempt: int = 0
     scheduler_ended_it: bool = False
     end_s: float
+    at_limit: bool = False

@@ -23,6 +23,7 @@ _FLAGS = {
     **dict.fromkeys(("D", "chdir", "wd", "workdir"), "use --cwd=DIR"),
     **dict.fromkeys(("v", "export", "x"), "use --env=NAME=VALUE to set variables of the ranks"),
     **dict.fromkeys(("requeue", "max_restarts", "r"), "use --restarts=N to run it again after a failure"),
+    "max_num_timeout": "use --max_timeouts=N to limit how often it runs again after its time limit",
     **dict.fromkeys(("a", "J"), "use --array=LIST for a task per index; infini-job names jobs itself"),
     **dict.fromkeys(("job_name", "name"), "use --title=TEXT, which squeue and qstat show before the name"),
     **dict.fromkeys(("o", "e", "output", "error", "log_dir"), "run infini-job logs JOB to read what ranks wrote"),

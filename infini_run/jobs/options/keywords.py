@@ -37,6 +37,7 @@ class SubmitOptions(TypedDict, total=False):
     run_options: str | Sequence[str] | None
     warn: float | str | None
     restarts: int | None
+    max_timeouts: int | None
     container: str | None
     runtime: Literal["apptainer", "singularity", "podman", "enroot", "pyxis"] | None
     container_python: str | PathLike[str] | None

@@ -142,6 +142,8 @@ SUBMIT = (
           "run a task per index of 0-9, 1,3,7, or 0-20:5, at most M at a time; INFINI_JOB_TASK is its index",
           shown="none"),
     _flag("restarts", bounded_int(0), 0, "job", "N", "queue the job again after a failure, at most N times"),
+    _flag("max_timeouts", bounded_int(0), None, "job", "N",
+          "run the job again after exit code 85 at its time limit, at most N times", shown="no limit"),
     _flag("container", plain, "", "container", "IMAGE", "run ranks in IMAGE", shown="none"),
     _flag("runtime", plain, "", "container", "", "use this container runtime", choices=RUNTIMES,
           shown="the one on PATH"),

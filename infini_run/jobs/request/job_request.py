@@ -46,6 +46,7 @@ class JobRequest:
         run_options: for infini-run itself, such as --keep_going.
         array: indices of tasks, each of which is such a job, as sbatch has them (jobs/request/array.py).
         restarts: how often it may run again after a failure.
+        max_timeouts: how often after exit code 85 at its time limit; None: any number of times.
         warn_s: the ranks get warn_signal (a number) this long before the limit, in seconds.
         python: the interpreter of the nodes.
     """
@@ -78,6 +79,7 @@ class JobRequest:
     run_options: tuple[str, ...] = ()
     array: str = ""
     restarts: int = 0
+    max_timeouts: int | None = None
     warn_s: int = 0
     warn_signal: int = 12
     title: str = ""

@@ -95,6 +95,7 @@ function __infini_job_flags --argument-names verb current
                 warn= 'send ranks SIGNAL (by default USR2) TIME before the limit' \
                 array= 'run a task per index of 0-9, 1,3,7, or 0-20:5, at most M at a time' \
                 restarts= 'queue the job again after a failure, at most N times' \
+                max_timeouts= 'run the job again after exit code 85 at its time limit, at most N times' \
                 container= 'run ranks in IMAGE' \
                 runtime= 'use this container runtime' \
                 container_python= 'run the image\'s Python FILE, which needs infini-run' \
@@ -347,7 +348,7 @@ function __infini_job_complete
             return
         end
         set -l name (string replace -r -- '^-*' '' $word | string replace -a -- - _)
-        if string match -q -- '-*' $word; and contains -- $name slots slots_per_node slot_type gpu_type cpus_per_slot mem_per_slot spares layout scheduler pool partition queue account project time options title dir cwd env python run_options warn array restarts container runtime container_python bind container_options task rank node attempt tail ranks socket flagfile fromenv tryfromenv undefok
+        if string match -q -- '-*' $word; and contains -- $name slots slots_per_node slot_type gpu_type cpus_per_slot mem_per_slot spares layout scheduler pool partition queue account project time options title dir cwd env python run_options warn array restarts max_timeouts container runtime container_python bind container_options task rank node attempt tail ranks socket flagfile fromenv tryfromenv undefok
             if test $i -eq $last
                 __infini_job_offer $name "$current" ''
                 return
