@@ -94,7 +94,7 @@ def full_help_text() -> str:
     """Return the text of --helpfull: usage, every flag by group with its default, and examples."""
     parts = [
         f"usage: {USAGE}\n",
-        "Starts the ranks of a distributed training job, watches them, and takes\nthem down.\n",
+        "Starts the ranks of a distributed training job, watches them, and stops\nthem.\n",
         *(f"{TITLES[group]}:\n" + "".join(map(entry, _flags(group))) for group in (*GROUPS, "flags")),
         GRAMMAR_TEXT,
         EXIT_CODES,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _WIDTH = 64  # of the source, before anything is escaped
 
 _DESCRIPTION = """\
-Starts the processes of a distributed training job, watches them, and takes them down: nothing that the job has
+Starts the processes of a distributed training job, watches them, and stops them: nothing that the job has
 started outlives it, and the first process to fail is named. Every process gets its ranks and the rendezvous endpoint
 in its environment, under the names of infini_run and of torchrun.
 """

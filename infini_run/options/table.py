@@ -238,7 +238,7 @@ def _refused_switch(name: str, use: str) -> Flag:
 # fmt: off
 _ALL = (
     _flag("job", "nnodes", value_types.node_count, 1, "N|MIN:MAX",
-         "run on N nodes; MIN:MAX: run on as few as MIN, and continue after losing one"),
+         "run on N nodes; MIN:MAX: run on MIN to MAX nodes, and continue after losing one"),
     _flag("job", "nproc_per_node", value_types.proc_count, 1, "N|auto|gpu|cpu",
          "start N ranks on each node; gpu: one per GPU, cpu: one per usable core, auto: gpu if there is a GPU, "
          "else cpu"),
@@ -250,7 +250,7 @@ _ALL = (
     _flag("job", "master_addr", value_types.address, "127.0.0.1", "HOST", "host of --rdzv_endpoint"),
     _flag("job", "master_port", value_types.port, 29500, "PORT", "port of --rdzv_endpoint"),
     switch("standalone", "job", "run on one node, with a free port"),
-    _flag("job", "run_id", plain, "", "ID", "name this run, the same on every node",
+    _flag("job", "run_id", plain, "", "ID", "name this run; all nodes need the same name",
          shown="none", aliases=("rdzv_id",)),
 
     _flag("program", "program", _program_name, "", "NAME",
@@ -260,7 +260,8 @@ _ALL = (
           "read the programs from FILE: one [[program]] table of TOML each, with name, command, env, cwd, and flags",
           shown="none"),
     switch("one_world", "program",
-           "number the ranks of all programs through, in one world, in place of one world per program"),
+           "put all programs into one world, with ranks numbered one program after the other; else each has its own "
+           "world"),
     _flag("program", "on_nodes", value_types.node_ranks, None, "all|rest|0-2,4",
          "start this program on these nodes only; rest: on the nodes that no program lists", shown="all"),
     _flag("program", "after", _program_names, (), "NAME,...",
@@ -343,9 +344,9 @@ _ALL = (
             "nodes add node_<node rank>/ before attempt_<restarts>/"),
     _choice("output", "console", ("auto", "inherit", "lines", "prefix", "fold", "none"),
             "choose how output is shown; inherit: ranks write it themselves, lines: whole lines, which never mix, "
-            "prefix: lines marked [rank 3], fold: lines that several ranks write within 100 ms once, marked "
-            "[ranks 0-7], none: no output, auto: prefix with --log_dir, --tee, --timestamps, and other nodes, "
-            "inherit for one rank, a terminal, and /dev/null, else lines", shown="auto"),
+            "prefix: lines marked [rank 3], fold: as prefix, but a line that several ranks write within 100 ms only "
+            "once, marked [ranks 0-7], none: no output, auto: prefix with --log_dir, --tee, --timestamps, and other "
+            "nodes, inherit for one rank, a terminal, and /dev/null, else lines", shown="auto"),
     switch("timestamps", "output", "show the time (UTC) before each line of a rank"),
     _choice("output", "color", ("auto", "always", "never"),
             "color the labels of lines; auto: if stdout and stderr are terminals and NO_COLOR is unset"),
@@ -390,8 +391,8 @@ _ALL = (
          "stop the job if a rank has not sent READY=1 within TIME; with --after: a rank that other programs wait "
          "for, by default 10m", shown="off"),
     _flag("ending", "hang_timeout", value_types.timeout, 0.0, "TIME|off",
-         "treat a rank without a sign of life for TIME as hung: no WATCHDOG=1, once it sent one; else no output "
-         "and no CPU use, noticed after one to two times TIME",
+         "treat a rank as hung without output and CPU use for TIME, noticed after one to two times TIME; once it has "
+         "sent WATCHDOG=1: without another one for TIME",
          shown="off"),
     _flag("ending", "progress_timeout", value_types.timeout, 0.0, "TIME|off",
          "treat the job as hung if no rank has sent a higher PROGRESS= for TIME, counted from the first one",

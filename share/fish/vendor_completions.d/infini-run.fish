@@ -145,11 +145,11 @@ function __infini_run_flags --argument-names verb current
                 master_addr= 'host of --rdzv_endpoint' \
                 master_port= 'port of --rdzv_endpoint' \
                 standalone 'run on one node, with a free port' \
-                run_id= 'name this run, the same on every node' \
-                rdzv_id= 'name this run, the same on every node' \
+                run_id= 'name this run' \
+                rdzv_id= 'name this run' \
                 program= 'name the program, which may be one of several: --program=a [flags] a.py : --program=b [flags] b.py' \
                 programs= 'read the programs from FILE: one [[program]] table of TOML each, with name, command, env, cwd, and flags' \
-                one_world 'number the ranks of all programs through, in one world, in place of one world per program' \
+                one_world 'put all programs into one world, with ranks numbered one program after the other' \
                 on_nodes= 'start this program on these nodes only' \
                 after= 'start this program once all ranks of the named ones have sent READY=1, or exited with code 0' \
                 ready_port= 'with --after: treat this program as ready once PORT answers on each of its nodes' \
@@ -201,7 +201,7 @@ function __infini_run_flags --argument-names verb current
                 restart_window= 'reset the restart count after TIME without a failure' \
                 max_no_progress= 'end the job after N attempts in a row without progress, if ranks report PROGRESS=' \
                 ready_timeout= 'stop the job if a rank has not sent READY=1 within TIME' \
-                hang_timeout= 'treat a rank without a sign of life for TIME as hung: no WATCHDOG=1, once it sent one' \
+                hang_timeout= 'treat a rank as hung without output and CPU use for TIME, noticed after one to two times TIME' \
                 progress_timeout= 'treat the job as hung if no rank has sent a higher PROGRESS= for TIME, counted from the first one' \
                 on_hang= 'choose what follows a hang' \
                 snapshots= 'choose when to look at what ranks wait in' \
@@ -246,7 +246,7 @@ function __infini_run_flags --argument-names verb current
         case run
             printf '%s\t%s\n' \
                 nostandalone 'not: run on one node, with a free port' \
-                noone_world 'not: number the ranks of all programs through, in one world, in place of one world per program' \
+                noone_world 'not: put all programs into one world, with ranks numbered one program after the other' \
                 noends_job 'not: stop the other programs when all ranks of this one exited with code 0' \
                 nomodule 'not: run a Python module, with python -u -m' \
                 nono_python 'not: execute the program itself' \
