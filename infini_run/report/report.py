@@ -178,7 +178,7 @@ class Report:
         return "" if first is None else f"{self._sentence(first)}{self._others(first)}"
 
     @property
-    def blames_first(self) -> bool:
+    def is_caused_by_rank(self) -> bool:
         """Whether its rank is to blame for the first failure. If no rank in a hang is waited for, the first one that
         hangs stands for all."""
         hang = None if self.first_failure is None else self._hang(self.first_failure)

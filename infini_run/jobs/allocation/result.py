@@ -86,7 +86,7 @@ def classify(
         return _changed(end, FAILED, report.headline(), node=first.host, rank=first.rank, scheduler_ended_it=True)
     if first is not None:
         state = OOM if first.out_of_memory else FAILED
-        place = {"node": first.host, "rank": first.rank} if report.blames_first else {}
+        place = {"node": first.host, "rank": first.rank} if report.is_caused_by_rank else {}
         return _changed(end, state, report.headline(), **place)
     if end.code:
         return _changed(end, FAILED, "some of its processes did not end")

@@ -174,7 +174,7 @@ def test_the_python_api_warns_or_raises(driver):
     done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
     warned, refused = done.stdout.splitlines()
     assert "30211 MiB; ranks may run out" in warned
-    assert "or use --check_gpus=warn" in refused
+    assert 'or use check_gpus="warn"' in refused
 
 
 # ---- AMD, from files
