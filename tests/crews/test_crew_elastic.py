@@ -340,7 +340,7 @@ def test_a_host_without_what_workers_need_is_left_out(crew, capfd, needs, why):
     ("given", "text"),
     [
         ({"spares": 1}, "spares=1: needs the nodes of a launch; add hosts="),
-        ({"hosts": ["a", "b"], "spares": 2}, "needs more hosts than --hosts=a,b"),
+        ({"hosts": ["a", "b"], "spares": 2}, 'needs more hosts than hosts="a,b"'),
         ({"hosts": ["a:2", "b:1"], "spares": 1}, "hosts with different numbers of workers"),
         ({"hosts": ["a", "b"], "spares": 1, "on_join": "restart"}, "no effect on a crew: on_join="),
         ({"hosts": ["a", "b"], "spares": 1, "max_node_failures": 1}, "no effect on a crew: max_node_failures="),

@@ -297,7 +297,7 @@ def test_too_few_nodes_are_waited_for_and_then_the_launch_ends(bed, hosts, tmp_p
         world(tmp_path, 0, 2)
         with bed.host_down(2), pytest.raises(ir.NodeLost, match="1 of at least 2 nodes joined") as caught:
             handle.result(LIMIT_S)
-    assert "after 8 s (--join_timeout); missing: host2" in str(caught.value)
+    assert "after 8 s (join_timeout=); missing: host2" in str(caught.value)
     assert handle.restarts == 0, "none has begun"
     assert not any("after" in note for note in getattr(caught.value, "__notes__", ()))
 
@@ -394,9 +394,12 @@ def test_a_failure_in_a_pool_leaves_its_other_launches_alone(hosts, tmp_path):
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        ({"hosts": ["a", "b"], "nnodes": (3, 4)}, "nnodes=3:4: needs more hosts than --hosts=a,b, which is 2 hosts"),
+        (
+            {"hosts": ["a", "b"], "nnodes": (3, 4)},
+            'nnodes="3:4": needs more hosts than hosts="a,b", which is 2 hosts',
+        ),
         ({"hosts": ["a", "b"], "nnodes": (4, 3)}, "4:3"),
-        ({"hosts": ["a", "b"], "spares": 2}, "needs more hosts than --hosts=a,b"),
+        ({"hosts": ["a", "b"], "spares": 2}, 'needs more hosts than hosts="a,b"'),
         ({"hosts": ["a:2", "b:1"], "spares": 1}, "hosts with different numbers of workers"),
         ({"hosts": ["a", "b"], "nproc": [2, 1], "spares": 1}, "hosts with different numbers of workers"),
         (

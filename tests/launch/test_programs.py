@@ -530,7 +530,7 @@ def test_launcher_ends_with_ends_job():
         ),
         ([ir.Program(["true"], name="a")] * 2, {}, r"already the name of another program"),
         ([ir.Program(["true"], name="a b")], {}, r"expected a letter"),
-        ([ir.Program(["true"], name="a", nproc_per_node="x")], {}, r"^nproc_per_node=x: expected"),
+        ([ir.Program(["true"], name="a", nproc_per_node="x")], {}, r'^nproc_per_node="x": expected'),
         ([ir.Program(["true"], name="a")], {"spares": 1}, r"^spares=1: conflicts with a list of Program: several"),
         ([ir.Program(["true"], name="a", cwd="/nowhere")], {}, r"^cwd=/nowhere is not a directory"),
     ],
