@@ -95,7 +95,8 @@ executor-suites: $(VENV)/made
 pbs: $(VENV)/made
 	tests/support/beds/install.sh postgresql iproute2 || true
 	@tests/support/beds/pbs.sh where
-	$(BIN)/python -m pytest -m pbs tests/jobs/test_job_pbs_real.py tests/jobs/test_job_pbs_spares.py $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m pbs tests/jobs/test_job_pbs_real.py tests/jobs/test_job_pbs_spares.py \
+	    tests/jobs/test_job_function_pbs.py $(PYTEST_ARGS)
 
 # .pre-commit-config.yaml runs those that a commit concerns.
 lint: lint-python lint-types lint-c lint-workflows

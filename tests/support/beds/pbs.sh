@@ -14,7 +14,7 @@
 # nothing but these. PBS_TB_NSPREFIX: of the names of network namespaces, for two beds at a time.
 # Needs Debian's postgresql (user postgres), iproute2, and OpenPBS: build it as the file INSTALL of its sources says,
 # https://github.com/openpbs/openpbs/blob/master/INSTALL, with the prefix /opt/pbs, or set PBS_EXEC to yours, and
-# with a Python that no user's folder has.
+# with a Python that no user's folder has. 23.06.06 needs commit 1d17427c0 of its master for Python 3.11.
 set -u
 cmd=${1:-}; D=${2:-/tmp/pbs-testbed}; P=${PBS_TB_NSPREFIX:-ptb}; X=${PBS_EXEC:-/opt/pbs}
 
