@@ -1,12 +1,13 @@
 """How fast ranks get further, and which of them the others wait for: from the times of their PROGRESS=. Pure.
 
 Where ranks meet in a collective in each step, their steps take equally long, and a slow one shows in that it reports
-after the others. Where they don't meet, its own steps take longer. Decision 79 says how to know which is the case.
+after the others. Where they don't meet, its own steps take longer. Decisions 79 and 97 say how to know which it is.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
+from math import log
 
 from infini_run.record import record
 from infini_run.report.text import duration_text
@@ -19,7 +20,12 @@ GAP_S = 0.1  # between two samples of a rank, at least
 _WINDOW = 32  # samples of a rank
 _LEAST = 16  # samples, below which a rank has no step
 _LEAST_LAGS = 12
-_RENEWAL = 1.3  # below, lags add up
+_MEETS = 0.03  # the least evidence for it, on average over comparisons (decision 97)
+_REMEMBERED = 8  # comparisons
+_LATE, _OTHERS = 8, 16  # ranks that are compared to find out: those that report last, and others
+_LONGER = 1.3  # times the step of the others without waits: it may be slow
+_LEAST_WAITS = 3  # that end with the late rank, where ranks meet in some steps only
+_WAIT_ERROR = 0.25  # of a step: how exactly they do
 _PERIOD_S = 5.0  # between two comparisons, at least
 _FACTOR = 1.5  # times the step of the others: slow
 _EXTRA_S = 0.01  # a step that takes less longer is not
@@ -107,6 +113,19 @@ class _Track:
         """The mean time between two reports."""
         return (self.times[-1] - self.times[0]) / max(1, self.counts[-1] - self.counts[0])
 
+    @property
+    def value_s(self) -> float:
+        """The mean time by which the value rises by one."""
+        return (self.times[-1] - self.times[0]) / max(1, self.values[-1] - self.values[0])
+
+    @property
+    def usual_value_s(self) -> float:
+        """The same of a quick step: the lower quartile, which has no wait if half of the steps have none."""
+        samples = zip(self.times, self.times[1:], self.values, self.values[1:], strict=False)
+        return sorted((end_s - begin_s) / (end - begin) for begin_s, end_s, begin, end in samples)[
+            (len(self.times) - 1) // 4
+        ]
+
     def time_at(self, value: int) -> float | None:
         """Return when it reported a value, or would have; None: before its first sample, or far in the future."""
         at = bisect_left(self.values, value)
@@ -133,6 +152,8 @@ class Pace:
         self.slow: frozenset[int] = frozenset()
         self._tracks: dict[int, _Track] = {}
         self._reference = -1  # the rank to which the others are compared
+        self._evidence, self._comparisons = 0.0, 0  # for ranks that meet in each step: the mean of comparisons
+        self._unsure: set[int] = set()  # ranks that were slow, if they do
         self._due_s = 0.0
         self._begin_s = self._last_s = 0.0
         self._found: dict[int, list[float]] = {}  # by rank: steps, their time, that of others, what was waited, time
@@ -229,24 +250,119 @@ class Pace:
                 track.lags.clear()
 
     def _waits(self, paces: Mapping[int, float]) -> dict[int, float]:
-        """Return how long each rank waits for others in a step, of ranks that meet in each.
+        """Return how long each rank waits for others in a step, of ranks that meet.
 
         Args:
             paces: The mean step of each rank.
         """
         typical_s = _middle(paces.values()) if paces else 0.0
+        rare = self._rare_waits({rank: step_s for rank, step_s in paces.items() if step_s < 2 * typical_s})
+        if rare:
+            return rare
         equal = [rank for rank, step_s in paces.items() if abs(step_s - typical_s) < _EQUAL * typical_s]
-        lags = {rank: self._tracks[rank].lags for rank in equal if len(self._tracks[rank].lags) >= _LEAST_LAGS}
-        usual = {rank: _middle(found) for rank, found in lags.items()}
-        if self._reference in equal:
-            usual[self._reference] = 0.0
-        center_s = _middle(usual.values()) if usual else 0.0
-        near = {rank: lag_s for rank, lag_s in usual.items() if abs(lag_s - center_s) < typical_s}
-        others = [lags[rank] for rank in near if rank != self._reference]
-        if not others or _middle([_renewal(found) for found in others]) < _RENEWAL:
+        usual = self._usual_lags(equal)
+        if len(usual) < 2:
             return {}
+        center_s = _middle(usual.values())
+        near = {rank: lag_s for rank, lag_s in usual.items() if abs(lag_s - center_s) < typical_s}
         last_s = max(near.values())
-        return {rank: last_s - lag_s for rank, lag_s in near.items()}
+        if last_s - center_s < _EQUAL * typical_s:
+            return {}  # nobody is late
+        late = [rank for rank, lag_s in near.items() if lag_s > last_s - _EQUAL * typical_s]
+        self._weigh(late, [rank for rank in near if rank not in late])
+        if not self._meet_in_each:
+            return {}
+        self._unsure.update(late)
+        return {rank: last_s - near.get(rank, center_s) for rank in usual}  # others than near ones are not judged
+
+    def _usual_lags(self, ranks: Iterable[int]) -> dict[int, float]:
+        """Return by how many seconds ranks report after the reference, as a median, if known."""
+        lags = {rank: self._tracks[rank].lags for rank in ranks}
+        usual = {rank: _middle(found) for rank, found in lags.items() if len(found) >= _LEAST_LAGS}
+        return usual | {rank: 0.0 for rank in lags if rank == self._reference}
+
+    def _weigh(self, late: Sequence[int], others: Sequence[int]) -> None:
+        """Take in what speaks for it that ranks wait in each step until the late ones have reported the last one."""
+        found = [self._errors(rank, late[:_LATE]) for rank in others[:_OTHERS]]
+        now = [log((alone_s + 1e-9) / (waiting_s + 1e-9)) for alone_s, waiting_s in filter(None, found)]
+        self._comparisons = min(self._comparisons + 1, _REMEMBERED)
+        self._evidence += (sum(now) / max(1, len(found)) - self._evidence) / self._comparisons
+        if self._evidence < -_MEETS:
+            for rank in self._unsure:
+                self._found.pop(rank, None)
+            self._unsure.clear()
+
+    @property
+    def _meet_in_each(self) -> bool:
+        """Whether the ranks meet in each step, as far as known."""
+        return self._evidence > _MEETS
+
+    def _errors(self, rank: int, late: Sequence[int]) -> tuple[float, float] | None:
+        """Return how far the reports of a rank are from what two models say, in seconds: that it waits for nobody,
+        and that it waits for late ranks first. None: too few are known, or it reports after them too often."""
+        track = self._tracks[rank]
+        values, times = track.values, track.times
+        value_s = (times[-1] - times[0]) / (values[-1] - values[0])
+        alone, waiting, after = [], [], 0
+        for at in range(1, len(times)):
+            ends = self._times_at(late, values[at - 1])
+            if ends:
+                more_s = times[at] - times[at - 1] - value_s * (values[at] - values[at - 1])
+                alone.append(more_s)
+                waiting.append(more_s - max(0.0, max(ends) - times[at - 1]))
+                after += max(ends) < times[at - 1]
+        if len(alone) < _LEAST_LAGS or after > len(alone) // 4:
+            return None
+        return _unexplained(alone), _unexplained(waiting)
+
+    def _times_at(self, ranks: Sequence[int], value: int) -> list[float]:
+        """Return when ranks have reported a value, as far as known."""
+        found = (self._tracks[rank].time_at(value) for rank in ranks)
+        return [time_s for time_s in found if time_s is not None]
+
+    def _rare_waits(self, paces: Mapping[int, float]) -> dict[int, float]:
+        """Return how long each rank waits in a step on average, of ranks that meet in half of the steps at most.
+
+        Steps without a wait show who is slow there. A longer one has to end when the slow rank reports.
+        """
+        usual = self._usual_lags(paces)
+        if len(usual) < 2:
+            return {}
+        alone = {rank: self._tracks[rank].usual_value_s for rank in usual}
+        usual_s, center_s = _middle(alone.values()), _middle(usual.values())
+        last = max(usual, key=lambda rank: usual[rank])
+        if alone[last] < _LONGER * usual_s:
+            return {}
+        late = [rank for rank, lag_s in usual.items() if lag_s > (usual[last] + center_s) / 2]
+        others = [rank for rank in usual if rank not in late]
+        errors = [error for rank in others[:_OTHERS] for error in self._wait_errors(rank, alone[rank], late[:_LATE])]
+        if len(errors) < _LEAST_WAITS or _middle(errors) > _WAIT_ERROR:
+            return {}
+        return {
+            rank: max(0.0, paces[rank] - paces[rank] * min(alone[rank], usual_s) / self._tracks[rank].value_s)
+            if rank in others else 0.0
+            for rank in usual
+        }  # fmt: skip
+
+    def _wait_errors(self, rank: int, alone_s: float, late: Sequence[int]) -> list[float]:
+        """Return for each long step of a rank how far from the late ranks' report its wait ends, in its own steps.
+
+        Args:
+            rank: The rank.
+            alone_s: Its time for a value without waits.
+            late: The late ranks.
+        """
+        track, errors = self._tracks[rank], []
+        for at in range(1, len(track.times)):
+            value, end_s = track.values[at], track.times[at]
+            steps = value - track.values[at - 1]
+            wait_s = end_s - track.times[at - 1] - alone_s * steps
+            if wait_s < alone_s / 2 or steps > 2:
+                continue
+            ends = [self._times_at(late, value - back) for back in range(1, steps + 1)]
+            off = [abs(end_s - back * alone_s - max(at_s)) for back, at_s in enumerate(ends, 1) if at_s]
+            errors += [min(off) / alone_s] if off else []
+        return errors
 
     def slow_ranks(self) -> tuple[SlowRank, ...]:
         """Return the ranks that were slow in the attempt, the worst first, a few at most."""
@@ -270,12 +386,10 @@ def _middle(values: Iterable[float]) -> float:
     return ordered[(len(ordered) - 1) // 2]
 
 
-def _renewal(lags: Sequence[float]) -> float:
-    """Return von Neumann's ratio of successive differences to the variance.
-
-    About 2: a lag says nothing about the next one, as ranks wait for each other. Near 0: lags add up.
-    """
-    mean = sum(lags) / len(lags)
-    spread = sum((lag - mean) ** 2 for lag in lags)
-    steps = sum((lags[at] - lags[at - 1]) ** 2 for at in range(1, len(lags)))
-    return steps / spread if spread else 0.0
+def _unexplained(errors: Sequence[float]) -> float:
+    """Return the mean size of errors, less what each has in common with the one before: slow drifts say nothing."""
+    mean = sum(errors) / len(errors)
+    rest = [each - mean for each in errors]
+    spread = sum(each**2 for each in rest[:-1])
+    slope = sum(rest[at - 1] * rest[at] for at in range(1, len(rest))) / spread if spread else 0.0
+    return sum(abs(rest[at] - (slope * rest[at - 1] if at else 0.0)) for at in range(len(rest))) / len(rest)

@@ -34,6 +34,26 @@ def reports(*, nproc=4, steps=60, step_s=0.2, slow=None, late_s=None, meet=True,
     return sorted(sent)
 
 
+def constant(*, nproc=4, steps=60, step_s=0.1, slow=2, every=1, late_s=0.0, jitter_s=1e-4, drift=0.9, seed=0):
+    """Return the same of ranks whose steps differ by little, and much like the step before: sleeps.
+
+    Args:
+        every: They meet in each step that this divides. 0: never.
+        drift: What the difference of a step has in common with that of the one before.
+    """
+    chance, sent = random.Random(seed), []
+    now_s = {rank: 100.0 + chance.uniform(0, 0.01) + late_s * (rank == slow) for rank in range(nproc)}
+    more_s = {rank: chance.gauss(0, jitter_s) for rank in now_s}
+    for value in range(1, steps + 1):
+        for rank in now_s:
+            more_s[rank] = drift * more_s[rank] + (1 - drift**2) ** 0.5 * chance.gauss(0, jitter_s)
+            now_s[rank] += step_s * (2.0 if rank == slow and not late_s else 1.0) + more_s[rank]
+            sent.append((now_s[rank] + chance.expovariate(1e4), rank, value))
+        if every and value % every == 0:
+            now_s = {rank: max(now_s.values()) + 1e-3 + chance.expovariate(2e4) for rank in now_s}
+    return sorted(sent)
+
+
 def of_nodes(sent):
     """Return (time, rank, value, count) as a head gets it: the latest of each rank once a second."""
     messages, latest = [], {}
@@ -65,6 +85,42 @@ def test_slow_rank_is_found_when_ranks_meet_in_each_step(rank, seed):
     assert slow.waited_s == pytest.approx(slow.steps * 0.2, rel=0.2)
     assert slow.steps > 30
     assert slow.is_costly
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"steps": 30}, {}, {"drift": 0.0, "steps": 30}, {"jitter_s": 2e-3}, {"nproc": 8}],
+    ids=["short", "long", "noise", "more", "many"],
+)
+def test_slow_rank_is_found_though_steps_are_constant(given):
+    """Their small differences drift, as lags of ranks that don't meet do."""
+    found = [[slow.rank for slow in measured(constant(**given, seed=seed)).slow_ranks()] for seed in SEEDS]
+    assert found == [[2]] * len(SEEDS)
+
+
+@pytest.mark.parametrize("given", [{}, {"drift": 0.0}, {"jitter_s": 2e-3}, {"nproc": 8}])
+def test_rank_that_started_late_is_not_slow_though_steps_are_constant(given):
+    runs = [constant(every=0, late_s=0.06, **given, seed=seed) for seed in SEEDS]
+    assert [measured(sent).slow_ranks() for sent in runs] == [()] * len(SEEDS)
+
+
+@pytest.mark.parametrize("every", [2, 3, 4, 8, 12])
+def test_slow_rank_is_found_when_ranks_meet_in_some_steps(every):
+    """Such as in the last one of those whose gradients are accumulated."""
+    for seed in range(10):
+        (slow,) = measured(constant(every=every, steps=96, jitter_s=2e-3, seed=seed)).slow_ranks()
+        assert slow.rank == 2
+        assert slow.step_s == pytest.approx(0.2, rel=0.1)
+        assert slow.others_s == pytest.approx(0.1, rel=0.1)
+        assert slow.waited_s == pytest.approx(slow.steps * 0.1, rel=0.2)
+
+
+def test_pauses_of_others_are_no_waits():
+    """Each rank is as fast as the others on the whole, and pauses at its own time."""
+    for seed in SEEDS:
+        sent = constant(every=0, steps=100, jitter_s=2e-3, seed=seed)
+        paused = [(at_s + 1.1 * ((value + 3 * rank) // 10) * (rank != 2), rank, value) for at_s, rank, value in sent]
+        assert measured(sorted(paused)).slow_ranks() == ()
 
 
 @pytest.mark.parametrize("rank", [0, 2])
