@@ -15,7 +15,7 @@ from infini_run.multinode.clock_offset import clock_question
 from infini_run.multinode.protocol import pack_json
 from infini_run.multinode.record_codec import decode_record, to_jsonable
 from infini_run.record import replace
-from infini_run.report.hang_groups import analyze_hang, count_back, hang_text, hosts_text, with_exited
+from infini_run.report.hang_groups import analyze_hang, count_back, hang_text, hosts_text, still_hung, with_exited
 from infini_run.report.hang_snapshot import NO_PROGRESS, STOP_S, HangSnapshot
 from infini_run.report.text import duration_text
 
@@ -48,6 +48,8 @@ class HangPhase:
         self._waiting: list[RemoteAgent] = []  # nodes that have not answered
         self._is_before_stop = False
         self._beginner: RemoteAgent | None = None  # whose look it is, until that has its result
+        self._late: list[RemoteAgent] = []  # nodes that had not answered when a hang was reported
+        self._reported: list[HangSnapshot] = []  # what was known then
         self.next_deadline_s = float("inf")
 
     def on_look(self, agent: RemoteAgent) -> None:
@@ -70,7 +72,10 @@ class HangPhase:
             self._beginner = None
             is_known = any(snapshot.kind for snapshot in self._snapshots)  # of another node: its hang stands
             if not is_known and (not any(snapshot.kind for snapshot in found) or self._has_progress(found)):
+                is_late = is_first and agent in self._late
                 self._drop()
+                if is_late:
+                    self._look_again()
                 return  # it has answered too late, or ranks elsewhere make progress
         if is_first:
             self._ask_others(agent, LIMIT_S)
@@ -78,11 +83,16 @@ class HangPhase:
         self._ranks_to_stop += content["ranks"]
         self._waiting = [other for other in self._waiting if other is not agent]
 
-    def _ask_others(self, agent: RemoteAgent, limit_s: float) -> None:
+    def _look_again(self) -> None:
+        """Let all nodes look once more: one that had not answered does now, and the hang may last."""
+        self._late = []
+        self._ask_others(None, LIMIT_S)
+
+    def _ask_others(self, agent: RemoteAgent | None, limit_s: float) -> None:
         """Ask all nodes that run for snapshots, but for this one, which sends them unasked."""
         self.next_deadline_s = time.monotonic() + limit_s
         self._waiting = [other for other in self._state.world if other.state == "running"]
-        if self._state.options.snapshots == "off":
+        if self._state.options.snapshots == "off" and agent is not None:
             self._waiting = [agent]
         request = pack_json(protocol.SNAPSHOT_REQUEST, {"is_before_stop": self._is_before_stop})
         for other in self._waiting:
@@ -121,6 +131,8 @@ class HangPhase:
         unanswered = [agent.name for agent in self._waiting]
         is_before_stop, self._is_before_stop = self._is_before_stop, False
         self._drop()
+        if not is_before_stop and not unanswered and not any(snapshot.kind for snapshot in snapshots):
+            snapshots = still_hung(snapshots, self._reported)
         if is_before_stop:
             self._state.stop()
         elif not self._state.is_stopping and any(snapshot.kind for snapshot in snapshots):
@@ -132,6 +144,8 @@ class HangPhase:
         over = [agent.report for agent in self._state.world if agent.report is not None]
         snapshots = with_exited(snapshots, [exit_ for report in over for exit_ in report.exits])
         self._state.unanswered = tuple(unanswered)
+        self._late = [agent for agent in self._state.world if agent.name in unanswered]
+        self._reported = list(snapshots) if unanswered else []
         hang = analyze_hang(snapshots, unanswered)
         head, details = hang_text(snapshots, {}, unanswered)
         links = _slow_links(self._state.world)

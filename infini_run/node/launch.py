@@ -541,11 +541,14 @@ class NodeLaunch:
             if self.on_seen is not None:
                 self.on_seen()
             return []
+        if finding.is_cut_short:
+            self._keep_seen(finding)
+            return finding.events
         if self.on_hang is not None and not any(snapshot.kind == "late" for snapshot in finding.snapshots):
             self.outcome.keep_snapshots(finding.snapshots)
             self.on_hang(with_exited(finding.snapshots, self.outcome.exits()), finding.ranks_to_stop)
             return finding.events
-        self._print(*self.outcome.record_snapshots(finding.snapshots, finding.ranks_to_stop))
+        self._print(*self.outcome.record_snapshots(finding.snapshots, finding.ranks_to_stop), names_host=True)
         if finding.problem:
             self._print(self.outcome.add_notice(finding.problem))
         if finding.ranks_to_stop and self._restarts is not None and self.outcome.first is not None:
@@ -780,11 +783,17 @@ class NodeLaunch:
 
         return describe_event(event, self.outcome.name_of(event.rank))
 
-    def _print(self, *lines: str) -> None:
-        """Print a line, printable whatever is in it: a leftover process chose its own name."""
+    def _print(self, *lines: str, names_host: bool = False) -> None:
+        """Print a line, printable whatever is in it: a leftover process chose its own name.
+
+        Args:
+            lines: The line, and those that belong to it.
+            names_host: They say themselves on which host.
+        """
         if self._print_line is None or not any(lines):
             return
-        where = f"{self.plan.nodes[0].host}: " if self._has_head else ""  # beside those of other nodes
+        is_one_of_many = self._has_head and not names_host
+        where = f"{self.plan.nodes[0].host}: " if is_one_of_many else ""  # beside those of other nodes
         text = "infini-run: " + "\n".join(printable(where + line) for line in lines)
         if self._observers is not None and self._observers.print_above(text):
             return

@@ -33,6 +33,7 @@ _LIBRARIES = ("threading.py", "queue.py", "selectors.py", "socket.py", "ssl.py",
 _PEER_WAITS = tuple(f" ({kind})" for kind in KINDS)  # as waits_in writes them
 _SILENT = ("no output", "no writes", "no CPU used")  # not what a rank has said of itself
 _IDLE = 0.01  # of a CPU: as the watchdog's
+_CLOCK_S = 0.5  # what two readings of a clock that is set meanwhile may differ by
 _BUSY_CPU = 0.05  # of a CPU: more than what the kernel's ticks may add to a rank that sleeps
 _BUSY = "running"  # the place of a rank that moves between two looks
 _LINES = 5  # groups that are shown
@@ -346,6 +347,31 @@ def count_back(snapshots: Sequence[HangSnapshot]) -> tuple[HangSnapshot, ...]:
     own, and their host names may be the same."""
     newest = _last_finding(snapshots)
     return tuple(replace(snapshot, finding=snapshot.finding - newest) for snapshot in snapshots)
+
+
+def still_hung(snapshots: Sequence[HangSnapshot], earlier: Iterable[HangSnapshot]) -> list[HangSnapshot]:
+    """Return later snapshots, those of ranks that hung before and are where they were, without a sign of life since,
+    with how long they have been silent by now.
+
+    Args:
+        snapshots: Of ranks that no node reports as hung, because it has done so before.
+        earlier: Those of that report.
+    """
+    before = {snapshot.rank: snapshot for snapshot in earlier if snapshot.kind == "hung"}
+    return [
+        _with_silence(snapshot, before[snapshot.rank]) if snapshot.rank in before else snapshot
+        for snapshot in snapshots
+    ]
+
+
+def _with_silence(later: HangSnapshot, earlier: HangSnapshot) -> HangSnapshot:
+    is_same_place = _key(later) == _key(earlier) and later.is_sure
+    signs = [(later.output_s, earlier.output_s), (later.idle_s, earlier.idle_s)]
+    has_lived = any(new_s is not None and new_s > (old_s or 0.0) + _CLOCK_S for new_s, old_s in signs)
+    if not is_same_place or has_lived or later.idle_s is None or not earlier.why.startswith(_SILENT):
+        return later
+    silence = replace(later, why=earlier.why.partition(" for ")[0])
+    return replace(silence, kind="hung", why=f"{silence.why} for {duration_text(_silence_s(silence))}")
 
 
 def _last_finding(snapshots: Iterable[HangSnapshot]) -> int:

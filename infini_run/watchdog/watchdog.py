@@ -43,6 +43,7 @@ class HangFinding:
         problem: Why a file could not be written. Empty: all were.
         events: An event for each rank that hangs or is late.
         is_before_stop: The job is being stopped for another reason.
+        is_cut_short: The same, and a look at a hang was not complete: it says too little to be printed.
     """
 
     snapshots: tuple[HangSnapshot, ...]
@@ -50,6 +51,7 @@ class HangFinding:
     problem: str
     events: list[Event]
     is_before_stop: bool = False
+    is_cut_short: bool = False
 
 
 class _Rank:
@@ -417,6 +419,7 @@ class Watchdog:
             problem=problem,
             events=events,
             is_before_stop=is_before_stop,
+            is_cut_short=self._stopping and not is_before_stop,
         )
 
     def _note_written(self) -> None:

@@ -409,6 +409,8 @@ def test_a_signal_is_not_kept_waiting_by_a_pyspy_that_does_not_end(infini_run, f
     command.signal(signal.SIGTERM)
     assert command.wait() == 143
     assert not any(map(is_alive, pids))
+    assert b" hung: " not in command.err, "the look was not complete"
+    assert b"no output" not in command.err
     content = reads(tmp_path / "report")
     assert (content["leftover_processes"], content["stuck"]) == ([], [])
 

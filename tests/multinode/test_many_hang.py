@@ -47,6 +47,7 @@ def test_a_rank_that_hangs_on_one_host_is_told_with_what_it_waits_in(many, tmp_p
     command = many(*flags, f"--report={tmp_path}/r", "sh", "-c", script, nproc=1, hosts="host1,host2")
     assert command.wait() == 1, command.err
     lines = own_lines(command)
+    assert not any(re.match(r"infini-run: host\d: rank", line) for line in lines), "the host is named once"
     first = next(at for at, line in enumerate(lines) if line.startswith(f"infini-run: {words}"))
     assert any(line.startswith("  in: sleep (") for line in lines[first:])
     report = json.loads((tmp_path / "r").read_text())
@@ -199,6 +200,21 @@ def test_host_that_does_not_answer_keeps_others_from_being_named(many):  # noqa:
     assert command.wait() == 143
     assert b": 3 ranks are in 2 places, and host4 did not answer\n" in command.err
     assert b"wait for rank" not in command.err
+
+
+@PYSPY
+def test_hang_is_reported_again_when_the_host_answers(many):  # noqa: F811
+    """Rank 2 spins there, so its own host reports no hang."""
+    command = many("--hang_timeout=3", "--node_timeout=120", sys.executable, HANG, "spinning", "2", nproc=1)
+    agent = launcher_of(2)
+    os.kill(agent, signal.SIGSTOP)
+    try:
+        command.read_error_until(b": 3 ranks are in all_reduce (hang.py:25), and host3 did not answer\n")
+    finally:
+        os.kill(agent, signal.SIGCONT)
+    command.read_error_until(b": 3 of 4 ranks wait for rank 2, which uses CPU\n")
+    command.signal(signal.SIGTERM)
+    assert command.wait() == 143
 
 
 @PYSPY

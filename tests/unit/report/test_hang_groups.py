@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from infini_run.record import replace
 from infini_run.report.exit import Exit
-from infini_run.report.hang_groups import analyze_hang, collective, hang_text, ranks_text, with_exited
+from infini_run.report.hang_groups import analyze_hang, collective, hang_text, ranks_text, still_hung, with_exited
 from infini_run.report.hang_snapshot import HangSnapshot, main_frames, other_threads
 
 TORCH = ("all_reduce (torch/distributed/distributed_c10d.py:2501)", "wrapper (torch/distributed/c10d_logger.py:81)")
@@ -201,6 +201,15 @@ def test_rank_that_still_writes_does_not_hang_with_those_in_its_place():
         "  rank 2 on host1     hrtimer_nanosleep  0% CPU, output 500 ms ago",
         "  ranks 0-1 on host1  hrtimer_nanosleep  0% CPU",
     ]
+
+
+def test_ranks_that_are_silent_since_they_were_reported_still_hang():
+    before = [silent(rank, why="no output and no CPU used for 20.0 s") for rank in range(4)]
+    now = [replace(each, kind="", why="", time_s=130.0) for each in before]
+    moved = [replace(now[1], wait="elsewhere"), replace(now[2], output_s=120.0), replace(now[3], idle_s=None)]
+    found = still_hung([now[0], *moved, replace(now[0], rank=4)], before)
+    assert [each.kind for each in found] == ["hung", "", "", "", ""]
+    assert found[0].why == "no output and no CPU used for 50.0 s"
 
 
 def test_rank_whose_silence_is_almost_as_long_hangs_with_the_others():
