@@ -539,8 +539,12 @@ def _count(groups: Iterable[list[HangSnapshot]]) -> int:
 
 
 def _is_waiting(snapshot: HangSnapshot) -> bool:
-    """Return whether it waits in a collective, as far as its Python frames show."""
-    return snapshot.state not in ("T", "D", EXITED) and collective(snapshot.frames) >= 0
+    """Return whether it waits in a collective, as far as its Python frames show.
+
+    That is in its telling_thread, or in any of several threads that its main thread waits for.
+    """
+    is_stopped = snapshot.state in ("T", "D", EXITED)
+    return not is_stopped and max(collective(snapshot.frames), collective(snapshot.beside)) >= 0
 
 
 def _waits_for_peer(snapshot: HangSnapshot) -> bool:

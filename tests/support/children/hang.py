@@ -86,7 +86,7 @@ def in_threads():
 
 
 def beside_threads():
-    """As in_threads, with a thread more: nobody knows for which of the two the main thread waits."""
+    """As in_threads, with a thread more: only what they do shows for which of the two the main thread waits."""
     python_deadlock()
 
 

@@ -91,14 +91,30 @@ def test_rank_that_hangs_alone_is_no_group():
     assert analyze_hang([]) is None
 
 
-def test_ranks_whose_main_thread_waits_for_one_of_several_are_apart_by_those():
-    main, beat = ("<module> (train.py:9)",), ("beat (train.py:2)",)
-    shots = [shot(rank, main, beside=(*beat, LOAD[1] if rank == 2 else REDUCE[-2])) for rank in range(4)]
+def beside(rank, *frames, **more):
+    """A rank whose main thread waits for one of two: one reports that it lives, and the other is in these frames."""
+    return shot(rank, ("<module> (train.py:9)",), beside=("beat (train.py:2)", *frames), **more)
+
+
+def test_rank_is_named_whose_threads_are_in_no_collective_as_those_of_the_others():
+    shots = [beside(rank, *(LOAD if rank == 2 else REDUCE)) for rank in range(4)]
+    hang = analyze_hang(shots)
+    assert hang.headline.endswith(": 3 of 4 ranks wait for rank 2")
+    assert "  <module> (train.py:9), in read (data.py:88)  " in hang.lines()[0]
+    assert "  <module> (train.py:9), in all_reduce (torch/" in hang.lines()[1]
+    assert analyze_hang([*shots[:2], shot(2, LOAD), shots[3]]).waited_for == (2,), "its other thread has ended"
+    alone = [replace(each, kind="hung" if each.rank == 2 else "") for each in shots]
+    assert analyze_hang(alone).waited_for == (2,)
+
+
+def test_nobody_is_named_where_threads_differ_and_none_is_in_a_collective():
+    shots = [beside(rank, LOAD[rank == 2]) for rank in range(4)]
     hang = analyze_hang(shots)
     assert hang.headline.endswith(": 4 ranks are in 2 places, and none is the odd one out")
     assert "  <module> (train.py:9), in load_batch (data.py:12)  " in hang.lines()[0]
     alone = [replace(each, kind="hung" if each.rank == 2 else "") for each in shots]
     assert analyze_hang(alone).only is None, "its place is that of the others"
+    assert analyze_hang([beside(rank, *REDUCE) for rank in range(4)]).waited_for == ()
 
 
 def test_rank_that_spins_is_named_though_it_does_not_hang():
