@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -12,6 +11,7 @@ import time
 import pytest
 
 import infini_run as ir
+from tests.launch.test_control import all_listed
 from tests.support.command import COMMAND
 from tests.support.waiting import LIMIT_S, stderr_so_far, until
 
@@ -54,8 +54,7 @@ def test_one_failure_too_many_is_raised_with_the_number_of_restarts(tmp_path, ca
 
 def rows():
     """Those of launches of this process."""
-    done = subprocess.run([*COMMAND, "--list=json"], capture_output=True, check=True)
-    return [row for row in json.loads(done.stdout)["launches"] if row["pid"] == os.getpid()]
+    return [row for row in all_listed() if row["pid"] == os.getpid()]
 
 
 def fail_at_first():

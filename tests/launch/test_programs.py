@@ -12,6 +12,7 @@ import pytest
 
 import infini_run as ir
 from infini_run.display.event_schema import OF_PROGRAMS
+from tests.launch.test_control import listed
 from tests.support.nvml import FOUR, driver, stub_folder  # noqa: F401
 from tests.support.processes import is_alive, marked
 
@@ -193,9 +194,7 @@ def test_list_shows_all_programs(infini_run):
     up = sh("echo up; exec sleep 1000")
     command = infini_run(*two(up, ["sleep", "1000"]))
     command.read_lines(b"[a 0] up")
-    listed = infini_run("--list=json")
-    assert listed.wait() == 0, listed.err
-    mine = next(each for each in json.loads(listed.out)["launches"] if each["pid"] == command.pid)
+    mine = listed(command.pid)
     assert mine["program"].endswith(": --program=b sleep 1000")
     assert mine["world_size"] == 2
     command.signal(signal.SIGTERM)

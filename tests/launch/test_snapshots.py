@@ -17,7 +17,7 @@ from infini_run.report.hang_snapshot import BEFORE_STOP, HangSnapshot
 from infini_run.watchdog import snapshot_collector, watchdog
 from infini_run.watchdog.pyspy import find_pyspy
 from tests.launch.test_hang import fake  # noqa: F401
-from tests.support.command import CHILDREN, COMMAND, PYTHON, play
+from tests.support.command import CHILDREN, COMMAND, PATIENT, PYTHON, play
 from tests.support.processes import is_alive, state_of
 from tests.support.waiting import until
 
@@ -25,15 +25,6 @@ PYSPY = pytest.mark.skipif(not find_pyspy(os.environ), reason="py-spy is not ins
 HOST = os.uname().nodename
 TRAIN = f"{CHILDREN}/train.py"
 HEADING = "  the others before the stop"
-# A busy machine may need more than the second that a look has; the command stands behind it, so as under any other.
-PATIENT = f"""
-import sys
-from infini_run.watchdog import watchdog
-watchdog.LOOK_S = watchdog.STOP_S = 60.0
-del sys.argv[1 : 1 + {len(COMMAND)}]
-from infini_run.cli import main
-sys.exit(main())
-"""
 
 
 def reads(path):
@@ -53,7 +44,8 @@ def fails(infini_run, tmp_path):
         report = tmp_path / "report"
         words = ("--snapshots=failure", f"--nproc_per_node={nproc}", f"--report={report}", "--grace=1", *flags)
         program = (sys.executable, TRAIN, kind, tmp_path / "go")
-        command = infini_run(*words, *program, under=(*PYTHON, "-c", PATIENT), **kwargs)
+        patient = f"import sys\ndel sys.argv[1 : 1 + {len(COMMAND)}]\n{PATIENT}"  # the command comes behind it
+        command = infini_run(*words, *program, under=(*PYTHON, "-c", patient), **kwargs)
         pids = command.pids_of(b"up", nproc)
         until(lambda: kind != "suspended" or state_of(pids[1]) == "T")
         (tmp_path / "go").touch()

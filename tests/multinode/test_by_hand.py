@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import signal
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from infini_run.node.ports import _is_free, _lock, free_port, let_go
+from tests.launch.test_control import all_listed
 from tests.support.command import COMMAND, play
 from tests.support.hosts import agents
 from tests.support.nvml import UUIDS, busy_gpus  # noqa: F401
@@ -90,8 +90,7 @@ def test_head_lists_ranks_that_are_ready(node, gate):
     head = commands[0]
 
     def ranks():
-        rows = json.loads(subprocess.check_output([*COMMAND, "--list=json"]))["launches"]
-        (row,) = (row["ranks"] for row in rows if row["pid"] == head.pid)
+        (row,) = (row["ranks"] for row in all_listed() if row["pid"] == head.pid)
         return {state: count for state, count in row.items() if count}
 
     def see(word, count):

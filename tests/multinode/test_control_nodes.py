@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from infini_run.control import launches
-from tests.launch.test_control import PYTHON_UP, ask
+from tests.launch.test_control import PYTHON_UP, all_listed, ask
 from tests.launch.test_hang import PYSPY
 from tests.multinode.test_many_ssh import bed, many, no_agent_left  # noqa: F401
 from tests.support.command import COMMAND, Command, play
@@ -22,8 +22,7 @@ TRAP = "trap 'echo got $RANK; exit 0' USR1; echo up $RANK $$; while :; do sleep 
 
 def row_of(command):
     """The row of the launch whose program has this word."""
-    rows = json.loads(ask("--list=json"))["launches"]
-    return next((row for row in rows if row["program"] and command in row["program"]), None)
+    return next((row for row in all_listed() if row["program"] and command in row["program"]), None)
 
 
 @pytest.fixture
@@ -74,7 +73,7 @@ def test_launch_of_four_hosts_is_one_row_after_a_restart(many, word):  # noqa: F
     script = "[ $TORCHELASTIC_RESTART_COUNT = 1 ] || exit 3; echo up $RANK; exec sleep 1000"
     command = many("--max_restarts=1", "--restart_delay=0", "sh", "-c", script, word)
     up(command, 8)
-    rows = json.loads(ask("--list=json"))["launches"]
+    rows = all_listed()
     (launch_id,) = [row["id"] for row in rows if row["program"] and word in row["program"]]
     for name in (launch_id, launch_id[:-1], f"{launch_id}.1"):
         assert ask("--send=CONT", name) == f"{launch_id}: sent SIGCONT to 8 of 8 ranks\n"

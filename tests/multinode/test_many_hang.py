@@ -231,7 +231,7 @@ def test_final_report_keeps_the_host_that_did_not_answer(node, bell, tmp_path): 
     finally:
         other.signal(signal.SIGCONT)
     assert other.wait() == 1
-    sentence = f": 2 ranks are in all_reduce (hang.py:25), and {socket.gethostname()} did not answer"
+    sentence = f": 2 ranks are in all_reduce (hang.py:26), and {socket.gethostname()} did not answer"
     assert head.err.decode().count(sentence) == 2, head.err
     assert b"all 2 ranks" not in head.err
     assert json.loads((tmp_path / "report").read_text())["unanswered"] == [socket.gethostname()]

@@ -227,6 +227,16 @@ _INSTALLED = f"{Path(sys.executable).parent}/infini-run"
 COMMAND = [*PYTHON, "-m", "infini_run"] if "TEST_PYTHON" in os.environ else [_INSTALLED]
 
 
+# infini-run for a busy machine, whose look at ranks before a stop (--snapshots=failure) has a minute, not a second.
+PATIENT = """
+import sys
+from infini_run.watchdog import watchdog
+watchdog.LOOK_S = watchdog.STOP_S = 60.0
+from infini_run.cli import main
+sys.exit(main())
+"""
+
+
 LIBC_OWN = 3 << 31  # signals 32 and 33, which a sanitizer's runtime may have ignored for all that follows
 
 

@@ -3,6 +3,7 @@
 The others wait in a collective, as they do in any training: here, for a byte that nobody sends.
 """
 
+import contextlib
 import ctypes
 import fcntl
 import os
@@ -97,6 +98,8 @@ def native_deadlock():
 
 
 def spinning():
+    with contextlib.suppress(PermissionError):
+        os.nice(-20)  # it is seen to compute on a busy machine, too
     at = 0
     while True:
         at = at + 1
