@@ -166,7 +166,8 @@ def test_slow_link_to_host_is_named_and_no_rank(bed, many, root, tmp_path):  # n
     words = (sys.executable, HANG, "slow_link", "2", f"{root}:{link}:{is_slow}")
     flags = ("--hang_timeout=3", "--on_hang=stop", "--grace=1", f"--report={tmp_path}/report")
     command = many(*flags, *words, nproc=1, config=config)
-    until(lambda: len(agents()) == 4)
+    until(lambda: len(agents()) == 4 or command.process.poll() is not None)
+    assert command.process.poll() is None, command.process.stderr.read()
     is_slow.touch()
     assert command.wait() == 1, command.err
     lines = own_lines(command)
