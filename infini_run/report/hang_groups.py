@@ -257,7 +257,10 @@ def _with_difference(groups: Sequence[list[HangSnapshot]], described: Sequence[H
         frames_of = (*group[0].frames, *group[0].beside)
         own = [frame for frame in frames_of if any(frame not in frames for frames in alike)]
         alone = [frame for frame in own if all(frame not in frames for frames in alike)]
-        results.append(replace(text, place=f"{text.place}, in {(alone or own)[0]}") if own else text)
+        if own:
+            place = _with_caller(frames_of, frames_of.index((alone or own)[0]))
+            text = replace(text, place=f"{text.place}, in {place}")
+        results.append(text)
     return tuple(results)
 
 
@@ -566,18 +569,24 @@ def collective(frames: Sequence[str]) -> int:
     return -1
 
 
+def _with_caller(frames: Sequence[str], at: int) -> str:
+    """Return a frame; of a library's collective, its name with the line of the program that called it."""
+    name, _, file = frames[at].partition(" (")
+    after = frames[at + 1 :]
+    if not after or not file.startswith(_PACKAGES) or collective(frames[at : at + 1]) < 0:
+        return frames[at]
+    callers = [frame for frame in after if not frame.partition(" (")[2].startswith(_LIBRARIES)]
+    return f"{name} ({(callers or after)[0].partition(' (')[2]}"
+
+
 def _place(snapshot: HangSnapshot) -> str:
     """Return `all_reduce (train.py:41)`: the function that says most, and the line that called it."""
     if snapshot.state == EXITED:
         return snapshot.why
     frames = snapshot.frames
     at = collective(frames)
-    if at >= 0 and at + 1 < len(frames) and frames[at].partition(" (")[2].startswith(_PACKAGES):
-        callers = [frame for frame in frames[at + 1 :] if not frame.partition(" (")[2].startswith(_LIBRARIES)]
-        caller = (callers or frames[at + 1 :])[0]
-        place = f"{frames[at].partition(' (')[0]} ({caller.partition(' (')[2]}"
-    elif at >= 0:
-        place = frames[at]
+    if at >= 0:
+        place = _with_caller(frames, at)
     else:
         own = [frame for frame in frames if not frame.partition(" (")[2].startswith(_LIBRARIES)]
         is_busy = snapshot.state == "R" or (snapshot.cpu or 0.0) >= _IDLE
