@@ -40,8 +40,18 @@ EXPECTED = {  # the sentence, and where the ranks of each group are
     "slow_link": ("all 4 ranks wait in all_reduce (hang.py:", {"0-3": "all_reduce (hang.py:"}),  # on hosts only
     "file_lock": ("all 4 ranks wait in file_lock (hang.py:", {"0-3": "file_lock (hang.py:"}),
 }
+KINDS = {  # the causes that must be told apart, each on one node and on hosts
+    *("loader", "left_early", "two_collectives", "suspended", "uninterruptible", "terminal", "dead_child"),
+    *("python_deadlock", "native_deadlock", "spinning", "file_lock", "slow_link"),
+}
 BESIDE = {"suspended": ", suspended by a signal", "uninterruptible": ", in the kernel: ", "writing": ", output "}
 ALIVE = ("spinning", "writing")
+
+
+def test_each_kind_has_its_sentence():
+    innocent = {kind for kind in KINDS if "rank 2" not in EXPECTED[kind][0]}
+    assert innocent == {"two_collectives", "file_lock", "slow_link"}
+    assert len(KINDS) == 12
 
 
 def check(text, kind, *, hosts=HOST):
