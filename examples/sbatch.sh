@@ -1,5 +1,6 @@
 #!/bin/bash
 #SBATCH --nodes=4
+#SBATCH --exclusive
 #SBATCH --gres=gpu:8
 #SBATCH --time=4:00:00
 #SBATCH --output=slurm-%j.out

@@ -70,6 +70,7 @@ _INSTEAD = {  # what replaces other parameters of submitit
     "array": "use map_array()",
     "gres": "use gpus_per_node=N",
     "additional_parameters": "use options=WORDS to pass options to sbatch or qsub",
+    "setup": "run these commands before your program, whose environment ranks get",
     "signal_delay_s": "use warn=TIME",
     "stderr_to_stdout": "drop it, as a job has one log of both",
 }

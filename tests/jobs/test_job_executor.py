@@ -274,6 +274,7 @@ def test_invalid_parameters_are_one_line(local, given, message):
         ("slurm_qos", "; use options=WORDS to pass options to sbatch or qsub"),
         ("slurm_constraint", "; use options=WORDS to pass options to sbatch or qsub"),
         ("slurm_mem_gb", "; did you mean mem_gb?"),
+        ("slurm_setup", "; run these commands before your program, whose environment ranks get"),
         ("slurm_signal_delay_s", "; use warn=TIME"),
         ("max_num_timeout", "; use max_timeouts=N to limit how often it runs again after its time limit"),
         ("array", "; use map_array()"),
