@@ -82,9 +82,10 @@ def run(
     (words, programs), environ = read_command(command), make_environment(env, inherit_env)
     request = read_flags(flags, words, environ, programs)
     assert request.options is not None
+    errors = KeywordErrors(flags, has_programs=bool(programs))
     node_list = request.node_list or _preloading_node(request.options)
     if node_list is not None:
-        with KeywordErrors(flags, has_programs=bool(programs)):
+        with errors:
             return _run_on_nodes(request.options, node_list, environ, check, timeout_s, cwd)
     with _WaitedForLauncher(command, env=environ, inherit_env=False, cwd=cwd, **flags) as launcher:
         launcher.launch()
@@ -94,7 +95,8 @@ def run(
             )
         report = launcher.report()
     if check and report.exit_code != 0:
-        raise WorkerError(report)
+        with errors:
+            raise WorkerError(report)
     return report
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from infini_run.errors import NodeLost, ProgramError, StartError, UsageError
 from infini_run.options.grammar import GRAMMAR_GROUP, boolean, quote
 from infini_run.options.table import TABLE
+from infini_run.report.failures import WorkerError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 COMMAND_ONLY = ("dry_run", "isolate", "report", "termination_log", "verbose")
 # --name or --name=value, but not the option of another command (srun --export), and no part of another word
 _FLAG = r"(?<![\w=-])(?<!infini-run )(?<!infini-job )(?<!srun )--(\w+)(?![\w-])(?:=('[^']*'|[^\s;]*[^\s;:,.)]))?"
+_ADVICE = "  next: "  # report/report.py
 _BARE_VALUE = r"[-+.0-9]+|[A-Z][A-Z_:|,=.]*|\S*\|\S*"  # a number; NAME, HOST:PORT; a|b
 
 
@@ -63,9 +65,13 @@ class KeywordErrors:
         self.rename_error(error)
 
     def rename_error(self, error: BaseException | None) -> None:
-        """Rename flags in the text of an error. Other errors quote what a rank or another program wrote."""
+        """Rename flags in the text of an error; of a failed rank's, in the advice alone. Other lines and errors quote
+        what a rank or another program wrote."""
         if isinstance(error, (UsageError, ProgramError, StartError, NodeLost)):
             error.args = (self.rename(str(error)), *error.args[1:])
+        elif isinstance(error, WorkerError):
+            lines = str(error).split("\n")
+            error.args = ("\n".join(self.rename(line) if line.startswith(_ADVICE) else line for line in lines),)
 
     def rename(self, text: str) -> str:
         """Return a message with keywords in place of flags."""

@@ -1,5 +1,7 @@
 """Errors of the Python API name keywords (options/keyword_errors.py)."""
 
+import sys
+
 import pytest
 
 import infini_run as ir
@@ -83,6 +85,20 @@ def test_error_of_another_kind_keeps_what_it_quotes():
             raise error
     with pytest.raises(UsageError, match=r"^grace=3$"), KeywordErrors({}):
         raise UsageError("--grace=3")
+
+
+def test_report_names_keywords_in_its_advice_alone():
+    script = "import pdb, sys; print('--grace=3', file=sys.stderr); raise pdb.bdb.BdbQuit"
+    with pytest.raises(ir.WorkerError) as caught:
+        ir.run(
+            [sys.executable, "-c", f"import os, time\nif os.environ['RANK'] == '0': time.sleep(600)\n{script}"],
+            nproc=2,
+            console="prefix",
+            grace=1,
+        )
+    lines = str(caught.value).splitlines()
+    assert "  | --grace=3" in lines
+    assert lines[-1].startswith("  next: add stdin=1, and call breakpoint() on rank 1 alone")
 
 
 @pytest.mark.parametrize(
