@@ -27,22 +27,6 @@ UNKNOWN: Fact = ((), "")
 _FIRST_PORT, _PORTS = 29500, 3200
 _PORTS_APART = 97  # between two steps of one job, which may run at once
 
-# Variables that mpirun, mpiexec, and srun set for infini-run's process alone. A rank that imports MPI would use them
-# in place of infini-run.
-_LAUNCHER_PREFIXES = (
-    "OMPI_",
-    "PMIX_",
-    "PMI_",
-    "PMI2_",
-    "PRTE_",
-    "ORTE_",
-    "HYDI_",
-    "MV2_COMM_WORLD_",
-    "SLURM_PMI",
-    "PALS_",
-)
-_LAUNCHER_NAMES = ("MPI_LOCALRANKID", "MPI_LOCALNRANKS")
-
 
 @record
 class ClusterEnvironment:
@@ -227,19 +211,6 @@ def derived_port(job: str, step: int = 0) -> int:
 
         start = crc32(job.encode(errors="surrogateescape"))
     return _FIRST_PORT + (start + _PORTS_APART * step) % _PORTS
-
-
-def without_launcher_variables(environ: Mapping[str, str], keep: tuple[str, ...] = ()) -> dict[str, str]:
-    """Return the environment without the variables that an MPI launcher set for this process alone.
-
-    Args:
-        keep: names that stay in any case.
-    """
-    return {
-        name: value
-        for name, value in environ.items()
-        if name in keep or not (name.startswith(_LAUNCHER_PREFIXES) or name in _LAUNCHER_NAMES)
-    }
 
 
 def checked(cluster: ClusterEnvironment) -> ClusterEnvironment:

@@ -9,11 +9,38 @@ from __future__ import annotations
 import errno
 import os
 
-from infini_run.environments.environment import without_launcher_variables
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+# Variables that mpirun, mpiexec, and srun set for infini-run's process alone. A rank that imports MPI would use them
+# in place of infini-run.
+_LAUNCHER_PREFIXES = (
+    "OMPI_",
+    "PMIX_",
+    "PMI_",
+    "PMI2_",
+    "PRTE_",
+    "ORTE_",
+    "HYDI_",
+    "MV2_COMM_WORLD_",
+    "SLURM_PMI",
+    "PALS_",
+)
+_LAUNCHER_NAMES = ("MPI_LOCALRANKID", "MPI_LOCALNRANKS")
+
+
+def without_launcher_variables(environ: Mapping[str, str], keep: tuple[str, ...] = ()) -> dict[str, str]:
+    """Return the environment without the variables that an MPI launcher set for this process alone.
+
+    Args:
+        keep: names that stay in any case.
+    """
+    return {
+        name: value
+        for name, value in environ.items()
+        if name in keep or not (name.startswith(_LAUNCHER_PREFIXES) or name in _LAUNCHER_NAMES)
+    }
 
 
 def strip_launcher_environment(environ: Mapping[str, str], keep: tuple[str, ...] = ()) -> dict[str, str]:

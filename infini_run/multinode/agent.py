@@ -14,7 +14,6 @@ import time
 from infini_run.errors import InfiniRunError, LinkError, StartError, printable
 from infini_run.multinode import message_schema, protocol
 from infini_run.multinode.agent_setup import NodeSetup, check_version, free_ports, hello, make_node_plan, prepare
-from infini_run.multinode.hang_phase import pack_snapshots
 from infini_run.multinode.head_link import HeadLink, TurnedAway
 from infini_run.multinode.lease import LEAST_LEASE
 from infini_run.multinode.progress_messages import ProgressSender
@@ -42,6 +41,7 @@ if TYPE_CHECKING:
     from infini_run.node.node_check import NodeCheck
     from infini_run.options.options import Options
     from infini_run.plan.model import Plan
+    from infini_run.report.hang_snapshot import HangSnapshot
 
 _OLD_RANKS_S = 1.0  # for ranks of an earlier attempt, which a guard is ending
 _EARLY_SIGNALS = 64  # that are kept until the ranks have started
@@ -330,8 +330,8 @@ class Agent:
 
             run = WarmLaunch(plan, options, zygote=zygote, **given)
         run.on_look = lambda: self._link.connection.send(pack_json(protocol.EVENT, {"suspects": True}))
-        run.on_hang = lambda snapshots, ranks: self._link.connection.send(pack_snapshots(snapshots, ranks))
-        run.on_seen = lambda: self._link.connection.send(pack_snapshots((), ()))
+        run.on_hang = self._send_snapshots
+        run.on_seen = lambda: self._send_snapshots((), ())
         run.on_program_up = self._send_up
         run.on_program_end = lambda name: self._link.connection.send(pack_json(protocol.EVENT, {"finished": name}))
         self._start(run)
@@ -547,6 +547,11 @@ class Agent:
             age_ns = max(0, time.monotonic_ns() - time_ns)
             event = {"failed": rank, "age_ns": age_ns, "time_ns": time_ns, "asks_again": asks_again}
             self._link.connection.send(pack_json(protocol.EVENT, event))
+
+    def _send_snapshots(self, snapshots: Sequence[HangSnapshot], ranks_to_stop: Sequence[int]) -> None:
+        from infini_run.multinode.hang_phase import pack_snapshots  # what it imports is of no use until a hang
+
+        self._link.connection.send(pack_snapshots(snapshots, ranks_to_stop))
 
     def _send_progress(self, entries: list[list[int]]) -> None:
         content = {"progress": entries, "time_ns": time.monotonic_ns()}

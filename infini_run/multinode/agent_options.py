@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 
 from infini_run.errors import UsageError
-from infini_run.plan.labels import is_colored
 from infini_run.record import record, replace
 
 TYPE_CHECKING = False
@@ -44,6 +43,8 @@ def working_directory() -> str:
 def options_of_agents(options: Options) -> Options:
     """Return the options of a node. Lines get labels, because they meet those of other nodes, unless
     --console=lines. The head folds equal lines itself."""
+    from infini_run.plan.labels import is_colored
+
     is_folded = options.console == "fold"
     console = "prefix" if is_folded or options.console in ("auto", "inherit") else options.console
     colored = not is_folded and is_colored(options.color, (1, 2), os.environ)

@@ -4,7 +4,7 @@ agent answers with its clocks, and half of the round trip is the largest possibl
 from __future__ import annotations
 
 import time
-from struct import Struct
+from _struct import Struct
 
 from infini_run.errors import LinkError
 from infini_run.multinode.protocol import HEARTBEAT, pack

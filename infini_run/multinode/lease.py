@@ -16,7 +16,7 @@ no requests. Then it sends that time, too.
 from __future__ import annotations
 
 import time
-from struct import Struct
+from _struct import Struct
 
 from infini_run.errors import LinkError
 from infini_run.multinode.protocol import LEASE, pack

@@ -12,7 +12,6 @@ from infini_run.core.group import STEPS, Event
 from infini_run.errors import counted
 from infini_run.record import replace
 from infini_run.report.exit import Exit, LeftoverProcess
-from infini_run.report.hang_groups import analyze_hang, hang_text, with_exited
 from infini_run.report.report import PreloadUse, Report
 from infini_run.report.text import signal_name
 from infini_run.system.cgroup import oom_kills
@@ -242,6 +241,8 @@ class Outcome:
         Returns:
             The lines for the user.
         """
+        from infini_run.report.hang_groups import analyze_hang, hang_text, with_exited
+
         self.keep_snapshots(snapshots)
         snapshots = with_exited(snapshots, self.exits())
         hang = analyze_hang(snapshots)

@@ -64,7 +64,8 @@ def _check_may_start() -> None:
     """Check as check_may_start does, without its import where this process cannot be what it looks for. Raises
     UsageError."""
     words = sys.orig_argv
-    if not words or any(OWN_CODE in word for word in words) or os.was_set(PROBE_VARIABLE):
+    may_be_it = not words or any(OWN_CODE in word for word in words)
+    if (may_be_it and OWN_CODE not in sys._xoptions) or os.was_set(PROBE_VARIABLE):
         from infini_run.system.interpreter import check_may_start
 
         check_may_start()

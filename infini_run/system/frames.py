@@ -5,7 +5,7 @@ A frame is one byte of kind, four of length (big endian), the payload. The Link 
 
 from __future__ import annotations
 
-from struct import Struct
+from _struct import Struct
 
 from infini_run.errors import LinkError
 

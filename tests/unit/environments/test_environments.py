@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 import infini_run
 from infini_run.environments.detect import DETECTORS, detect
-from infini_run.environments.environment import ClusterEnvironment, derived_port, without_launcher_variables
+from infini_run.environments.environment import ClusterEnvironment, derived_port
 from infini_run.environments.hostlist import Host
+from infini_run.environments.launcher_variables import without_launcher_variables
 from infini_run.errors import UsageError
 
 BATCH_SCRIPT = {
