@@ -22,7 +22,7 @@ def fields(cls: type | object) -> tuple[str, ...]:
     return names
 
 
-_set = object.__setattr__  # a record's own refuses
+_new, _set = object.__new__, object.__setattr__  # a record's own refuses to be set
 
 
 def _init(self: Any, /, *unnamed: Any, **given: Any) -> None:  # /: else each name is compared with "self"
@@ -100,11 +100,12 @@ def made(cls: type[T], values: dict[str, Any]) -> T:
         values: by name; what is not in it has its default.
     """
     kind: Any = cls
-    if len(values) != len(kind._fields):
+    names = kind._names
+    if len(values) != len(names):
         values = kind._defaults | values
-    if values.keys() != kind._names:
+    if len(values) != len(names) or not names.issuperset(values):  # cheaper than to compare their keys
         _refuse(kind, kind._defaults | values)
-    self = cls.__new__(cls)
+    self = _new(cls)
     _set(self, "__dict__", values)
     return self
 

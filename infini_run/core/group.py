@@ -12,7 +12,7 @@ from _thread import RLock, get_ident
 import infini_run.lean_os as os
 from infini_run._irun import ffi, lib
 from infini_run.errors import InfiniRunError, StartError, counted
-from infini_run.record import record
+from infini_run.record import made, record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -175,8 +175,8 @@ class Event:
     @property
     def is_failure(self) -> bool:
         """Whether a worker ended badly, and not because the launcher stopped it."""
-        bad = self.code != 0 or self.signal != 0 or self.status_lost
-        return self.kind == "exited" and bad and not self.after_stop
+        is_end = self.kind == "exited" and not self.after_stop
+        return is_end and (self.code != 0 or self.signal != 0 or self.status_lost)
 
     def asks_again(self, again_code: int) -> bool:
         """Return whether a worker asked for another run of the job.
@@ -593,14 +593,15 @@ class Group:
     def _pop_events(self) -> list[Event]:
         """Take the events in the buffer, also those that an interrupt (Ctrl-C in a host) has left there, which may
         come at any line. Without that, the loss of an end would leave its waiter waiting for ever."""
-        count = 0
-        while count < 64 and self._events[count].kind:
-            count += 1
-        events = [_event(self._events[i], self._ranks) for i in range(count)]
-        self.ended = self.ended or (count > 0 and events[-1].kind == "ended")
-        while count > 0:  # from the last one on: what is left is whole, and is taken next time
-            count -= 1
-            self._events[count].kind = 0
+        slots = []
+        for slot in self._events:
+            if not slot.kind:
+                break
+            slots.append(slot)
+        events = [_event(slot, self._ranks) for slot in slots]
+        self.ended = self.ended or (len(events) > 0 and events[-1].kind == "ended")
+        for slot in reversed(slots):  # from the last one on: what is left is whole, and is taken next time
+            slot.kind = 0
         return events
 
     def signal(self, worker: int, number: int) -> int:
@@ -835,9 +836,9 @@ def _fill(worker: Any, spec: SpawnSpec, argv: Any, base: Any, kept: list[Any], a
         worker.cpus, worker.cpu_words = _mask(spec.cpus, kept)
         if spec.nodes:
             worker.nodes, worker.node_words = _mask(spec.nodes, kept)
-    for i in range(2):
-        worker.label[i] = _shared_string(spec.label[i][0], alike)
-        worker.label_more[i] = _shared_string(spec.label[i][1], alike)
+    (out, out_more), (err, err_more) = spec.label
+    worker.label = _shared_string(out, alike), _shared_string(err, alike)
+    worker.label_more = _shared_string(out_more, alike), _shared_string(err_more, alike)
     worker.pid = spec.pid
     worker.stdio = spec.stdio
     worker.output = spec.output
@@ -852,24 +853,22 @@ def _fill(worker: Any, spec: SpawnSpec, argv: Any, base: Any, kept: list[Any], a
 
 
 def _event(event: Any, ranks: list[int]) -> Event:
-    if event.kind == lib.IR_STARTED:  # as many as workers, and it has no more to it
-        worker = event.worker
-        return Event(kind="started", worker=worker, rank=ranks[worker], pid=event.pid, time_ns=event.time_ns)
-    return Event(
-        kind=KINDS[event.kind],
-        worker=event.worker,
-        rank=ranks[event.worker] if event.worker >= 0 else -1,
-        pid=event.pid,
-        code=event.code,
-        signal=event.signal,
-        dumped_core=bool(event.flags & lib.IR_DUMPED_CORE),
-        after_stop=bool(event.flags & lib.IR_AFTER_STOP),
-        had_terminal=bool(event.flags & lib.IR_HAD_TERMINAL),
-        status_lost=bool(event.flags & lib.IR_STATUS_LOST),
-        time_ns=event.time_ns,
-        user_us=event.user_us,
-        system_us=event.system_us,
-        max_rss_kib=event.max_rss_kib,
-        name=os.fsdecode(ffi.string(event.name)) if event.name[0] != b"\0" else "",
-        value=event.value,
-    )
+    """What only few events have is looked at there alone: there are two events for each worker."""
+    kind, worker = KINDS[event.kind], event.worker
+    rank = ranks[worker] if worker >= 0 else -1
+    values = {"kind": kind, "worker": worker, "rank": rank, "pid": event.pid, "time_ns": event.time_ns}
+    if kind == "started":
+        return made(Event, values)
+    values["code"], values["signal"], values["value"] = event.code, event.signal, event.value
+    flags = event.flags
+    if flags:
+        values["dumped_core"] = bool(flags & lib.IR_DUMPED_CORE)
+        values["after_stop"] = bool(flags & lib.IR_AFTER_STOP)
+        values["had_terminal"] = bool(flags & lib.IR_HAD_TERMINAL)
+        values["status_lost"] = bool(flags & lib.IR_STATUS_LOST)
+    if kind == "exited":
+        values["user_us"], values["system_us"] = event.user_us, event.system_us
+        values["max_rss_kib"] = event.max_rss_kib
+    elif event.name[0] != b"\0":
+        values["name"] = os.fsdecode(ffi.string(event.name))
+    return made(Event, values)

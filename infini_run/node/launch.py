@@ -125,6 +125,7 @@ class NodeLaunch:
         self._start_s = time.time() if listener is None else listener.start_s
         self._resources = LaunchResources(listener)
         self._argvs: dict[tuple[str, ...], list[bytes]] = {}
+        self._encodings: dict[str, bytes] = {}  # of words that most ranks have alike
         self._history: list[Event] = []  # until there is an outcome that knows them
         self._outcome: Outcome | None = None
         self._watchdog: Watchdog | None = None  # where a deadline was asked for, or once one is needed
@@ -421,18 +422,18 @@ class NodeLaunch:
         return [self._spec(worker) for worker in self.plan.workers]
 
     def _spec(self, worker: Worker) -> SpawnSpec:
-        env = os.fsencode("\0".join([f"{name}={value}" for name, value in worker.env])).split(b"\0")
-        spec = SpawnSpec(worker.rank, os.fsencode(worker.file), self._argv(worker.argv), env)
+        env = os.fsencode("\0".join(map("=".join, worker.env))).split(b"\0")
+        spec = SpawnSpec(worker.rank, self._encoded(worker.file), self._argv(worker.argv), env)
         cwd = worker.cwd or self._cwd
-        spec.cwd = os.fsencode(cwd) if cwd else None
+        spec.cwd = self._encoded(cwd) if cwd else None
         spec.notify = os.fsencode(worker.notify)
         if worker.cpu_binding is not None:
             spec.cpus, spec.nodes = worker.cpu_binding.cpus, worker.cpu_binding.nodes
         spec.held = self._order is not None and self._order.is_held(worker.program)
         # by which thread a held one starts is unknown
         spec.dies_with_us = self._entry is not None or (is_main_thread() and not spec.held)
-        ways = {"inherit": INHERIT, "pipe": PIPE, "null": self._resources.null}
-        spec.stdio[0] = self._stdins.get(worker.rank, ways[worker.stdin])
+        way = {"inherit": INHERIT, "pipe": PIPE}.get(worker.stdin, self._resources.null)
+        spec.stdio[0] = self._stdins.get(worker.rank, way)
         if worker.stdin == "inherit" and len(self.plan.workers) == 1 and self._entry is not None:
             spec.foreground = os.isatty(0)
         for i, output in enumerate((worker.stdout, worker.stderr)):
@@ -446,6 +447,12 @@ class NodeLaunch:
         spec.log_fd = self._resources.logs.get(worker.rank, -1)
         spec.error_log_fd = self._resources.error_logs.get(worker.rank, -1)
         return spec
+
+    def _encoded(self, word: str) -> bytes:
+        found = self._encodings.get(word)
+        if found is None:
+            found = self._encodings[word] = os.fsencode(word)
+        return found
 
     def _argv(self, argv: tuple[str, ...]) -> list[bytes]:
         """Return the same list for the same arguments: the core copies it once."""
@@ -631,15 +638,16 @@ class NodeLaunch:
         return events
 
     def _handle_event(self, event: Event) -> None:
-        if event.kind == "client":
+        kind = event.kind
+        if kind == "client":
             self._add_clients()
             return
-        if event.kind == "suspend":  # for who steps: it is about this process, and no news of a rank
+        if kind == "suspend":  # for who steps: it is about this process, and no news of a rank
             return
-        self._ended = self._ended or event.kind == "ended"
-        if event.kind == "exited" and (self._enders or self._up is not None) and _went_well(event):
+        self._ended = self._ended or kind == "ended"
+        if kind == "exited" and (self._enders or self._up is not None) and _went_well(event):
             self._count_down(event)
-        if event.is_failure and not self.options.keep_going:
+        if kind == "exited" and event.is_failure and not self.options.keep_going:
             if event.asks_again(self.options.again_code):
                 self.stop_later(self.options.again_wait_s)
             elif self._stop_due_s == _NEVER and self._restarts is not None:
@@ -648,15 +656,15 @@ class NodeLaunch:
                 self._stop_after_failure(event.time_ns / 1e9)
         if self._restarts is not None:
             self._restarts.on_event(event)
-        if event.kind == "progress":  # often, and no news for the report
+        if kind == "progress":  # often, and no news for the report
             self._note_progress(event)
             return
-        if event.kind == "ready":
+        if kind == "ready":
             self._count_ready()
             self._note_up(self.plan.workers[event.worker])
-        elif event.kind == "lease_ended":
+        elif kind == "lease_ended":
             self.lease_ended, self.guard_ended = True, bool(event.code)
-        elif event.kind == "triggered" and self._watchdog is None:
+        elif kind == "triggered" and self._watchdog is None:
             self._watchdog = self._make_watchdog()
         if self._watchdog is not None:
             self._watchdog.on_event(event)
@@ -666,11 +674,11 @@ class NodeLaunch:
             self._history.append(event)
             return
         text = self.outcome.record_event(event)
-        if self._has_head and event.kind == "signalled":
+        if self._has_head and kind == "signalled":
             return
         if text or self.options.verbose:
             self._print(text or self._described(event))
-        if event.kind == "ended" and self.group.dropped_lines:
+        if kind == "ended" and self.group.dropped_lines:
             self.outcome.record_dropped_lines(self.group.dropped_lines)
 
     @property

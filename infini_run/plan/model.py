@@ -227,7 +227,7 @@ class _Shared:
     consoles: tuple[str, ...]
     is_even: bool
     has_launcher: bool
-    outputs: dict[tuple[bool, ...], Output]  # one for all that are alike
+    outputs: dict[tuple[bool, int, int], tuple[Output, Output]]  # of this program: one pair for ranks that are alike
 
 
 def make_plan(
@@ -365,6 +365,7 @@ def _parts(
                 or (f"{whole.error_dir}/{program.options.name}" if options.log_dir else whole.error_dir),
                 threads=_omp_threads(program.options, nodes[0], environ),
                 is_even=whole.is_even if options.one_world else len(counts) == 1,
+                outputs={},
             )
         )
         first += spans[0].world_size
@@ -547,7 +548,7 @@ def _worker(shared: _Shared, node: Node, rank: int, local_rank: int, node_rank: 
         local_rank: The same on its node.
         node_rank: The rank of that node among those that run the program; -1: among all.
     """
-    before = sum(node.counts[: shared.index])
+    before = sum(node.counts[: shared.index]) if shared.index else 0
     options, program, threads = shared.options, shared.program, shared.threads
     command, name, slot, number = program.command, program.options.name, before + local_rank, shared.first + rank
     seen, local = (number, slot) if options.one_world else (rank, local_rank)
@@ -579,6 +580,7 @@ def _worker(shared: _Shared, node: Node, rank: int, local_rank: int, node_rank: 
     if program.options.distributed_args:
         extra = (f"--distributed-rank={seen}", f"--distributed-world-size={shared.world_size}")
     who = f"{name} {rank}" if name else f"rank {rank}"
+    stdout, stderr = _outputs(shared, number, local)
     values = {
         "rank": number,
         "local_rank": local,
@@ -593,8 +595,8 @@ def _worker(shared: _Shared, node: Node, rank: int, local_rank: int, node_rank: 
         "devices": devices,
         "cpu_binding": node.cpu_bindings[slot] if node.cpu_bindings else None,
         "stdin": _stdin(options, number, node.nproc, shared.copies_terminal),
-        "stdout": _output(shared, number, local, STDOUT, shared.consoles[0]),
-        "stderr": _output(shared, number, local, STDERR, shared.consoles[1]),
+        "stdout": stdout,
+        "stderr": stderr,
         "label": f"{node.host}:{who.removeprefix('rank ')}" if options.nnodes > 1 else who,
         "log": log,
         "error_log": error_log,
@@ -818,27 +820,38 @@ def inheriting(plan: Plan) -> Plan:
     )
 
 
-def _output(shared: _Shared, rank: int, local_rank: int, stream: int, console: str) -> Output:
-    """Return the targets of a stream. console says how, the rank filters say whose; --redirects takes a stream off,
-    --tee puts it back."""
+def _outputs(shared: _Shared, rank: int, local_rank: int) -> tuple[Output, Output]:
+    """Return the targets of stdout and stderr."""
     options = shared.options
-    has_table = options.live == "on"  # which shows the last line of each rank
-    shown = (
-        console != "none"
-        and not has_table
-        and (options.ranks_on_console is None or rank in options.ranks_on_console)
-        and (options.local_ranks_filter is None or local_rank in options.local_ranks_filter)
+    is_chosen = (options.ranks_on_console is None or rank in options.ranks_on_console) and (
+        options.local_ranks_filter is None or local_rank in options.local_ranks_filter
     )
-    if streams_of(options.redirects, local_rank) & stream and not streams_of(options.tee, local_rank) & stream:
+    key = is_chosen, streams_of(options.redirects, local_rank), streams_of(options.tee, local_rank)
+    found = shared.outputs.get(key)
+    if found is None:
+        found = shared.outputs[key] = (_output(shared, STDOUT, *key), _output(shared, STDERR, *key))
+    return found
+
+
+def _output(shared: _Shared, stream: int, is_chosen: bool, redirected: int, teed: int) -> Output:
+    """Return the targets of a stream. console says how, the rank filters say whose; --redirects takes a stream off,
+    --tee puts it back.
+
+    Args:
+        shared: What all ranks have in common.
+        stream: STDOUT or STDERR.
+        is_chosen: The rank filters let this rank onto the console.
+        redirected: Which of its streams --redirects takes off.
+        teed: Which of them --tee puts back.
+    """
+    options, console = shared.options, shared.consoles[stream == STDERR]
+    has_table = options.live == "on"  # which shows the last line of each rank
+    shown = console != "none" and not has_table and is_chosen
+    if redirected & stream and not teed & stream:
         shown = False
     logged = bool(options.log_dir or shared.program.options.logs)
     labelled = shown and console in LABELLED
     whole = shown and not labelled and (console == "lines" or logged)
     last_words = stream == STDERR and not shown
     piped = labelled or whole or logged or last_words or has_table
-    key = shown, logged, piped, whole and not options.timestamps
-    found = shared.outputs.get(key)
-    if found is None:
-        found = Output(console=shown, log=logged, piped=piped, unlabelled=key[3])
-        shared.outputs[key] = found
-    return found
+    return Output(console=shown, log=logged, piped=piped, unlabelled=whole and not options.timestamps)

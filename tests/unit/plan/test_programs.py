@@ -41,9 +41,9 @@ TABLE = {  # variable: (trainer, rollout) in own worlds, (trainer, rollout) in o
 }
 
 
-def plan_of(*flags, environ=None, nodes=None, counts=COUNTS, more=(), **given):
+def plan_of(*flags, environ=None, nodes=None, counts=COUNTS, more=(), later=(), **given):
     argv = [*flags, "--program=trainer", f"--nproc_per_node={counts[0]}", *more, "train.py", ":"]
-    options = resolve([*argv, "--program=rollout", f"--nproc_per_node={counts[1]}", "serve.py"], {}).options
+    options = resolve([*argv, "--program=rollout", f"--nproc_per_node={counts[1]}", *later, "serve.py"], {}).options
     programs = tuple(
         FoundProgram(
             options=each, command=Command(file=f"/bin/{each.name}", argv=each.program), master_port=4001 + at
@@ -135,6 +135,11 @@ def test_logs_and_error_files_are_in_a_folder_per_program():
         "logs/rollout/rank_0.log",
         "logs/rollout/rank_1.log",
     ]
+
+
+def test_only_the_program_with_logs_of_its_own_has_logged_output():
+    workers = plan_of(later=("--log_dir=logs",)).workers
+    assert [worker.stdout.log for worker in workers] == [worker.program == "rollout" for worker in workers]
 
 
 def test_only_the_first_rank_of_all_has_the_input():
