@@ -22,6 +22,7 @@ import core
 import crew
 import ddp
 import engines
+import first_line
 import flood
 import hang
 import idle
@@ -47,6 +48,7 @@ FIGURES = {
     "output": output.measure,
     "memory": memory.measure,
     "idle": idle.measure,
+    "first_line": first_line.measure,
     "hang": hang.measure,
     "listing": listing.measure,
     "ddp": ddp.measure,

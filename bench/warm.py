@@ -20,8 +20,12 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
+
+from sample import CommandFailed
 
 SCRIPT = """
 import os, sys, time
@@ -34,6 +38,7 @@ if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
 sys.stdin.read() if os.environ["RANK"] == "0" else None
 """
 LIVES_S = 12
+LIMIT_S = 300.0  # then it hangs
 
 
 def descendants(pid: int) -> list[int]:
@@ -60,17 +65,19 @@ LAUNCH = str(Path(sys.executable).parent / "infini-run")
 FILE_CALLS = ("open", "openat", "stat", "lstat", "newfstatat", "statx", "access", "faccessat2", "readlink")
 
 
-def command_of(way: str, script: Path, nproc: int, python: str, module: str) -> list[str]:
+def command_of(way: str, script: Path, nproc: int, python: str, module: str, launch: str = LAUNCH) -> list[str]:
     words = [f"--nproc_per_node={nproc}", "--standalone", "--max_restarts=1"]
     if way == "torchrun":
         return [python, "-m", "torch.distributed.run", *words, str(script)]
     flags = [f"--preload={module}"] if way == "warm" else []
-    return [LAUNCH, *words, "--restart_delay=0", "--console=lines", *flags, python, "-u", str(script)]
+    return [launch, *words, "--restart_delay=0", "--console=lines", *flags, python, "-u", str(script)]
 
 
-def measure(command: list[str], nproc: int) -> dict[str, float]:
-    begun_s, before = time.time(), os.times()
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+def measure(command: list[str], nproc: int, env: Mapping[str, str] | None = None) -> dict[str, float]:
+    begun_s = time.time()
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
+    limit = threading.Timer(LIMIT_S, process.terminate)
+    limit.start()
     first, again, failed_s, cpu_s, pss = [], [], 0.0, 0.0, 0.0
     for line in process.stdout:
         kind, count, at = line.split()
@@ -84,7 +91,10 @@ def measure(command: list[str], nproc: int) -> dict[str, float]:
             again.append(float(at))
             if len(again) == nproc:
                 process.stdin.close()
-    assert process.wait() == 0, before
+    code = process.wait()
+    limit.cancel()
+    if code or len(first) < nproc or len(again) < nproc:
+        raise CommandFailed(f"{' '.join(command)}\nexit code {code}, after {len(first)} and {len(again)} first lines")
     return {"wall_s": max(first) - begun_s, "cpu_s": cpu_s, "restart_s": max(again) - failed_s, "pss_mib": pss}
 
 
