@@ -22,7 +22,7 @@ from sample import Case, CommandFailed, failures, interleave, raw, time_command
 
 BEDS = ROOT / "tests" / "support" / "beds"
 TRUE = "/bin/true"
-ROUNDS = 20
+ROUNDS = 10
 HOSTS = "host1,host2,host3,host4"
 
 

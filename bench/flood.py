@@ -27,7 +27,8 @@ FLOODERS = 3
 NODE_TIMEOUT_S = 2.0
 BEAT_S = NODE_TIMEOUT_S / 3
 RANKS = 2  # of each node
-JOBS, LONG_S, SHORT_S = 20, 30.0, 3.0
+JOBS, LONG_S, SHORT_S = 10, 20.0, 2.0
+WHOLE_JOBS, WHOLE_S = 20, 30.0
 QUICK_JOBS, QUICK_LONG_S, QUICK_SHORT_S = 5, 5.0, 1.0
 
 
@@ -108,9 +109,11 @@ def ended(pid: int) -> int | str:
 
 
 def measure(bed: Bed) -> Figure:
-    jobs, long_s, short_s = (
-        (QUICK_JOBS, QUICK_LONG_S, QUICK_SHORT_S) if bed.quick else (JOBS, LONG_S, LONG_S if bed.whole else SHORT_S)
-    )
+    jobs, long_s, short_s = JOBS, LONG_S, SHORT_S
+    if bed.quick:
+        jobs, long_s, short_s = QUICK_JOBS, QUICK_LONG_S, QUICK_SHORT_S
+    elif bed.whole:
+        jobs, long_s, short_s = WHOLE_JOBS, WHOLE_S, WHOLE_S
     lengths = [long_s, *[short_s] * (jobs - 1)]
     with scratch() as directory:
         quiet = run_job(bed, directory, short_s, is_flooded=False)

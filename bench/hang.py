@@ -22,7 +22,7 @@ from many import HOSTS, hosts
 from sample import CommandFailed, finish, start
 
 RANKS = 64
-ROUNDS = 5
+ROUNDS = 3
 LIMIT_S = 60.0
 SETTLE_S = 5.0  # for 64 interpreters to come to rest
 _SENTENCE = re.compile(rb"\d+ of 64 ranks wait for rank|64 ranks are in \d+ places")

@@ -28,7 +28,7 @@ from sample import CommandFailed, finish, last_stderr, start
 
 RANKS = 8
 SETTLE_S = 1.0
-WINDOW_S = 10.0
+WINDOW_S = 5.0
 QUICK_WINDOW_S = 2.0
 ATTACH_S = 0.2
 HANG_S = 0.5

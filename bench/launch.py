@@ -16,7 +16,7 @@ from bed import Bed, bed_from_args
 from launchers import TRUE, Launcher, find_peers, floor, infini_run
 from sample import Case, failures, interleave, raw, time_command
 
-ROUNDS = {1: 40, 8: 20, 64: 20, 256: 10, 1024: 15}
+ROUNDS = {1: 40, 8: 20, 64: 20, 256: 10, 1024: 9}
 PYTHON = "python -c pass"
 PIPED = 64
 LINES = f"N={PIPED} --console=lines into a pipe"

@@ -28,7 +28,7 @@ SCRIPT = Path(__file__).parent.parent / "tests" / "support" / "beds" / "ssh.sh"
 SSH = shutil.which("ssh") or "/usr/bin/ssh"
 ROUNDS, FAIL_ROUNDS, SCALE_ROUNDS = 12, 8, 3
 SIMULATED = 1024
-IDLE_S = 10.0
+IDLE_S = 5.0
 LIMIT_S = 60.0
 
 
