@@ -42,10 +42,9 @@ if TYPE_CHECKING:
     from infini_run.node.control_answers import NodeControl
     from infini_run.node.outcome import Outcome
     from infini_run.node.program_restarts import ProgramRestarts
-    from infini_run.node.ready_ports import ReadyPorts
+    from infini_run.node.program_starts import ProgramStarts
     from infini_run.options.options import Options
     from infini_run.plan.model import FoundProgram, Output, Plan, RankRange, SingleRank, Worker
-    from infini_run.plan.start_order import StartOrder, UpCount
     from infini_run.report.hang_snapshot import HangSnapshot
     from infini_run.report.pace import Pace
     from infini_run.report.report import Report
@@ -139,9 +138,7 @@ class NodeLaunch:
         self.on_program_end: Callable[[str], None] | None = None  # of one with --ends_job; a head decides
         self._started = 0  # ranks
         self._ready = 0  # ranks that said so
-        self._order: StartOrder | None = None  # of programs, where some wait for others
-        self._up: UpCount | None = None  # the awaited programs here
-        self._ready_ports: ReadyPorts | None = None
+        self._starts: ProgramStarts | None = None  # where some programs wait for others
         self.on_program_up: Callable[[str], None] | None = None  # a head decides who starts then
         self._restarts: ProgramRestarts | None = None  # of programs that restart alone
         self._enders: dict[str, int] = {}  # programs whose end is that of the job: how many ranks have not exited
@@ -163,7 +160,10 @@ class NodeLaunch:
                 self._settle_console_mode()
             self._open()
             if any(program.after for program in self.options.programs):
-                self._hold_programs()
+                from infini_run.node.program_starts import ProgramStarts
+
+                counts = {each.name: self._count_ranks(each.name) for each in self.options.programs}
+                self._starts = ProgramStarts(self.options.programs, counts, self._program_up)
             if self.options.restart_scope == "program":
                 from infini_run.node.program_restarts import ProgramRestarts
 
@@ -193,35 +193,13 @@ class NodeLaunch:
             bound = [f"  {worker.name}: {worker.cpu_binding}" for worker in self.plan.workers if worker.cpu_binding]
             self._print(f"started {self._started} of {counted(len(specs), 'rank')} of {self.plan.launch_id}", *bound)
 
-    def _hold_programs(self) -> None:
-        """Note which programs wait for others."""
-        from infini_run.plan.start_order import StartOrder, UpCount, awaited
-
-        programs = self.options.programs
-        counts = {name: self._count_ranks(name) for name in awaited(programs)}
-        self._order, self._up = StartOrder(programs), UpCount(counts)
-        for each in programs:
-            if each.ready_port and counts.get(each.name):
-                self._ask_port(each.name, each.ready_port)
-
     def _count_ranks(self, program: str) -> int:
         return sum(worker.program == program for worker in self.plan.workers)
-
-    def _ask_port(self, program: str, port: int) -> None:
-        """Ask from now on whether the port of a program answers. Raises UsageError: it does already."""
-        from infini_run.node.ready_ports import ReadyPorts
-        from infini_run.plan.program import is_port_in_use
-
-        if is_port_in_use(port):
-            raise UsageError(f"--ready_port={port}: already in use here; stop that program, or use another port")
-        if self._ready_ports is None:
-            self._ready_ports = ReadyPorts({})
-        self._ready_ports.add(program, port)
 
     @property
     def has_held(self) -> bool:
         """Whether programs wait for others to be up."""
-        return self._order is not None and not self._order.is_over
+        return self._starts is not None and self._starts.has_held
 
     @property
     def starts_more(self) -> bool:
@@ -230,7 +208,7 @@ class NodeLaunch:
 
     def waits_for(self, programs: Sequence[str]) -> bool:
         """Return whether one of some programs is not up."""
-        return self._up is not None and any(map(self._up.waits_for, programs))
+        return self._starts is not None and self._starts.waits_for(programs)
 
     def renew_counts(self, indexes: Sequence[int]) -> None:
         """Forget what the ranks of a program have said, and that some may have exited: they restart.
@@ -245,8 +223,8 @@ class NodeLaunch:
         self.pace.drop(ranks)
         if program in self._enders:
             self._enders[program] = len(indexes)
-        if self._up is not None:
-            self._up.renew(program, len(indexes))
+        if self._starts is not None:
+            self._starts.renew(program, len(indexes))
 
     def start_again(self, plan: Plan, indexes: Sequence[int]) -> bool:
         """Start ranks of a program again, after their end and that of all that they started.
@@ -262,10 +240,8 @@ class NodeLaunch:
             UsageError: The port of --ready_port is in use.
             StartError: A rank could not be created. Some may have started.
         """
-        name = plan.workers[indexes[0]].program
-        port = next(each.ready_port for each in self.options.programs if each.name == name)
-        if port and self._up is not None:
-            self._ask_port(name, port)
+        if self._starts is not None:
+            self._starts.ask_port(plan.workers[indexes[0]].program)
         self.plan = plan
         base = plan.base(self._environ) | dict(plan.env)
         environ = [os.fsencode(f"{name}={value}") for name, value in base.items()]
@@ -289,8 +265,8 @@ class NodeLaunch:
 
     def _note_up(self, worker: Worker) -> None:
         """Note that a rank is ready, or exited with code 0."""
-        if self._up is not None and self._up.note(worker.program, worker.rank):
-            self._program_up(worker.program)
+        if self._starts is not None:
+            self._starts.note(worker.program, worker.rank)
 
     def _program_up(self, name: str) -> None:
         """Start the programs that wait for one, or let a head decide about that."""
@@ -298,8 +274,8 @@ class NodeLaunch:
             self._watchdog.note_up(name)
         if self.on_program_up is not None:
             self.on_program_up(name)
-        elif self._order is not None:
-            self.start_programs(self._order.on_up(name))
+        elif self._starts is not None:
+            self.start_programs(self._starts.take_free(name))
 
     def start_programs(self, names: Sequence[str]) -> None:
         """Start the ranks of programs that waited for others.
@@ -429,7 +405,7 @@ class NodeLaunch:
         spec.notify = os.fsencode(worker.notify)
         if worker.cpu_binding is not None:
             spec.cpus, spec.nodes = worker.cpu_binding.cpus, worker.cpu_binding.nodes
-        spec.held = self._order is not None and self._order.is_held(worker.program)
+        spec.held = self._starts is not None and self._starts.is_held(worker.program)
         # by which thread a held one starts is unknown
         spec.dies_with_us = self._entry is not None or (is_main_thread() and not spec.held)
         way = {"inherit": INHERIT, "pipe": PIPE}.get(worker.stdin, self._resources.null)
@@ -488,8 +464,8 @@ class NodeLaunch:
             if self._observers is not None:
                 with self._lock:
                     timeout_s = self._observers.timeout_s(timeout_s)
-            if self._ready_ports is not None:
-                timeout_s = self._ready_ports.timeout_s(timeout_s)
+            if self._starts is not None:
+                timeout_s = self._starts.timeout_s(timeout_s)
             if self._restarts is not None:
                 timeout_s = self._restarts.timeout_s(timeout_s)
             if self._stop_due_s != _NEVER:
@@ -503,9 +479,10 @@ class NodeLaunch:
             with self._lock:
                 if not self.ended:
                     self._control.run_due()
-        if self._ready_ports is not None:
+        if self._starts is not None:
             with self._lock:
-                self._look_at_ports(self._ready_ports)
+                if not self.ended:
+                    self._starts.run_due()
         if self._watchdog is not None:
             with self._lock:
                 events += self._check_watchdog(self._watchdog)
@@ -523,14 +500,6 @@ class NodeLaunch:
             with self._lock:
                 self._observers.run_due()
         return events
-
-    def _look_at_ports(self, ports: ReadyPorts) -> None:
-        """Note the programs whose --ready_port answers."""
-        for name in ports.run_due():
-            if self._up is not None and self._up.note_all(name):
-                self._program_up(name)
-        if ports.is_over or self.ended:
-            self._ready_ports = None
 
     def _check_watchdog(self, watchdog: Watchdog) -> list[Event]:
         """Stop the job after a missed deadline, or a look before the stop. Return the events of that."""
@@ -613,7 +582,7 @@ class NodeLaunch:
         """Return when `poll` has something to do even if no descriptor is readable: time.monotonic(). None: never."""
         with self._lock:
             wait_s = None
-            for each in () if self.ended else (self._watchdog, self._control, self._ready_ports, self._restarts):
+            for each in () if self.ended else (self._watchdog, self._control, self._starts, self._restarts):
                 wait_s = wait_s if each is None else each.timeout_s(wait_s)
         return None if wait_s is None else time.monotonic() + wait_s
 
@@ -645,7 +614,7 @@ class NodeLaunch:
         if kind == "suspend":  # for who steps: it is about this process, and no news of a rank
             return
         self._ended = self._ended or kind == "ended"
-        if kind == "exited" and (self._enders or self._up is not None) and _went_well(event):
+        if kind == "exited" and (self._enders or self._starts is not None) and _went_well(event):
             self._count_down(event)
         if kind == "exited" and event.is_failure and not self.options.keep_going:
             if event.asks_again(self.options.again_code):
