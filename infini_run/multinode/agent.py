@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from infini_run.multinode.byte_stream import AgentStream
     from infini_run.multinode.connection import Connection
     from infini_run.multinode.old_world import StuckProcesses
+    from infini_run.node.headed_programs import HeadedPrograms
     from infini_run.node.launch import NodeLaunch
     from infini_run.node.node_check import NodeCheck
     from infini_run.options.options import Options
@@ -100,6 +101,7 @@ class Agent:
         self._is_killed = False
         self._signals: list[int] = []
         self._programs: list[str] = []  # that may start
+        self._ending: list[str] = []  # programs to end alone
         self._signal_pipe: SignalPipe | None = None  # of a launcher that the user has started
         self._is_idle = False  # no ranks run, and all that was to be said of the last ones is said
         self._has_run = False  # ranks
@@ -338,8 +340,12 @@ class Agent:
         if self._stream is not None:
             self._stream.child_socket.close()
         self._launch = run
-        release_caller_descriptors()
+        if not run.starts_more:  # those start here, with these descriptors
+            release_caller_descriptors()
         run.start_programs(self._programs)
+        if run.headed is not None:
+            for name in self._ending:
+                run.headed.end(name)
         for number in self._signals:
             _forward_signal(run, number)
         if self._is_killed:
@@ -349,18 +355,24 @@ class Agent:
         while not run.ended:
             events = run.poll(progress.wait_s(self._link.wait_s()), also=(self._poller.fileno(),))
             for event in events:
-                self._send_event(event, options.again_code)
+                self._send_event(event, options.again_code, is_headed=run.headed is not None)
                 if event.kind == "progress":
                     progress.note(event)
                 if event.kind == "suspend":
                     self._link.suspend(run.suspend, self._stdio.print_line)
+            if run.headed is not None:
+                self._send_failures(run.headed)
             if not run.ended:  # else the report has them
                 self._send_exits([event for event in events if event.kind == "exited"], options.again_code)
-            if run.first is not None:
+            if run.headed is not None:
+                self._send_ends(run.headed, progress)
+            elif run.first is not None:
                 self._send_failure(run.first, time.monotonic_ns())
             progress.run_due()
             self._link.poll(0)
             self._keep_lease(run)
+        if run.headed is not None:
+            self._send_ends(run.headed, progress)
         self._lived_s = None if run.first is None else run.lived_s
         run.record_statuses()  # the head's --report has them, also if nothing failed
         run.close()
@@ -525,10 +537,10 @@ class Agent:
         self._stdio.send_waiting()
         self._link.connection.send(pack_json(protocol.EVENT, {"up": name}))
 
-    def _send_event(self, event: Event, again_code: int) -> None:
+    def _send_event(self, event: Event, again_code: int, *, is_headed: bool) -> None:
         if event.kind == "signalled":
             self._link.connection.send(pack_json(protocol.EVENT, {"signalled": event.signal}))
-        if event.is_failure:
+        if event.is_failure and (not is_headed or event.asks_again(again_code)):
             self._send_failure(event.rank, event.time_ns, event.asks_again(again_code))
         if event.kind in ("started", "ready"):
             self._link.connection.send(pack_json(protocol.EVENT, {event.kind: event.rank, "pid": event.pid}))
@@ -544,9 +556,33 @@ class Agent:
         clocks agree."""
         if not self._has_reported_failure:
             self._has_reported_failure = True
-            age_ns = max(0, time.monotonic_ns() - time_ns)
-            event = {"failed": rank, "age_ns": age_ns, "time_ns": time_ns, "asks_again": asks_again}
-            self._link.connection.send(pack_json(protocol.EVENT, event))
+            self._send_failed(rank, time_ns, asks_again)
+
+    def _send_failed(self, rank: int, time_ns: int, asks_again: bool = False) -> None:
+        age_ns = max(0, time.monotonic_ns() - time_ns)
+        event = {"failed": rank, "age_ns": age_ns, "time_ns": time_ns, "asks_again": asks_again}
+        self._link.connection.send(pack_json(protocol.EVENT, event))
+
+    def _send_failures(self, programs: HeadedPrograms) -> None:
+        """Report the failures whose programs may restart alone."""
+        for rank, time_ns in programs.take_failures():
+            self._send_failed(rank, time_ns)
+
+    def _send_ends(self, programs: HeadedPrograms, progress: ProgressSender) -> None:
+        """Report the programs that ended here, alone. Their lines and exits go first."""
+        from infini_run.node.headed_programs import NotStarted
+
+        for each in programs.take_reports():
+            if isinstance(each, NotStarted):
+                event = {"not_started": each.program, "problem": each.problem, "is_final": each.is_final}
+                self._link.connection.send(pack_json(protocol.EVENT, event))
+                continue
+            assert self._stdio is not None
+            self._stdio.send_waiting()
+            progress.drop(exit_.rank for exit_ in each.report.exits)
+            done = {"program": each.program, "report": to_jsonable(each.report)}
+            done |= {"progress": each.progress, "has_ended": each.has_ended}
+            self._link.connection.send(pack_json(protocol.DONE, done))
 
     def _send_snapshots(self, snapshots: Sequence[HangSnapshot], ranks_to_stop: Sequence[int]) -> None:
         from infini_run.multinode.hang_phase import pack_snapshots  # what it imports is of no use until a hang
@@ -568,15 +604,11 @@ class Agent:
         elif kind == protocol.USAGE_REQUEST and self._relay is not None:
             self._relay.sample(message_schema.read(payload, message_schema.USAGE_REQUEST)["ranks"])
         elif kind == protocol.STOP:
-            self._stop = message_schema.read(payload, message_schema.STOP)
-            if run is not None:
-                _stop(run, **self._stop)
+            self._on_stop(message_schema.read(payload, message_schema.STOP, message_schema.STOP_PROGRAM))
         elif kind == protocol.SNAPSHOT_REQUEST and run is not None:
             run.take_snapshots(**message_schema.read(payload, message_schema.SNAPSHOT_REQUEST))
         elif kind == protocol.START:
-            self._programs += message_schema.read(payload, message_schema.START)["programs"]
-            if run is not None:
-                run.start_programs(self._programs)
+            self._on_start(message_schema.read(payload, message_schema.START, message_schema.RESTART))
         elif kind == protocol.CAUSE and run is not None:
             run.outcome.record_cause(message_schema.read(payload, message_schema.CAUSE)["ranks"])
         elif kind == protocol.KILL:
@@ -598,11 +630,33 @@ class Agent:
             self._start_check(self._setup)
         elif kind == protocol.LAUNCH:
             self._stop, self._is_killed, self._signals = None, False, []  # what comes later is for these ranks
-            self._programs = []
+            self._programs, self._ending = [], []
             if self._stream is not None and self._stream.is_closed:
                 from infini_run.multinode.byte_stream import AgentStream
 
                 self._stream = AgentStream(self._poller, self._link.connection)
+
+    def _on_stop(self, content: dict[str, Any]) -> None:
+        """Stop all ranks, or end those of one program."""
+        run = self._launch
+        if "program" not in content:
+            self._stop = content
+            if run is not None:
+                _stop(run, **content)
+        elif run is None:
+            self._ending.append(content["program"])
+        elif run.headed is not None:
+            run.headed.end(content["program"])
+
+    def _on_start(self, content: dict[str, Any]) -> None:
+        """Start programs that waited for others, or one that restarts alone."""
+        run = self._launch
+        if "programs" in content and run is None:
+            self._programs += content["programs"]
+        elif run is not None and "programs" in content:
+            run.start_programs(content["programs"])
+        elif run is not None and run.headed is not None and not run.headed.restart(**content):
+            raise LinkError("unexpected message over the link")
 
     def _answer(self, number: int, request: dict[str, Any]) -> None:
         """Answer what another process asks the head about the ranks of this node."""

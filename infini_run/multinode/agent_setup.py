@@ -163,6 +163,7 @@ def _check_same(own: Options, heads: Options) -> None:
         ("nnodes", _node_count(own), _node_count(heads)),
         ("spares", own.spares, heads.spares),
         ("master_port", own.master_port, heads.master_port),
+        ("restart_scope", own.restart_scope, heads.restart_scope),
     ):
         if ours != theirs:
             raise UsageError(f"--{name}={ours} here, {theirs} on node 0; use the same on every node")

@@ -47,6 +47,7 @@ class Attempts:
         self._has_stream = has_stream
         self._order: StartOrder | None = None  # of programs, where some wait for others
         self._up = UpCount({})  # the nodes of those that others wait for
+        self._nodes: dict[str, set[RemoteAgent]] = {}  # that run a program
         self._awaited: dict[str, set[RemoteAgent]] = {}  # the nodes where a program with --ends_job has not finished
 
     def in_order(self) -> Sequence[RemoteAgent]:
@@ -81,15 +82,14 @@ class Attempts:
         counts = [len(agent.ranks) for agent in agents]
         spans = spans_of(counts)
         state.numbers, state.ender = numbers, ""
-        self._awaited = {
+        self._nodes = {
             each.name: {agent for agent, count in zip(agents, of, strict=True) if count}
             for each, of in zip(options.programs, by_program, strict=False)
-            if each.ends_job
         }
+        self._awaited = {each.name: set(self._nodes[each.name]) for each in options.programs if each.ends_job}
         if any(each.after for each in options.programs):
             self._order = StartOrder(options.programs)
-            nodes = {each.name: sum(map(bool, of)) for each, of in zip(options.programs, by_program, strict=True)}
-            self._up = UpCount(nodes)
+            self._up = UpCount({name: len(nodes) for name, nodes in self._nodes.items()})
         state.begin_output(has_labels=not self._has_stream)
         self._join.end()
         restarts.begin()
@@ -143,6 +143,16 @@ class Attempts:
         names = self._order.on_up(name)
         if names and not self._state.is_stopping:
             self._state.agents.send_all(pack_json(protocol.START, {"programs": names}), "running")
+
+    def renew_program(self, name: str) -> None:
+        """Forget that a program was up, or has finished, on some of its nodes: its ranks restart."""
+        self._up.renew(name, len(self._nodes[name]))
+        if name in self._awaited:
+            self._awaited[name] = set(self._nodes[name])
+
+    def waits_for(self, programs: Sequence[str]) -> bool:
+        """Return whether one of some programs is not up."""
+        return any(map(self._up.waits_for, programs))
 
     def on_program_end(self, agent: RemoteAgent, name: str) -> None:
         """Stop the job once a program with --ends_job has finished on all its nodes."""

@@ -89,7 +89,7 @@ class HangPhase:
         self._ask_others(None, LIMIT_S)
 
     def _ask_others(self, agent: RemoteAgent | None, limit_s: float) -> None:
-        """Ask all nodes that run for snapshots, but for this one, which sends them unasked."""
+        """Ask all nodes that run for snapshots, but for this one, which sends them unasked. None: there is none."""
         self.next_deadline_s = time.monotonic() + limit_s
         self._waiting = [other for other in self._state.world if other.state == "running"]
         if self._state.options.snapshots == "off" and agent is not None:
@@ -100,8 +100,9 @@ class HangPhase:
             if other is not agent:
                 self._state.agents.send(other, request)
 
-    def stop_after_failure(self, agent: RemoteAgent) -> None:
-        """Stop the job because a rank of this node failed; with --snapshots=failure after a look at all others."""
+    def stop_after_failure(self, agent: RemoteAgent | None) -> None:
+        """Stop the job because a rank of this node failed; with --snapshots=failure after a look at all others. None:
+        no node looks unasked."""
         if self._state.options.snapshots != "failure" or self._state.is_stopping or self._waiting:
             if not self._is_before_stop:
                 self._state.stop()
@@ -158,7 +159,11 @@ class HangPhase:
         self._state.print(f"{head}: stopping")
         cause = hang.cause(ranks) if hang else tuple(ranks[:1])
         self._state.agents.send_all(pack_json(protocol.CAUSE, {"ranks": list(cause)}), "running")
-        self._state.stop()
+        if self._state.programs is not None:
+            self._late, self._reported = [], []  # the next attempt of a program is no part of this hang
+            self._state.programs.on_hang(cause)
+        else:
+            self._state.stop()
 
 
 def _slow_links(agents: Sequence[RemoteAgent]) -> str:

@@ -27,7 +27,7 @@ from infini_run.multinode.engine_processes import EngineProcesses
 from infini_run.multinode.engines import find_engine
 from infini_run.multinode.hang_phase import HangPhase
 from infini_run.multinode.head_control import HeadControl
-from infini_run.multinode.head_report import attempt_report, is_node_failure
+from infini_run.multinode.head_report import is_node_failure, launch_report
 from infini_run.multinode.head_state import HeadState
 from infini_run.multinode.join_phase import JoinPhase
 from infini_run.multinode.liveness import Liveness
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from infini_run.multinode.agent_state import RemoteAgent
     from infini_run.multinode.head_observers import HeadObservers
     from infini_run.multinode.head_state import NodeChanges
+    from infini_run.multinode.program_attempts import ProgramAttempts
     from infini_run.multinode.world_changes import WorldChanges
     from infini_run.options.nodes import NodeList
     from infini_run.options.options import Options
@@ -138,6 +139,8 @@ class Head:
         self._stdin = StdinForwarder(self._agents, poller, is_wanted=options.stdin != "none")
         self._attempts = Attempts(self._state, self._join, self._stdin, has_stream=on_stream is not None)
         self._control = HeadControl(self._state, environ, self.on_stop_signal)
+        self._programs = self._divide_programs() if options.restart_scope == "program" else None
+        self._state.programs = self._programs
         self._worlds: WorldChanges | None = None
         if options.is_elastic:
             self._state.changes = self._make_changes(is_independent)
@@ -161,6 +164,18 @@ class Head:
     def launch_id(self) -> str:
         """The id of the launch; restarts add a number to it."""
         return self._state.launch_id
+
+    def _divide_programs(self) -> ProgramAttempts:
+        """Return what ends and restarts one program of several."""
+        from infini_run.multinode.program_attempts import ProgramAttempts
+
+        return ProgramAttempts(
+            self._state,
+            self._attempts,
+            stop_job=lambda: self._hang.stop_after_failure(None),
+            ask_running=self._liveness.ask_running,
+            on_lost=self._losses.on_lost,
+        )
 
     def _make_changes(self, is_independent: bool) -> NodeChanges:
         """Return what decides when a node is lost, and the job continues."""
@@ -207,7 +222,7 @@ class Head:
 
     def report(self) -> Report:
         """Return the report of the whole launch: the ranks of all nodes, the first failure, earlier attempts."""
-        return self._state.restarts.add_to(attempt_report(self._state))
+        return launch_report(self._state)
 
     # ---- the loop
 
@@ -267,6 +282,7 @@ class Head:
             float("inf") if state.changes is None or self._end.has_begun else state.changes.next_deadline_s,
             now_s if self._stdin.is_due else float("inf"),
             state.output_due_s,
+            float("inf") if self._programs is None else self._programs.next_deadline_s,
         )
         wait_s = max(0.0, deadline_s - now_s)
         if self._observers is not None:
@@ -290,6 +306,8 @@ class Head:
         self._control.run_due(now_s)
         self._liveness.run_due(now_s)
         self._hang.run_due(now_s)
+        if self._programs is not None:
+            self._programs.run_due(now_s)
         self._end.run_due(now_s)
         if now_s >= state.stop_end_s:
             for agent in state.world:
@@ -309,6 +327,8 @@ class Head:
         self._state.forwarded_signals.clear()
         self._late_stop = None
         self._attempts.start_ranks(agents)
+        if self._programs is not None and not self._state.is_stopping:
+            self._programs.begin(agents)
         self._send_early_signals()
 
     def _is_over(self) -> bool:
@@ -326,6 +346,8 @@ class Head:
         if self._liveness.was_away(away_s):
             self._join.postpone(away_s)
             self._end.postpone(away_s)
+            if self._programs is not None:
+                self._programs.postpone(away_s)
             self._state.stop_end_s += away_s
 
     # ---- frames from agents
@@ -363,7 +385,13 @@ class Head:
         elif kind == protocol.STREAM_UP and self._on_stream is not None:
             self._on_stream(agent, payload)
         elif kind == protocol.DONE:
-            self._on_done(agent, message_schema.read(payload, message_schema.DONE))
+            done = message_schema.read(payload, message_schema.DONE, message_schema.PROGRAM_DONE)
+            if "program" not in done:
+                self._on_done(agent, done)
+            elif self._programs is not None:
+                self._programs.on_done(agent, done)
+            else:
+                raise LinkError("unexpected message over the link")
 
     def _on_event(self, agent: RemoteAgent, payload: bytes) -> None:
         event = message_schema.read(payload, *message_schema.EVENTS)
@@ -383,18 +411,10 @@ class Head:
         elif "exited" in event:
             agent.exited_ranks.update(rank for rank in event["exited"] if rank in agent.ranks)
             agent.failed_ranks.update(agent.exited_ranks.intersection(event["failed_ranks"]))
+            if self._programs is not None:
+                self._programs.on_exits()
         elif "failed" in event:
-            is_first = all(each.first_failure_s == float("inf") for each in self.agents)
-            failed_s = agent.clock.latest_s(event["time_ns"], event["age_ns"])
-            agent.first_failure_s = min(agent.first_failure_s, failed_s)
-            if is_first:
-                self._liveness.ask_running()
-                if self._state.changes is not None:
-                    self._state.changes.on_failed(agent)
-            if event["asks_again"] and self._options.again_wait_s:
-                self._state.stop(after_s=self._options.again_wait_s)
-            elif not self._options.keep_going:
-                self._hang.stop_after_failure(agent)
+            self._on_failed(agent, event)
         elif "signalled" in event:
             changes = self._state.changes
             number = event["signalled"]
@@ -405,15 +425,37 @@ class Head:
         elif "suspects" in event:
             self._hang.on_look(agent)
         elif "up" in event:
-            self._attempts.on_program_up(agent, event["up"])
+            if self._programs is None or self._programs.runs(event["up"]):
+                self._attempts.on_program_up(agent, event["up"])
+        elif "not_started" in event and self._programs is not None:
+            name, problem = event["not_started"], event["problem"]
+            self._programs.on_not_started(agent, name, problem, is_final=event["is_final"])
         elif "finished" in event:
             self._attempts.on_program_end(agent, event["finished"])
+
+    def _on_failed(self, agent: RemoteAgent, event: dict[str, Any]) -> None:
+        failed_s = agent.clock.latest_s(event["time_ns"], event["age_ns"])
+        if self._programs is not None and not event["asks_again"]:
+            self._programs.on_failed(agent, event["failed"], failed_s)
+            return
+        is_first = all(each.first_failure_s == float("inf") for each in self.agents)
+        agent.first_failure_s = min(agent.first_failure_s, failed_s)
+        if is_first:
+            self._liveness.ask_running()
+            if self._state.changes is not None:
+                self._state.changes.on_failed(agent)
+        if event["asks_again"] and self._options.again_wait_s:
+            self._state.stop(after_s=self._options.again_wait_s)
+        elif not self._options.keep_going:
+            self._hang.stop_after_failure(agent)
 
     def _on_progress(self, agent: RemoteAgent, entries: list[list[int]], sent_ns: int) -> None:
         pace, is_news = self._state.pace, False
         used = agent.progress.update(entries, sent_ns, agent.ranks, agent.clock)
         for rank, value, time_s, count in used:
             is_news |= pace.note(rank, value, time_s, reports=count, error_s=agent.clock.bound_s)
+            if self._programs is not None:
+                self._programs.on_progress(rank, value)
         self._state.restarts.note_progress(max((value for _, value, _, _ in used), default=-1))
         if self._observers is not None:
             self._observers.on_progress(agent)
@@ -429,6 +471,8 @@ class Head:
         self._agents.set_state(agent, "done")
         for kind, lines in agent.line_buffers.items():
             self._state.show(kind, lines.end(), agent.ranks)
+        if self._programs is not None:
+            self._programs.on_node_done()
 
     # ---- stopping
 

@@ -223,9 +223,9 @@ class _HeadAnswers:
         self._gather(client, "nodes", questions)
 
     def _report(self, client: Asker, request: dict[str, Any]) -> None:
-        from infini_run.multinode.head_report import attempt_report
+        from infini_run.multinode.head_report import launch_report
 
-        report = self._state.restarts.add_to(attempt_report(self._state)).to_json()
+        report = launch_report(self._state).to_json()
         questions = {agent: {"question": "report"} for agent in self._state.world}
         self._gather(client, "nodes", questions, report=report)
 

@@ -128,6 +128,23 @@ class HeadObservers:
             self._feed.restarting(self._restarts + 1)
         self._end_attempt(time.monotonic_ns())
 
+    def restart_program(self, name: str, restarts: int) -> None:
+        """Note that one program restarts alone.
+
+        Args:
+            name: The program.
+            restarts: How many restarts it had, with this one.
+        """
+        if self._feed is not None:
+            self._feed.restarting(restarts, name)
+        event = Event(kind="restarting", code=restarts, name=name, time_ns=time.monotonic_ns())
+        for node in self._nodes.values():
+            ranks = [] if node.plan is None else [each.rank for each in node.plan.workers if each.program == name]
+            if ranks and node.outcome is not None:
+                node.outcome.clear_failures(ranks)
+            if ranks and node.trace is not None:
+                node.trace.on_event(event)
+
     def _end_attempt(self, now_ns: int) -> None:
         stop_ns = min(self._stop_ns or now_ns, now_ns)
         self._slice("run", self._began_ns, stop_ns)

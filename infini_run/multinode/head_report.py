@@ -71,6 +71,12 @@ def attempt_report(state: HeadState) -> Report:
     )
 
 
+def launch_report(state: HeadState) -> Report:
+    """Return the report of the whole launch: the last attempt, and what failed before it."""
+    report = state.restarts.add_to(attempt_report(state))
+    return report if state.programs is None else state.programs.add_to(report)
+
+
 def _places(state: HeadState, agent: RemoteAgent) -> dict[int, tuple[int, str, int]]:
     """Return the ranks of a node, each with its local rank, its program, and its number there."""
     places, before = {}, 0

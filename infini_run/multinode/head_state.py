@@ -18,7 +18,7 @@ from infini_run.report.pace import Pace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
     from typing import Protocol
 
     from infini_run.errors import InfiniRunError
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from infini_run.options.nodes import NodeList
     from infini_run.options.options import Options
     from infini_run.plan.rank_numbers import NodeRanks
+    from infini_run.report.report import Report
     from infini_run.system.poller import Poller
 
     class NodeChanges(Protocol):
@@ -63,11 +64,27 @@ if TYPE_CHECKING:
         def on_allocation_over(self, text: str, *, was_cancelled: bool) -> None: ...
         def is_over(self) -> bool: ...
 
+    class Programs(Protocol):
+        """What ProgramAttempts is to those parts of the head on which it stands."""
+
+        def on_hang(self, ranks: Sequence[int]) -> None: ...
+        def add_to(self, report: Report) -> Report: ...
+
 
 HEARTBEATS = 3  # within --node_timeout, after which a silent node is lost
 _ABSENCE = 0.95  # of --node_timeout, since the last heartbeat; a node gives the head up after all of it
 _LEASE_ABSENCE = 0.65  # of --node_timeout; a lease lasts for LEAST_LEASE of it at least
 _SLACK_S = 15.0  # beyond the graces: what a node may take to end
+
+
+def stop_limit_s(grace_s: float, *, shares_grace: bool = False) -> float:
+    """Return how long a node may take to stop ranks.
+
+    Args:
+        grace_s: Of the stop.
+        shares_grace: Ranks and the processes that they left share one, as after a signal.
+    """
+    return (1 if shares_grace else 2) * grace_s + _SLACK_S
 
 
 class HeadState:
@@ -112,6 +129,7 @@ class HeadState:
         self.pace = Pace()  # of the ranks of this attempt
         self.unanswered: tuple[str, ...] = ()  # hosts that did not answer at the last hang of this attempt
         self.changes: NodeChanges | None = None  # of a job that continues after the loss of a node
+        self.programs: Programs | None = None  # that restart alone
         self.absence = OwnAbsence(options.node_timeout_s * (_LEASE_ABSENCE if options.is_elastic else _ABSENCE))
         self.notices: list[str] = []
         self.losses: tuple[str, ...] = ()  # of nodes in earlier attempts, a sentence each, the latest first
@@ -235,8 +253,7 @@ class HeadState:
         self.stop_due_s = time.monotonic() + after_s
         self.is_stopping = self.is_new_stop = True
         grace_s = self.options.signal_grace_s if by_signal else self.options.grace_s
-        graces = 1 if by_signal else 2  # after a signal, ranks and leftover processes share one
-        self.stop_end_s = self.stop_due_s + graces * grace_s + _SLACK_S
+        self.stop_end_s = self.stop_due_s + stop_limit_s(grace_s, shares_grace=by_signal)
         content = {"signal": number, "by_signal": by_signal, "after_s": after_s}
         self.agents.send_all(pack_json(protocol.STOP, content), "running")
         if self.observers is not None:

@@ -142,9 +142,11 @@ LAUNCH: Schema = {
 }  # fmt: skip
 SIGNAL: Schema = {"signal": is_signal, "ranks": _ranks, "by": is_text}
 STOP: Schema = {"signal": is_signal, "by_signal": is_flag, "after_s": is_seconds}
+STOP_PROGRAM: Schema = {"program": is_text}  # which is to restart alone
 USAGE_REQUEST: Schema = {"ranks": _ranks}
 CAUSE: Schema = {"ranks": _ranks}
 START: Schema = {"programs": are_texts}
+RESTART: Schema = {"program": is_text, "restarts": is_count, "heading": is_text}  # of one program alone
 SNAPSHOT_REQUEST: Schema = {"is_before_stop": is_flag}
 QUESTION: Schema = {"number": is_count, "request": is_record}
 GOODBYE: Schema = {"exit_code": _code}
@@ -169,11 +171,15 @@ PROGRESS: Schema = {"progress": _progresses, "time_ns": whole_number(0, _MAX_NS)
 SUSPECTS: Schema = {"suspects": is_flag}
 FINISHED: Schema = {"finished": is_text}  # a program with --ends_job, on this node
 UP: Schema = {"up": is_text}  # a program that others wait for, on this node
-EVENTS = (STARTED, READY, EXITED, FAILED, SIGNALLED, PROGRESS, SUSPECTS, FINISHED, UP)
+NOT_STARTED: Schema = {"not_started": is_text, "problem": is_text, "is_final": is_flag}  # a program, after RESTART
+EVENTS = (STARTED, READY, EXITED, FAILED, SIGNALLED, PROGRESS, SUSPECTS, FINISHED, UP, NOT_STARTED)
 CHECKED: Schema = {"reason": is_text}
 SNAPSHOTS: Schema = {"snapshots": _records, "ranks": _ranks}
 ANSWERED: Schema = {"number": is_count, "answer": is_record}
 DONE: Schema = {"report": is_record, "ports": _ports, "progress": whole_number(-1, _MAX_NS)}
+PROGRAM_DONE: Schema = {  # after STOP_PROGRAM
+    "program": is_text, "report": is_record, "progress": whole_number(-1, _MAX_NS), "has_ended": is_flag,
+}  # fmt: skip
 
 
 def read(payload: bytes, *schemas: Schema) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Sequence
+    from collections.abc import Callable, Container, Iterable, Sequence
 
     from infini_run.core.group import Event
     from infini_run.multinode.clock_offset import ClockOffset
@@ -41,6 +41,12 @@ class ProgressSender:
         """Take in the PROGRESS= of a rank."""
         self._latest[event.rank] = event
         self._counts[event.rank] = self._counts.get(event.rank, 0) + 1
+
+    def drop(self, ranks: Iterable[int]) -> None:
+        """Forget what ranks have sent: they restart."""
+        for rank in ranks:
+            self._latest.pop(rank, None)
+            self._counts.pop(rank, None)
 
     def wait_s(self, asked_s: float | None) -> float | None:
         """Return the seconds until `run_due` has something to do, at most `asked_s`. None: there is no limit."""

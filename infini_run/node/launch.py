@@ -40,8 +40,9 @@ if TYPE_CHECKING:
     from infini_run.display.observers import Observers
     from infini_run.display.relay import ObserverRelay
     from infini_run.node.control_answers import NodeControl
+    from infini_run.node.headed_programs import HeadedPrograms
     from infini_run.node.outcome import Outcome
-    from infini_run.node.program_restarts import ProgramRestarts
+    from infini_run.node.program_parts import ProgramParts
     from infini_run.node.program_starts import ProgramStarts
     from infini_run.options.options import Options
     from infini_run.plan.model import FoundProgram, Output, Plan, RankRange, SingleRank, Worker
@@ -140,7 +141,8 @@ class NodeLaunch:
         self._ready = 0  # ranks that said so
         self._starts: ProgramStarts | None = None  # where some programs wait for others
         self.on_program_up: Callable[[str], None] | None = None  # a head decides who starts then
-        self._restarts: ProgramRestarts | None = None  # of programs that restart alone
+        self._restarts: ProgramParts | None = None  # of programs that restart alone
+        self.headed: HeadedPrograms | None = None  # the same, where a head decides about them
         self._enders: dict[str, int] = {}  # programs whose end is that of the job: how many ranks have not exited
         self._oom_kills = -1  # not counted yet
         self._ended = False
@@ -165,9 +167,7 @@ class NodeLaunch:
                 counts = {each.name: self._count_ranks(each.name) for each in self.options.programs}
                 self._starts = ProgramStarts(self.options.programs, counts, self._program_up)
             if self.options.restart_scope == "program":
-                from infini_run.node.program_restarts import ProgramRestarts
-
-                self._restarts = ProgramRestarts(self)
+                self._restarts = self._divide_programs()
             specs = self._specs()
             base = self.plan.base(self._environ) | dict(self.plan.env)
             options = self.options
@@ -192,6 +192,17 @@ class NodeLaunch:
         if self.options.verbose:
             bound = [f"  {worker.name}: {worker.cpu_binding}" for worker in self.plan.workers if worker.cpu_binding]
             self._print(f"started {self._started} of {counted(len(specs), 'rank')} of {self.plan.launch_id}", *bound)
+
+    def _divide_programs(self) -> ProgramParts:
+        """Return what ends and restarts one program of several: on its own, or as a head decides."""
+        if self._has_head:
+            from infini_run.node.headed_programs import HeadedPrograms
+
+            self.headed = HeadedPrograms(self)
+            return self.headed
+        from infini_run.node.program_restarts import ProgramRestarts
+
+        return ProgramRestarts(self)
 
     def _count_ranks(self, program: str) -> int:
         return sum(worker.program == program for worker in self.plan.workers)
@@ -528,7 +539,7 @@ class NodeLaunch:
         if finding.problem:
             self._print(self.outcome.add_notice(finding.problem))
         if finding.ranks_to_stop and self._restarts is not None and self.outcome.first is not None:
-            self._restarts.note_failure(self.outcome.first)
+            self._restarts.note_failure(self.outcome.first, time.monotonic_ns())
         elif finding.ranks_to_stop and not self._waits_to_stop(watchdog):
             self.stop()
         if self._observers is not None:
@@ -620,7 +631,7 @@ class NodeLaunch:
             if event.asks_again(self.options.again_code):
                 self.stop_later(self.options.again_wait_s)
             elif self._stop_due_s == _NEVER and self._restarts is not None:
-                self._restarts.note_failure(event.rank)
+                self._restarts.note_failure(event.rank, event.time_ns)
             elif self._stop_due_s == _NEVER:
                 self._stop_after_failure(event.time_ns / 1e9)
         if self._restarts is not None:
@@ -865,7 +876,7 @@ class NodeLaunch:
                 self._restarts.cancel()
             if self._watchdog is not None:
                 self._watchdog.stop()
-            if self._observers is not None and not self.ended:
+            if self._observers is not None and not self.ended and not (self.headed and self.headed.is_idle):
                 self._observers.stop()
         group = self._group
         if group is not None:

@@ -301,7 +301,7 @@ def complete_programs(parts: Sequence[Part], environ: Mapping[str, str]) -> Requ
     if any(program.after for program in programs):
         first = _with_order(first, programs, parts)
     if first.restart_scope == "program":
-        first = _with_own_restarts(job, first, programs, has_head=placed.node_list is not None)
+        first = _with_own_restarts(job, first, programs)
     console = "prefix" if first.console == "auto" else first.console
     port = programs[0].master_port
     options = replace(first, programs=programs, console=console, master_port=port)
@@ -336,7 +336,7 @@ def _with_order(first: Options, programs: Sequence[OneProgram], parts: Sequence[
     return replace(first, ready_timeout_s=first.ready_timeout_s or _READY_S)
 
 
-def _with_own_restarts(job: Given, first: Options, programs: Sequence[OneProgram], *, has_head: bool) -> Options:
+def _with_own_restarts(job: Given, first: Options, programs: Sequence[OneProgram]) -> Options:
     """Check that programs can restart alone. Return the options of the job, which never restarts as a whole."""
     scope = job["restart_scope"].origin
     if not any(program.max_restarts for program in programs):
@@ -345,8 +345,6 @@ def _with_own_restarts(job: Given, first: Options, programs: Sequence[OneProgram
         raise UsageError(f"{scope}: conflicts with --one_world: all ranks are in one world; drop one of them")
     if first.keep_going:
         raise UsageError(f"{scope}: conflicts with --keep_going: a failure stops no rank then; drop one of them")
-    if first.nnodes > 1 or has_head:
-        raise UsageError(f"{scope}: cannot be where a head starts the ranks of nodes; use --restart_scope=job")
     return replace(first, max_restarts=0)
 
 

@@ -105,6 +105,15 @@ class RestartState:
         return self._options.max_restarts > 0
 
     @property
+    def is_spent(self) -> bool:
+        """Whether no restart can follow, however the attempt that runs ends."""
+        options, count = self._options, self._count
+        if self._is_given_up or not options.max_restarts:
+            return True
+        renews = options.restart_window_s > 0 or max(count.progress, self._progress) >= 0
+        return count.spent >= options.max_restarts and not renews
+
+    @property
     def is_waiting(self) -> bool:
         """Whether the delay before the next attempt is running."""
         return self.due_s != _NEVER
@@ -240,6 +249,11 @@ class RestartState:
             earlier_failures=self._before_decision[1] if is_last else self._earlier,
             not_restarted=self.not_restarted,
         )
+
+
+def restart_states(options: Options) -> dict[str, RestartState]:
+    """Return the restarts of each program, where they restart alone (`--restart_scope=program`)."""
+    return {each.name: RestartState(replace(options, max_restarts=each.max_restarts)) for each in options.programs}
 
 
 def _random_fraction() -> float:

@@ -51,6 +51,18 @@ def test_flags_of_the_job_are_run_options(local):
     assert lines == ["[server 0] server 2/3", "[trainer 0] trainer 0/3", "[trainer 1] trainer 1/3"]
 
 
+def test_program_of_a_job_restarts_alone(local):
+    server = f"{SAY} $TORCHELASTIC_RESTART_COUNT; test $TORCHELASTIC_RESTART_COUNT = 1 || exit 3"
+    words = two(
+        "--run_options=--restart_scope=program --restart_delay=0", of_second=("--max_restarts=1",), second=server
+    )
+    done = local.call("submit", "--wait", *words)
+    assert done.returncode == 0, done.stderr
+    lines = local.lines(done.stdout.split()[1])
+    assert [line for line in lines if "server" in line] == ["[server 0] server 0/1 0", "[server 0] server 0/1 1"]
+    assert sum("trainer" in line for line in lines) == 2
+
+
 @pytest.mark.parametrize(
     ("words", "line"),
     [
@@ -64,10 +76,6 @@ def test_flags_of_the_job_are_run_options(local):
         (
             ["--run_options=--program=a", "x"],
             "--run_options: --program=a: give programs in place of the ...",
-        ),
-        (
-            ["--run_options=--restart_scope=program --max_restarts=1", "--program=a", "x"],
-            "--restart_scope=program: cannot be where a head starts the ranks of nodes; use --restart_scope=job",
         ),
         (
             ["--run_options=--one_world", "x"],

@@ -82,6 +82,7 @@ SCHEMAS = {
     "LAUNCH": LAUNCH,
     "SIGNAL": {"signal": 15, "ranks": [0, 3], "by": "alice (pid 7)"},
     "STOP": {"signal": 15, "by_signal": True, "after_s": 0},
+    "STOP_PROGRAM": {"program": "rollout"},
     "USAGE_REQUEST": {"ranks": [0, 1]},
     "QUESTION": {"number": 1, "request": {"question": "stacks", "ranks": [0]}},
     "GOODBYE": {"exit_code": 0},
@@ -98,13 +99,17 @@ SCHEMAS = {
     "FINISHED": {"finished": "trainer"},
     "UP": {"up": "trainer"},
     "START": {"programs": ["rollout"]},
+    "RESTART": {"program": "rollout", "restarts": 1, "heading": "restart 1 of 2"},
+    "NOT_STARTED": {"not_started": "rollout", "problem": "no memory", "is_final": False},
     "CHECKED": {"reason": ""},
     "SNAPSHOT_REQUEST": {"is_before_stop": True},
     "CAUSE": {"ranks": [3]},
     "SNAPSHOTS": {"snapshots": [], "ranks": [1]},
     "ANSWERED": {"number": 1, "answer": {"stacks": []}},
     "DONE": {"report": {}, "ports": [1], "progress": -1},
+    "PROGRAM_DONE": {"program": "rollout", "report": {}, "progress": -1, "has_ended": True},
 }
+ALONE = "--restart_scope=program"
 MANY = [float("inf"), float("nan"), 10**400, -(2**31), 1e999, "a\0b", {"": 1}, [[]], None, True, "x" * 1000]
 
 
@@ -262,6 +267,31 @@ def test_a_node_that_says_nonsense_is_lost_and_the_head_says_why(node, port, bef
     (line,) = told(head)
     assert line.startswith("infini-run: lost node 1 (h): " if before else "infini-run: node 1 could not be reached: ")
     assert "came over the link" in line
+
+
+@pytest.mark.parametrize(
+    ("flags", "kind", "said"),
+    [
+        ((ALONE,), protocol.DONE, SCHEMAS["PROGRAM_DONE"]),
+        ((ALONE,), protocol.DONE, SCHEMAS["PROGRAM_DONE"] | {"program": "r"}),
+        ((ALONE,), protocol.EVENT, SCHEMAS["FAILED"]),
+        ((ALONE,), protocol.EVENT, SCHEMAS["NOT_STARTED"]),
+        ((), protocol.DONE, SCHEMAS["PROGRAM_DONE"]),
+    ],
+    ids=["unknown", "running", "another-node's-rank", "start-of-unknown", "all-restart"],
+)
+def test_a_node_whose_programs_end_unasked_is_lost(node, port, flags, kind, said):  # noqa: F811
+    sleeps = ("sleep", "1000")
+    head = node(0, *flags, "--max_restarts=1", "--program=t", *sleeps, ":", "--program=r", *sleeps, nproc=1)
+    until(lambda: listens(port + 1))
+    wire = join(f"127.0.0.1:{port + 1}")
+    wire.send(pack_json(protocol.HELLO, {**HELLO, "nproc": 2, "counts": [1, 1], "ports": [1, 2]}))
+    while protocol.LAUNCH not in [each for each, _ in hear(wire)]:
+        pass
+    wire.send(pack_json(kind, said))
+    assert head.wait() == 1
+    wire.close()
+    assert told(head) == ["infini-run: lost node 1 (h): unexpected message over the link"]
 
 
 # ---- an agent, and a head that says nonsense

@@ -205,6 +205,30 @@ def attempts(state, *progress):
     return again
 
 
+def test_budget_is_spent_once_nothing_can_renew_it():
+    assert RestartState(options()).is_spent
+    state = RestartState(options("--max_restarts=1"))
+    assert not state.is_spent
+    assert attempts(state, -1) == [True]
+    assert state.is_spent
+    state.note_progress(3)  # the first one renews the budget
+    assert not state.is_spent
+    state.give_up("some processes did not end")
+    assert state.is_spent
+    window = RestartState(options("--max_restarts=1", "--restart_window=1000s"))
+    assert attempts(window, -1) == [True]
+    assert not window.is_spent
+
+
+@given(st.lists(st.integers(-1, 3), max_size=20), st.integers(0, 3))
+def test_spent_budget_allows_no_restart(reached, budget):
+    state = RestartState(options(f"--max_restarts={budget}", "--max_no_progress=0"))
+    for value in reached:
+        state.note_progress(value)
+        is_spent = state.is_spent
+        assert not (attempts(state, value)[0] and is_spent)
+
+
 def test_progress_makes_the_budget_whole_again():
     state = RestartState(options("--max_restarts=1", "--restart_delay=2s"))
     assert attempts(state, 10, 20, 30, 40) == [True] * 4
