@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +18,8 @@ from tests.support.command import CHILDREN
 PYSPY = pytest.mark.skipif(not find_pyspy(os.environ), reason="py-spy is not installed")
 HOST = os.uname().nodename
 HANG = f"{CHILDREN}/hang.py"
+_LINES = Path(HANG).read_text().splitlines()
+ALL_REDUCE = f"all_reduce (hang.py:{_LINES.index('def all_reduce():') + 2})"
 BLAMED = "3 of 4 ranks wait for rank 2"
 NOBODY = "4 ranks are in 2 places, and none is the odd one out"
 EXPECTED = {  # the sentence, and where the ranks of each group are

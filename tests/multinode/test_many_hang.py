@@ -17,7 +17,7 @@ from infini_run.report.hang_snapshot import BEFORE_STOP
 from tests.launch.test_snapshots import HEADING, TRAIN
 from tests.launch.test_terminal import terminal  # noqa: F401
 from tests.launch.test_torch_records import RECORDS, SKIPPED
-from tests.launch.test_waited_rank import BLAMED, EXPECTED, HANG, PYSPY, check
+from tests.launch.test_waited_rank import ALL_REDUCE, BLAMED, EXPECTED, HANG, PYSPY, check
 from tests.multinode.test_by_hand import node, port, ring, told  # noqa: F401
 from tests.multinode.test_elastic_ssh import launcher_of
 from tests.multinode.test_many_ssh import bed, many, no_agent_left, own_lines  # noqa: F401
@@ -210,7 +210,7 @@ def test_hang_is_reported_again_when_the_host_answers(many):  # noqa: F811
     agent = launcher_of(2)
     os.kill(agent, signal.SIGSTOP)
     try:
-        command.read_error_until(b": 3 ranks are in all_reduce (hang.py:25), and host3 did not answer\n")
+        command.read_error_until(f": 3 ranks are in {ALL_REDUCE}, and host3 did not answer\n".encode())
     finally:
         os.kill(agent, signal.SIGCONT)
     command.read_error_until(b": 3 of 4 ranks wait for rank 2, which uses CPU\n")
@@ -232,7 +232,7 @@ def test_final_report_keeps_the_host_that_did_not_answer(node, bell, tmp_path): 
     finally:
         other.signal(signal.SIGCONT)
     assert other.wait() == 1
-    sentence = f": 2 ranks are in all_reduce (hang.py:26), and {socket.gethostname()} did not answer"
+    sentence = f": 2 ranks are in {ALL_REDUCE}, and {socket.gethostname()} did not answer"
     assert head.err.decode().count(sentence) == 2, head.err
     assert b"all 2 ranks" not in head.err
     assert json.loads((tmp_path / "report").read_text())["unanswered"] == [socket.gethostname()]
