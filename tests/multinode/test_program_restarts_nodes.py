@@ -50,10 +50,14 @@ def lines_with(command, text):
 
 
 def test_program_on_two_hosts_restarts_while_the_other_runs_on(many, bell, tmp_path):  # noqa: F811
+    again = shlex.quote(f"{tmp_path}/again")
+    all_again = " && ".join(f"test -e {again}.{rank}" for rank in range(4))
     trainer = sh(f'echo pid $$; test "$RANK" = 0 && read go < {shlex.quote(bell.path)}; echo {ATTEMPT} ends')
     server = sh(
         f"echo at {ATTEMPT} of $TORCHELASTIC_MAX_RESTARTS; {LAST} && {{ echo broken >&2; exit 3; }}; "
-        f'test "$RANK" = 3 && echo go > {shlex.quote(bell.path)}; {STAY}'
+        f"test {ATTEMPT} = 0 && {STAY}; touch {again}.$RANK; "
+        f'test "$RANK" = 3 && {{ until {all_again}; do sleep 0.02; done; echo go > {shlex.quote(bell.path)}; }}; '
+        f"{STAY}"
     )
     flags = (f"--report={tmp_path}/r", f"--events={tmp_path}/e", f"--trace={tmp_path}/t", f"--metrics={tmp_path}/m")
     command = on_two(many, *alone(trainer, server, *flags, of_first=("--ends_job",)))
@@ -348,12 +352,16 @@ def test_node_that_is_lost_in_the_delay_ends_the_job(many):  # noqa: F811
 
 
 @pytest.mark.parametrize(("when", "grace", "delay"), [("end", 1000, NOW), ("delay", 1, NEVER), ("next", 1, NOW)])
-def test_nothing_outlives_a_head_that_is_killed(many, when, grace, delay):  # noqa: F811
+def test_nothing_outlives_a_head_that_is_killed(many, tmp_path, when, grace, delay):  # noqa: F811
     """While the ranks of a program end, while it waits, and after its restart."""
+    up = shlex.quote(f"{tmp_path}/up")
     trap = "trap 'echo asked' TERM; " * (when == "end")
-    server = sh(f"echo at {ATTEMPT} $INFINI_RUN_ID; {LAST} && exit 3; {trap} while :; do sleep 0.02; done")
-    command = on_two(many, *alone(sh(STAY), server, f"--grace={grace}", delay=delay))
-    mark = f"INFINI_RUN_ID={command.read_lines(b'[host1:r 0] at 0')[0][-1]}".encode()
+    server = sh(
+        f"{trap} echo at {ATTEMPT}; {LAST} && {{ until test -e {up}; do sleep 0.02; done; exit 3; }}; "
+        f'test "$RANK" = 0 && touch {up}; while :; do sleep 0.02; done'
+    )
+    command = on_two(many, *alone(sh(f"echo $INFINI_RUN_ID; {STAY}"), server, f"--grace={grace}", delay=delay))
+    mark = f"INFINI_RUN_ID={command.read_lines(b'[host1:t 0]')[0][-1]}".encode()
     if when == "end":
         command.read_until(b"asked")
     elif when == "delay":
