@@ -122,12 +122,11 @@ def test_bash_hands_over_to_the_programs_own_completion(folder):
 
 @needs_bash
 def test_bash_at_a_terminal_completes_what_is_typed(folder):
-    window = Window(
-        program=["bash", "--norc", "--noprofile", "-i"], PS1="> ", HISTFILE="/dev/null", INPUTRC="/dev/null"
-    )
+    environ = {"PS1": "> ", "HISTFILE": "/dev/null", "INPUTRC": "/dev/null", "COMPLETION": str(BASH)}
+    window = Window(program=["bash", "--norc", "--noprofile", "-i"], **environ)
     try:
         window.see(lambda: window.text[0] == ">")
-        window.type(f"source {BASH}\n")
+        window.type('source "$COMPLETION"\n')  # in one line, however long the path of the checkout
         window.see(lambda: window.text[1].startswith(">"))
         for typed, line in [
             ("--consol\tpre\t", "--console=prefix "),
