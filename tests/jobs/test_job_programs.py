@@ -6,6 +6,9 @@ import json
 
 import pytest
 
+from tests.support.job_case import Jobs
+from tests.support.restarting_programs import ENDS, IDS, JOB_FLAGS, check_job, programs
+
 SAY = "echo $ROLE_NAME $RANK/$WORLD_SIZE"
 
 
@@ -90,3 +93,17 @@ def test_bad_programs_are_refused_at_once(local, words, line):
     (said,) = done.stderr.splitlines()
     assert said.startswith(f"infini-job: {start}") if dots else said == f"infini-job: {line}"
     assert json.loads(local.call("list", "--json").stdout) == []
+
+
+@pytest.mark.parametrize(("fails", "check"), ENDS, ids=IDS)
+@pytest.mark.parametrize("kind", ["slurm", "pbs"])
+def test_one_program_restarts_alone_on_its_nodes(request, tmp_path, case, kind, fails, check):
+    """On stand-ins for schedulers, which run what they are told."""
+    queue = request.getfixturevalue(f"{kind}_queue")
+    path = {"PATH": queue.env["PATH"], "TEST_BATCH": queue.folder, "INFINI_JOB_SCHEDULER": kind}
+    jobs = Jobs(tmp_path / "jobs", case, path)
+    words = ["--slots=4", "--slots_per_node=1", f"--run_options={' '.join(JOB_FLAGS)}", *programs(tmp_path, fails)]
+    done = jobs.call("submit", "--wait", *words)
+    check_job(jobs, done, check)
+    jobs.close()
+    queue.ended()

@@ -20,6 +20,7 @@ from tests.support.cluster import give_up, missing, need
 from tests.support.command import play
 from tests.support.job_case import FILES, Jobs, check_files
 from tests.support.processes import processes, state_of
+from tests.support.restarting_programs import ENDS, IDS, JOB_FLAGS, check_job, programs
 from tests.support.waiting import LIMIT_S, until
 
 pytestmark = pytest.mark.xdist_group(__name__)  # one bed for all of them
@@ -110,6 +111,12 @@ def test_programs_of_a_job_are_on_their_nodes(queue):
         ["[node1:trainer", f"{rank}]", "trainer", f"{rank}/4"] for rank in range(4)
     ] + [["[node2:server", "0]", "server", "0/1"]]
     assert lines[-1].startswith("[node2:server 0]")
+
+
+@pytest.mark.parametrize(("fails", "check"), ENDS, ids=IDS)
+def test_program_of_a_job_restarts_alone_on_its_nodes(queue, tmp_path, fails, check):
+    words = ["--slots=4", "--slots_per_node=1", f"--run_options={' '.join(JOB_FLAGS)}", *programs(tmp_path, fails)]
+    check_job(queue, queue.call("submit", "--wait", *words), check)
 
 
 def test_titled_array_is_shown_and_found_by_name(queue, bell):

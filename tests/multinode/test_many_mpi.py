@@ -13,6 +13,7 @@ import pytest
 from tests.support.cluster import AS_CASE, Bed, Case, free_ports, need
 from tests.support.hosts import KEY_EXCHANGE
 from tests.support.processes import OURS, processes
+from tests.support.restarting_programs import ENDS, IDS, JOB_FLAGS, programs
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.xdist_group(__name__)  # one bed for all of them
@@ -34,9 +35,9 @@ def bed():
     with open(ssh, "w") as file:
         file.write(f'#!/bin/sh\nexec ssh -F {bed.folder}/ssh_config "$@"\n')
     os.chmod(ssh, 0o755)
-    for kind, programs in KINDS.items():
+    for kind, files in KINDS.items():
         os.mkdir(f"{bed.folder}/{kind}")
-        for name, path in programs.items():
+        for name, path in files.items():
             os.symlink(path, f"{bed.folder}/{kind}/{name}")
     yield bed
     bed.close()
@@ -106,6 +107,14 @@ def test_programs_are_on_their_nodes(run, case):
     assert sorted(line.split("is ", 1)[1] for line in command.out.decode().splitlines()) == [
         "a 0/2 0/2 host2", "a 1/2 1/2 host3", "b 0/2 0/2 host1", "b 1/2 1/2 host4",
     ]  # fmt: skip
+    case.end()
+
+
+@pytest.mark.parametrize(("fails", "check"), ENDS, ids=IDS)
+def test_one_program_restarts_alone(run, case, tmp_path, fails, check):
+    command = run(*JOB_FLAGS, *programs(tmp_path, fails))
+    code = command.wait()
+    check(code, command.out.decode().splitlines(), command.err.decode().splitlines(), nodes=4)
     case.end()
 
 

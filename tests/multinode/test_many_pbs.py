@@ -16,6 +16,7 @@ from tests.support.cluster import AS_CASE, Case
 from tests.support.command import LOCALES, in_locale
 from tests.support.paths import SUPPORT
 from tests.support.processes import OURS
+from tests.support.restarting_programs import ENDS, IDS, JOB_FLAGS, programs
 from tests.support.waiting import until
 
 FAKES = SUPPORT / "fakes"
@@ -103,6 +104,14 @@ def test_programs_are_on_their_nodes(run, case):
     assert sorted(line.split("is ")[1] for line in command.out.decode().splitlines()) == [
         "a 0/2 0/2 0", "a 1/2 1/2 2", "b 0/4 0/4 0", "b 1/4 1/4 1", "b 2/4 2/4 2", "b 3/4 3/4 3",
     ]  # fmt: skip
+    case.end()
+
+
+@pytest.mark.parametrize(("fails", "check"), ENDS, ids=IDS)
+def test_one_program_restarts_alone(run, case, tmp_path, fails, check):
+    command = run(*JOB_FLAGS, *programs(tmp_path, fails))
+    code = command.wait()
+    check(code, command.out.decode().splitlines(), command.err.decode().splitlines(), nodes=4)
     case.end()
 
 

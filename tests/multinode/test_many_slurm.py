@@ -16,6 +16,7 @@ import pytest
 from tests.support.cluster import Bed, Case, free_ports, need
 from tests.support.command import COMMAND, PYTHON
 from tests.support.processes import OURS, is_alive, state_of
+from tests.support.restarting_programs import ENDS, IDS, JOB_FLAGS, programs
 from tests.support.waiting import LIMIT_S, until
 
 pytestmark = pytest.mark.xdist_group(__name__)  # one bed for all of them
@@ -236,8 +237,17 @@ def test_failure_of_a_program_on_one_node_ends_all(run, case):
     case.end()
 
 
-def srun(slurm, case, *words, **kwargs):
-    env = {**os.environ, **slurm.env, **case.env}
+@pytest.mark.parametrize(("fails", "check"), ENDS, ids=IDS)
+@pytest.mark.parametrize("engine", ["slurm", "auto"])
+def test_one_program_restarts_alone(run, case, tmp_path, engine, fails, check):
+    command = run(*JOB_FLAGS, *programs(tmp_path, fails), engine=engine)
+    code = command.wait()
+    check(code, command.out.decode().splitlines(), command.err.decode().splitlines(), nodes=4)
+    case.end()
+
+
+def srun(slurm, case, *words, env=None, **kwargs):
+    env = {**os.environ, **slurm.env, **case.env, **(env or {})}
     return subprocess.run(
         ["srun", "-Q", *words], env=env, cwd="/tmp", capture_output=True, text=True, check=False, **kwargs
     )
@@ -248,6 +258,17 @@ def test_as_the_task_of_a_node_it_is_the_nodes_launcher(slurm, case):
     made = srun(slurm, case, "-N4", "--ntasks-per-node=1", *words)
     assert made.returncode == 0, made.stderr
     check_ranks({int(line.split()[1]): line.split()[2:] for line in made.stdout.splitlines()})
+    case.end()
+
+
+@pytest.mark.parametrize(("fails", "check"), ENDS, ids=IDS)
+def test_one_program_restarts_alone_under_launchers_of_srun(slurm, case, tmp_path, fails, check):
+    """In one word of a shell: srun would take the `:` for its own."""
+    token = {"INFINI_RUN_TOKEN": os.urandom(16).hex()}
+    words = shlex.join([*COMMAND, "--engine=auto", *JOB_FLAGS, *programs(tmp_path, fails)])
+    made = srun(slurm, case, "-N4", "--ntasks-per-node=1", "sh", "-c", f"exec {words}", env=token)
+    own = [line for line in made.stderr.splitlines() if line.startswith("infini-run: ")]
+    check(made.returncode, made.stdout.splitlines(), own, nodes=4)
     case.end()
 
 
