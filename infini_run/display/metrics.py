@@ -34,7 +34,7 @@ _HELP = {  # name: (type, text)
     "nodes": ("gauge", "Nodes on which the attempt runs."),
     "restarts_total": ("counter", "Restarts of all ranks, or of the ranks of one program."),
     "lost_nodes_total": ("counter", "Nodes that were lost."),
-    "hangs_total": ("counter", "Hangs that were reported."),
+    "hangs_total": ("counter", "Reported hangs, and starts that were late."),
     "progress": ("gauge", "The highest PROGRESS= of a rank."),
     "progress_lowest": ("gauge", "The lowest PROGRESS= of the ranks that run and report it."),
     "progress_per_second": ("gauge", "How fast the highest PROGRESS= grew since the file was written before."),

@@ -228,6 +228,28 @@ def test_liveness_probe_of_the_guide_passes_between_two_attempts(infini_run, tmp
     assert command.wait() == 143
 
 
+@needs_root("a PID namespace")
+def test_liveness_probe_of_the_guide_passes_while_a_pod_waits_for_the_first(infini_run, tmp_path):
+    """Only the launcher of the pod with index 0 is in --list from its start on."""
+    pytest.importorskip("yaml")
+    (tmp_path / "infini-run").write_text(f'#!/bin/sh\nexec {shlex.join(COMMAND)} "$@"\n')
+    (tmp_path / "infini-run").chmod(0o755)
+    environ = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "INFINI_RUN_TOKEN": "t" * 32}
+    flags = ("--nnodes=2", "--node_rank=1", f"--rdzv_endpoint=127.0.0.1:{free_ports(2)}")
+    command = infini_run(*flags, *play("wait"), under=POD, env=environ)
+    command.read_error_until(b"waiting for node 0")
+    launcher = Path(f"/proc/{command.pid}/task/{command.pid}/children").read_text().split()[0]
+    inside = ("nsenter", "-t", launcher, "--pid", "--mount")
+
+    def ask(index):
+        pod = {**environ, "JOB_COMPLETION_INDEX": index}
+        return subprocess.run([*inside, *probes()["livenessProbe"]], env=pod, check=False).returncode
+
+    assert [ask("1"), ask("0")] == [0, 1]
+    os.kill(int(launcher), signal.SIGTERM)
+    assert command.wait() == 143
+
+
 @pytest.mark.xdist_group(__name__)
 def test_head_writes_the_first_failure_of_all_nodes(infini_run, path):
     bed = Bed(hosts=2)
