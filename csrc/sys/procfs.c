@@ -230,7 +230,7 @@ int process_sees_itself(pid_t self) {
 
 /* What proc_pid_status(5) says of its signals; a line of that file can be as long as a user has groups. */
 struct status {
-    uint64_t pending, blocked, held; /* held: blocked, ignored, or caught */
+    uint64_t pending, blocked, ignored, held; /* held: blocked, ignored, or caught */
     bool has_memory;
 };
 
@@ -246,6 +246,7 @@ static void status_line(const char *line, void *with) {
         strncmp(line, "SigCgt:", 7) == 0)
         status->held |= mask;
     if (strncmp(line, "SigBlk:", 7) == 0) status->blocked = mask;
+    if (strncmp(line, "SigIgn:", 7) == 0) status->ignored = mask;
     if (strncmp(line, "VmSize:", 7) == 0) status->has_memory = true;
 }
 
@@ -270,15 +271,21 @@ bool process_is_exiting(pid_t pid) {
     return status_read(pid, &status) && !status.has_memory;
 }
 
-/* Python's resource tracker (multiprocessing/resource_tracker.py, and loky's): it ignores TERM,
- * and exits once everything that holds its pipe is gone. Of its arguments the first piece is
- * enough. */
+/* What exits by itself once everything that holds its pipe is gone: Python's resource tracker
+ * (multiprocessing/resource_tracker.py, and loky's), which ignores TERM, and its fork server
+ * (multiprocessing/forkserver.py). The forks of that server have its arguments, but only the
+ * server ignores INT, also while it exits. Of the arguments the first piece is enough. */
 bool process_is_tracker(pid_t pid) {
-    static const char words[] = "resource_tracker import main";
+    static const char tracker[] = "resource_tracker import main";
+    static const char server[] = "forkserver import main";
     char path[32], arguments[1024];
+    struct status status;
     (void)snprintf(path, sizeof path, "/proc/%d/cmdline", (int)pid);
     ssize_t size = process_file(path, arguments, sizeof arguments);
-    return size > 0 && memmem(arguments, (size_t)size, words, sizeof words - 1) != NULL;
+    if (size <= 0) return false;
+    if (memmem(arguments, (size_t)size, tracker, sizeof tracker - 1) != NULL) return true;
+    return memmem(arguments, (size_t)size, server, sizeof server - 1) != NULL &&
+           status_read(pid, &status) && (status.ignored & SIGNAL_BIT(SIGINT)) != 0;
 }
 
 /* It may be a resource tracker whose start has not reached its exec: Python blocks both signals

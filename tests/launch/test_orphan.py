@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -67,6 +68,50 @@ def test_resource_tracker_is_no_leftover_when_its_rank_ended(infini_run, flags, 
     assert command.wait() == code
     assert b"left behind" not in command.err
     assert json.loads((tmp_path / "report").read_text())["leftover_processes"] == []
+
+
+SERVED = """
+import multiprocessing, os, signal, sys
+
+def work(holds, begun):
+    if holds:
+        os.setsid()
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    begun.set()
+    if holds:
+        signal.pause()
+
+if __name__ == "__main__":
+    server = multiprocessing.get_context("forkserver")
+    begun = server.Event()
+    worker = server.Process(target=work, args=(bool(sys.argv[2:]), begun))
+    worker.start()
+    begun.wait()
+    if not sys.argv[2:]:
+        worker.join()
+    os._exit(int(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize("flags", [(), ("--grace=0",)])
+@pytest.mark.parametrize("code", [0, 3])
+def test_fork_server_is_no_leftover_when_its_rank_ended(infini_run, flags, code, tmp_path):
+    (tmp_path / "rank.py").write_text(SERVED)
+    command = infini_run(
+        "--nproc_per_node=2", "--keep_going", f"--report={tmp_path}/report", *flags, tmp_path / "rank.py", code
+    )
+    assert command.wait() == code
+    assert b"left behind" not in command.err
+    assert json.loads((tmp_path / "report").read_text())["leftover_processes"] == []
+
+
+@pytest.mark.parametrize(("grace", "n"), [("0.2", 2), ("0", 1)])
+def test_fork_of_a_fork_server_is_a_leftover(infini_run, grace, n, tmp_path):
+    """It has the server's arguments. After the grace the tracker, whose pipe it holds, is one, too."""
+    (tmp_path / "rank.py").write_text(SERVED)
+    command = infini_run(f"--grace={grace}", tmp_path / "rank.py", "0", "held")
+    assert command.wait() == 0
+    assert re.search(rb"stopped (\d+) process(es)? left behind", command.err)[1] == b"%d" % n
 
 
 LATE = """
