@@ -86,17 +86,17 @@ def run(
     node_list = request.node_list or _preloading_node(request.options)
     if node_list is not None:
         with errors:
-            return _run_on_nodes(request.options, node_list, environ, check, timeout_s, cwd)
+            return _run_on_nodes(request.options, node_list, environ, check, timeout_s, cwd, errors)
     with _WaitedForLauncher(command, env=environ, inherit_env=False, cwd=cwd, **flags) as launcher:
         launcher.launch()
         if not launcher.wait(timeout_s):
             raise LaunchTimeout(
                 f"{programs[0].name if programs else words[0]} did not end within {timeout_s:g} s; stopped all ranks"
             )
+        launcher.close()  # what an observer could not write is in the report
         report = launcher.report()
     if check and report.exit_code != 0:
-        with errors:
-            raise WorkerError(report)
+        raise WorkerError(report)
     return report
 
 
@@ -224,6 +224,7 @@ def _run_on_nodes(
     check: bool,
     timeout_s: float | None,
     cwd: str | os.PathLike[str] | None,
+    keywords: KeywordErrors,
 ) -> Report:
     from infini_run.multinode.head import Head
 
@@ -243,6 +244,7 @@ def _run_on_nodes(
             print_line=None if own else print_line,
             cwd=folder,
             observers=observers,
+            keywords=keywords,
         )
         exit_number = close_at_exit(head)
         call_in_forked_children(head)
@@ -264,7 +266,7 @@ def _run_on_nodes(
         head.close()
         problem = "" if observers is None else observers.close()
     if problem:
-        report = replace(report, notices=(*report.notices, problem))
+        report = replace(report, notices=(*report.notices, keywords.rename(problem)))
     if is_late:
         program = options.program[0]
         raise LaunchTimeout(f"{program} did not end within {timeout_s:g} s; stopped all ranks")

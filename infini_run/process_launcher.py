@@ -286,7 +286,7 @@ class ProcessLauncher:
         run = self._launched().run
         if run.ended:
             run.close()
-        return run.report()
+        return self._errors.rename_report(run.report())
 
     # ---- steering
 

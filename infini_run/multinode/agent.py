@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from infini_run.node.headed_programs import HeadedPrograms
     from infini_run.node.launch import NodeLaunch
     from infini_run.node.node_check import NodeCheck
+    from infini_run.options.keyword_errors import KeywordErrors
     from infini_run.options.options import Options
     from infini_run.plan.model import Plan
     from infini_run.report.hang_snapshot import HangSnapshot
@@ -94,6 +95,7 @@ class Agent:
         self._check: NodeCheck | None = None  # that runs
         self._stuck: StuckProcesses | None = None  # of the last attempt
         self._preload: AgentPreload | None = None  # of --preload
+        self._keywords: KeywordErrors | None = None  # for a head in the Python API
         self._lived_s: float | None = None  # from the last attempt's fork to its failure here
         self._launch: NodeLaunch | None = None
         self._has_reported_failure = False
@@ -183,6 +185,10 @@ class Agent:
         for line in setup.warnings:
             print_line(line)
         self._observe = tuple(spec["observe"])
+        if spec["names_keywords"]:
+            from infini_run.options.keyword_errors import KeywordErrors
+
+            self._keywords = KeywordErrors({})
         if spec["has_stream"]:
             from infini_run.multinode.byte_stream import AgentStream
 
@@ -193,7 +199,12 @@ class Agent:
             self._return_signals()
             self._link.watchers.append(self._leave_if_due)
         try:
-            self._stdio = RankStdio(self._link.connection, self._poller, with_input=setup.options.stdin != "none")
+            self._stdio = RankStdio(
+                self._link.connection,
+                self._poller,
+                with_input=setup.options.stdin != "none",
+                keywords=self._keywords,
+            )
         except OSError as error:
             raise with_limit_hint(
                 StartError(os.strerror(error.errno or 0), "opening pipes", error.errno or 0)
@@ -315,6 +326,7 @@ class Agent:
             "entry": self.entry and _entry_of_ranks(self.entry, options),
             "cwd": setup.cwd,
             "print_line": self._stdio.print_line,
+            "keywords": self._keywords,
             "has_head": True,
             "heading": launch["heading"],
             "observers": self._open_relay(options.metrics_interval_s),

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from infini_run.multinode.head_state import NodeChanges
     from infini_run.multinode.program_attempts import ProgramAttempts
     from infini_run.multinode.world_changes import WorldChanges
+    from infini_run.options.keyword_errors import KeywordErrors
     from infini_run.options.nodes import NodeList
     from infini_run.options.options import Options
 
@@ -82,6 +83,7 @@ class Head:
         is_independent: if the job continues after the loss of a node, the processes on the others keep running.
         workers: what the processes need that infini-run's start on each node; None: infini-run's are the workers.
         heading: a line that the logs of the first attempt begin with, which may be an earlier launch's; empty: none.
+        keywords: renames flags in lines and in the report, for a caller of the Python API; None: the command's.
     """
 
     def __init__(
@@ -98,6 +100,7 @@ class Head:
         is_independent: bool = False,
         workers: WorkerNeeds | None = None,
         heading: str = "",
+        keywords: KeywordErrors | None = None,
     ) -> None:
         engine, poller = find_engine(node_list.engine), Poller()
         self._options = options
@@ -121,6 +124,7 @@ class Head:
             observers=observers,
             print_line=print_line,
             workers=workers,
+            keywords=keywords,
         )
         self._state.restarts.heading = heading
         self._losses = NodeLosses(self._state, self._processes)
@@ -208,6 +212,8 @@ class Head:
     @property
     def error(self) -> InfiniRunError | None:
         """Why the job ended, unless a rank or a signal was the reason."""
+        if self._state.keywords is not None:
+            self._state.keywords.rename_error(self._state.error)
         return self._state.error
 
     @property

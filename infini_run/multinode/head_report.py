@@ -74,7 +74,8 @@ def attempt_report(state: HeadState) -> Report:
 def launch_report(state: HeadState) -> Report:
     """Return the report of the whole launch: the last attempt, and what failed before it."""
     report = state.restarts.add_to(attempt_report(state))
-    return report if state.programs is None else state.programs.add_to(report)
+    report = report if state.programs is None else state.programs.add_to(report)
+    return report if state.keywords is None else state.keywords.rename_report(report)
 
 
 def _places(state: HeadState, agent: RemoteAgent) -> dict[int, tuple[int, str, int]]:

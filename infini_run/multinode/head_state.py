@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from infini_run.multinode.engines import Engine
     from infini_run.multinode.folded_output import FoldedOutput
     from infini_run.multinode.head_observers import HeadObservers
+    from infini_run.options.keyword_errors import KeywordErrors
     from infini_run.options.nodes import NodeList
     from infini_run.options.options import Options
     from infini_run.plan.rank_numbers import NodeRanks
@@ -94,7 +95,7 @@ class HeadState:
         agents: all of them, in the order of their nodes.
         observers: the live table, the trace, the events and metrics; None: without all.
         print_line: called with each line for the user; None: it goes to the head's stderr, as the nodes' lines do.
-        workers: as for a Head.
+        workers, keywords: as for a Head.
     """
 
     def __init__(
@@ -108,9 +109,11 @@ class HeadState:
         observers: HeadObservers | None,
         print_line: Callable[[str], None] | None,
         workers: WorkerNeeds | None,
+        keywords: KeywordErrors | None,
     ) -> None:
         self.options = options
         self.workers = workers
+        self.keywords = keywords
         self.node_list = node_list
         self.engine = engine
         self.agents = agents
@@ -215,13 +218,14 @@ class HeadState:
     def print(self, text: str, *details: str) -> None:
         """Print a line of the head for the user, after the lines that it is about, and lines below it."""
         self.flush_output()
-        lines = [printable(line) for line in (f"infini-run: {text}", *details)]
+        own = (text, *details) if self.keywords is None else self.keywords.rename_lines((text, *details))
+        lines = [printable(line) for line in (f"infini-run: {own[0]}", *own[1:])]
         if self.observers is not None and self.observers.print_above("\n".join(lines)):
             return
         if self._print_line is None:
             self.console.write(protocol.ERR, os.fsencode("\n".join([*lines, ""])))
             return
-        for line in (text, *details):
+        for line in own:
             self._print_line(line)
 
     def notice(self, text: str) -> None:

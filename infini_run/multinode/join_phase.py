@@ -254,6 +254,7 @@ class JoinPhase:
             "has_stream": self._has_stream,
             "workers": {} if workers is None else {name: getattr(workers, name) for name in fields(workers)},
             "asked": [name for name in HEADS_OWN if getattr(own, name) not in ("", "auto", "off")],
+            "names_keywords": self._state.keywords is not None,
             "observe": [] if self._state.observers is None else self._state.observers.wanted,
         }
         return pack_json(protocol.SPEC, content)

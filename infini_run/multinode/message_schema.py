@@ -132,7 +132,7 @@ def _progresses(value: Any) -> bool:
 SPEC: Schema = {
     "version": is_text, "is_by_hand": is_flag, "silence_s": is_seconds, "cwd": is_text, "environ": are_variables,
     "options": is_record, "has_stream": is_flag, "asked": are_texts, "observe": are_texts,
-    "lease_s": is_seconds, "launch_id": is_text, "workers": _workers,
+    "lease_s": is_seconds, "launch_id": is_text, "workers": _workers, "names_keywords": is_flag,
 }  # fmt: skip
 LAUNCH: Schema = {
     "node": is_count, "nnodes": whole_number(1, MAX_INT), "nproc": whole_number(1, MOST_RANKS), "first": is_count,

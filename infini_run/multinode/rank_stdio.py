@@ -19,6 +19,7 @@ from infini_run.system.poller import READ, WRITE
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from infini_run.multinode.connection import Connection
+    from infini_run.options.keyword_errors import KeywordErrors
     from infini_run.system.poller import Poller
 
 
@@ -28,12 +29,16 @@ class RankStdio:
     Args:
         connection: the Link. It gets what ranks write as OUT and ERR frames.
         with_input: whether ranks read stdin; else it is /dev/null.
+        keywords: renames flags in the agent's lines, for a head in the Python API; None: the command's.
 
     Raises:
         OSError: too few descriptors; then nothing has changed.
     """
 
-    def __init__(self, connection: Connection, poller: Poller, *, with_input: bool) -> None:
+    def __init__(
+        self, connection: Connection, poller: Poller, *, with_input: bool, keywords: KeywordErrors | None = None
+    ) -> None:
+        self._keywords = keywords
         self._connection = connection
         self._poller = poller
         opened = []
@@ -96,6 +101,8 @@ class RankStdio:
 
     def print_line(self, text: str) -> None:
         """Send a line of the agent, between two lines of its ranks."""
+        if self._keywords is not None:
+            text = "\n".join(self._keywords.rename_lines(text.split("\n")))
         self._own_lines += os.fsencode(text + "\n")
         if not self._is_in_line:
             self._connection.send(pack(protocol.ERR, self._with_own_lines(b"")))

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from infini_run.node.outcome import Outcome
     from infini_run.node.program_parts import ProgramParts
     from infini_run.node.program_starts import ProgramStarts
+    from infini_run.options.keyword_errors import KeywordErrors
     from infini_run.options.options import Options
     from infini_run.plan.model import FoundProgram, Output, Plan, RankRange, SingleRank, Worker
     from infini_run.report.hang_snapshot import HangSnapshot
@@ -66,6 +67,7 @@ class NodeLaunch:
             belongs to a host program.
         cwd: Where the workers start. None: the working directory.
         print_line: Gets a line for the user while the job runs. None: print nothing.
+        keywords: Renames flags in these lines, for a caller of the Python API. None: the command's.
         heading: A line for the start of each log. Empty: none.
         observers: Get every event. Their owner closes them.
         has_head: A head reports to the user what stops the job.
@@ -92,6 +94,7 @@ class NodeLaunch:
         entry: ProcessState | None = None,
         cwd: str | None = None,
         print_line: Callable[[str], None] | None = None,
+        keywords: KeywordErrors | None = None,
         heading: str = "",
         observers: Observers | ObserverRelay | None = None,
         has_head: bool = False,
@@ -109,6 +112,7 @@ class NodeLaunch:
         self._entry = entry
         self._cwd = cwd
         self._print_line = print_line
+        self._keywords = keywords
         self._heading = heading
         self._observers = observers
         self._has_head = has_head
@@ -782,7 +786,8 @@ class NodeLaunch:
             return
         is_one_of_many = self._has_head and not names_host
         where = f"{self.plan.nodes[0].host}: " if is_one_of_many else ""  # beside those of other nodes
-        text = "infini-run: " + "\n".join(printable(where + line) for line in lines)
+        shown = lines if self._keywords is None else self._keywords.rename_lines(lines)
+        text = "infini-run: " + "\n".join(printable(where + line) for line in shown)
         if self._observers is not None and self._observers.print_above(text):
             return
         if not self.ended:

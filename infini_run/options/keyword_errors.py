@@ -1,7 +1,7 @@
-"""Errors and notes of the Python API, which name the keyword that the caller has, not the flag behind it.
+"""Errors, lines, and reports of the Python API, which name the keyword that the caller has, not the flag behind it.
 
 Every check words its error for the command (`--log_dir=DIR`), and none knows who asked. A block of the API renames
-what leaves it (`log_dir=DIR`).
+what leaves it (`log_dir=DIR`), and so does a launch for the lines that it prints.
 """
 
 from __future__ import annotations
@@ -9,15 +9,16 @@ from __future__ import annotations
 from infini_run.errors import NodeLost, ProgramError, StartError, UsageError
 from infini_run.options.grammar import GRAMMAR_GROUP, boolean, quote
 from infini_run.options.table import TABLE
-from infini_run.report.failures import WorkerError
+from infini_run.record import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import re
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from types import TracebackType
 
     from infini_run.options.grammar import Entry
+    from infini_run.report.report import Report
 
 COMMAND_ONLY = ("dry_run", "isolate", "report", "termination_log", "verbose")
 # --name or --name=value, but not the option of another command (srun --export), and no part of another word
@@ -34,6 +35,7 @@ class KeywordErrors:
         has_programs: It is about objects of `Program`, whose `name` is --program.
         table: The flags that there are, by name.
         left_out: Names of flags that are no keywords.
+        names: Keywords that are not called as their flag, by the flag.
         own: Keywords whose value is options of another command: an error that begins with one of them quotes it.
     """
 
@@ -46,10 +48,11 @@ class KeywordErrors:
         has_programs: bool = False,
         table: Mapping[str, Entry] = TABLE,
         left_out: tuple[str, ...] = COMMAND_ONLY,
+        names: Mapping[str, str] | None = None,
         own: tuple[str, ...] = (),
     ) -> None:
         self._given = {"nproc_per_node" if name == "nproc" else name: value for name, value in given.items()}
-        self._names = {"program": "name"} if has_programs else {}
+        self._names = {**(names or {}), **({"program": "name"} if has_programs else {})}
         if given.get("nproc") is not None:
             self._names["nproc_per_node"] = "nproc"
         self._table = table
@@ -65,13 +68,27 @@ class KeywordErrors:
         self.rename_error(error)
 
     def rename_error(self, error: BaseException | None) -> None:
-        """Rename flags in the text of an error; of a failed rank's, in the advice alone. Other lines and errors quote
-        what a rank or another program wrote."""
+        """Rename flags in the text of an error of infini-run. Others quote what a rank or another program wrote; that
+        of a failed rank has the words of its report."""
         if isinstance(error, (UsageError, ProgramError, StartError, NodeLost)):
             error.args = (self.rename(str(error)), *error.args[1:])
-        elif isinstance(error, WorkerError):
-            lines = str(error).split("\n")
-            error.args = ("\n".join(self.rename(line) if line.startswith(_ADVICE) else line for line in lines),)
+
+    def rename_report(self, report: Report) -> Report:
+        """Return a report with keywords in its sentences and its advice. The rest is what ranks wrote."""
+        rename = self.rename
+        return replace(
+            report,
+            notices=tuple(map(rename, report.notices)),
+            lost=tuple(map(rename, report.lost)),
+            error=rename(report.error),
+            not_restarted=rename(report.not_restarted),
+            advice=rename(report.find_advice()),
+        )
+
+    def rename_lines(self, lines: Sequence[str]) -> list[str]:
+        """Return what a launch prints with keywords in the first line and the advice. Others quote what a rank
+        wrote."""
+        return [self.rename(line) if not at or line.startswith(_ADVICE) else line for at, line in enumerate(lines)]
 
     def rename(self, text: str) -> str:
         """Return a message with keywords in place of flags."""

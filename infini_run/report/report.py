@@ -94,6 +94,7 @@ class Report:
         error: Why the job ended, if no rank was the cause: a node was lost, or would not begin. Empty: a rank was.
         error_code: The exit code of that.
         lost: The nodes that were lost, each in a sentence, at most a hundred: those of the last attempt come first.
+        advice: What to do about the first failure, in the words of the caller. Empty: as the command says it.
     """
 
     launch_id: str
@@ -125,6 +126,7 @@ class Report:
     error: str = ""
     error_code: int = 0
     lost: tuple[str, ...] = ()
+    advice: str = ""
 
     @property
     def exit_code(self) -> int:
@@ -275,14 +277,22 @@ class Report:
         last += [f"  log: {first.log}"] if first.log and not any(first.log in line for line in last) else []
         if snapshot and snapshot.file:
             last.append(f"  details: {snapshot.file}")
-        known = f"next: {first.advice}" if first.advice else ""
-        is_sure = bool(first.last_lines or first.error_message)
-        advice = hint(first) or (is_sure and known) or self._port_hint(first) or known
+        advice = self.advice or self._advice(first)
         if advice:
             last.append(f"  {advice}")
         room = max(0, most - len(last) - len(lines))
         words = _chosen(first.last_lines, min(_WORDS, room))
         return [*lines[: most - len(last)], *(f"  | {line}" for line in words), *last]
+
+    def find_advice(self) -> str:
+        """Return what to do about the first failure, after `next:`. Empty: there is no advice."""
+        first = self._first_of_ranks()
+        return "" if first is None else self.advice or self._advice(first)
+
+    def _advice(self, first: Exit) -> str:
+        known = f"next: {first.advice}" if first.advice else ""
+        is_sure = bool(first.last_lines or first.error_message)
+        return hint(first) or (known if is_sure else "") or self._port_hint(first) or known
 
     def _others_before_stop(self) -> list[str]:
         if not self.snapshots:

@@ -179,6 +179,22 @@ def test_sys_exit_and_unpicklable_call_are_errors_of_the_call():
         ({"hosts": 4}, ir.UsageError, "; for 4 workers, use max_workers=4$"),
         ({"initializer": 3}, TypeError, "initializer must be a callable"),
         ({"max_workers": 1, "hosts": ["a", "b"]}, ir.UsageError, r"2 hosts need a worker each; use hosts=\['a'\]"),
+        (
+            {"max_workers": 8, "hosts": ["a:2", "b:3"]},
+            ir.UsageError,
+            "^max_workers=8: needs 4 workers on a, with room for 2; use max_workers=4$",
+        ),
+        (
+            {"max_workers": 5, "hosts": ["a", "b"], "nnodes": (1, 2)},
+            ir.UsageError,
+            "^max_workers=5: .* cannot replace each other; use max_workers=4$",
+        ),
+        (
+            {"hosts": ["a:1", "b:2"], "nnodes": (1, 2)},
+            ir.UsageError,
+            "cannot replace each other; use max_workers=N$",
+        ),
+        ({"max_workers": 10**7}, ir.UsageError, "^max_workers=10000000: expected 1 to 4194304$"),
         ({"max_worker": 1}, TypeError, "unexpected keyword argument 'max_worker'; did you mean max_workers"),
         ({"keep_going": True}, ir.UsageError, "no effect on a crew"),
         ({"max_workers": 2, "nproc": 3}, ir.UsageError, "^nproc=3: not a keyword of an Executor; use max_workers=N$"),

@@ -95,12 +95,15 @@ def test_a_world_shrinks_and_the_result_has_its_size(hosts, tmp_path):
     assert len(handle.exits) == 2
 
 
-def test_a_host_that_is_gone_is_replaced(bed, hosts, tmp_path):
+def test_a_host_that_is_gone_is_replaced(bed, hosts, tmp_path, capfd):
     with ir.Launcher(**hosts(3, spares=1, node_timeout=5)).start(tell, tmp_path) as handle:
         world(tmp_path, 0, 2)
         with bed.host_down(2):
             result = handle.result(LIMIT_S)
     assert list(result) == [(1, 2, "host1"), (1, 2, "host3")]
+    err = capfd.readouterr().err
+    assert "lost node 1 (host2)" in err
+    assert "--" not in err, "a caller in Python has keywords"
 
 
 @pytest.mark.parametrize(
@@ -185,7 +188,7 @@ def test_a_silent_node_is_the_cause_though_a_rank_elsewhere_fails_before_it_is_g
         world(tmp_path, 0, 2)
         suspended(launcher_of(1))
         gate.touch()
-        with pytest.raises(ir.NodeLost, match=r"lost node 1 \(host2\)") as caught:
+        with pytest.raises(ir.NodeLost, match=r"lost node 1 \(host2\): .* for 5 s \(node_timeout=\)") as caught:
             handle.result(LIMIT_S)
     assert caught.value.__notes__ == ["later: rank 0: ConnectionError: the peer does not answer"]
 

@@ -61,6 +61,7 @@ SPEC = {
     "lease_s": 0.0,
     "launch_id": "i",
     "workers": {},
+    "names_keywords": False,
 }
 LAUNCH = {
     "node": 0,

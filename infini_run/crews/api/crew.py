@@ -134,6 +134,7 @@ class Crew(MethodCalls, Generic[T, R]):
     """
 
     _name = "Crew"  # in its repr
+    _keyword_names: Mapping[str, str] = {}  # of those not called as their flag, by the flag
     _most_ahead = AHEAD  # shared tasks that a worker has at a time
     _starts_on_demand = False  # a worker starts with its first task, if it is here and needs an interpreter
 
@@ -192,7 +193,7 @@ class Crew(MethodCalls, Generic[T, R]):
         )
         self._methods = frozenset(methods_of(target))
         self._target = name_of_target(target)
-        with as_start_errors():
+        with as_start_errors(self._keyword_names):
             if spawner is None:
                 environ = make_environ(os.environ, patterns_of(inherit_env, names), None, check_environment(env))
                 title = title_of(f"Crew({name_of(target)})" if self._name == "Crew" else self._name)

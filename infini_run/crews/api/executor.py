@@ -19,17 +19,19 @@ from infini_run.crews.capture import capture_foreign
 from infini_run.crews.errors import CrewFailed
 from infini_run.crews.protocol import TaskFailed, check_parts, dump
 from infini_run.crews.remote_exception import to_remote_error
-from infini_run.crews.spawn.placement import read_hosts
+from infini_run.crews.spawn.placement import goes_on_without_host, read_hosts
 from infini_run.crews.supervision.future import Ask
 from infini_run.crews.supervision.pending_task import PendingTask
 from infini_run.crews.worker.crew_target import Caller, _UnreadableCall
-from infini_run.errors import RemoteError, UsageError
+from infini_run.environments.hostlist import parse_hosts
+from infini_run.errors import RemoteError, UsageError, counted
 from infini_run.number_arguments import read_count
 from infini_run.options.from_python import check_names
 from infini_run.options.table import TABLE
 from infini_run.public_names import public_names
 from infini_run.record import replace
 from infini_run.report.failures import WorkerDied
+from infini_run.value_types import MOST_RANKS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -115,11 +117,13 @@ class Executor(concurrent.futures.Executor):
             raise ValueError("max_workers must be greater than 0")
         if max_workers is not None:
             max_workers = read_count("max_workers", max_workers)
+            if max_workers > MOST_RANKS:
+                raise UsageError(f"max_workers={max_workers}: expected 1 to {MOST_RANKS}")
         if initializer is not None and not callable(initializer):
             raise TypeError("initializer must be a callable")
         names = read_hosts(hosts, given.pop("hostfile", None), count="max_workers")
         nproc: Any
-        names, nproc = _spread(max_workers, names, given.get("spares") or 0)
+        names, nproc = _spread(max_workers, names, given)
         self._breaks = restart is None
         self._is_shut_down = False
         self._crew: Crew[Any, Any] = _ExecutorCrew(
@@ -235,6 +239,7 @@ class _ExecutorCrew(Crew):  # type: ignore[type-arg]
     """The crew of an Executor."""
 
     _name = "Executor"
+    _keyword_names = {"nproc_per_node": "max_workers"}  # noqa: RUF012  the base class has its type
     _most_ahead = 1  # no call waits behind another one while a worker is free
     _starts_on_demand = True
 
@@ -305,15 +310,33 @@ def _call_each(fn: Callable[..., R], items: Sequence[tuple[Any, ...]]) -> list[R
 
 
 def _spread(
-    count: int | None, hosts: tuple[str, ...], spares: int
+    count: int | None, hosts: tuple[str, ...], flags: Mapping[str, Any]
 ) -> tuple[tuple[str, ...], int | str | list[int] | None]:
-    """Return the hosts of `count` workers (None: as many as there is room for), and how many each of them has."""
+    """Return the hosts of `count` workers (None: as many as there is room for), and how many each of them has.
+
+    Raises:
+        UsageError: They don't fit on the hosts.
+    """
     if count is None:
         return hosts, None if hosts else "cpu"
     if not hosts:
         return hosts, count
-    working = len(hosts) - spares
+    working = len(hosts) - (flags.get("spares") or 0)
     if count < working:
         raise UsageError(f"max_workers={count}: {working} hosts need a worker each; use hosts={list(hosts[:count])}")
     each, rest = divmod(count, working)
-    return hosts, [each + (at < rest) for at in range(working)] if rest else each
+    if rest and goes_on_without_host(flags):
+        raise UsageError(
+            f"max_workers={count}: hosts with different numbers of workers cannot replace each other; use "
+            f"max_workers={each * working}"
+        )
+    counts = [each + (at < rest) for at in range(working)]
+    found = parse_hosts(",".join(hosts), "hosts")
+    for host, here in zip(found, counts, strict=False):
+        if 0 < host.slots < here:
+            least = min(other.slots for other in found[:working] if other.slots)
+            raise UsageError(
+                f"max_workers={count}: needs {counted(here, 'worker')} on {host.name}, with room for {host.slots}; "
+                f"use max_workers={least * working}"
+            )
+    return hosts, counts if rest else each

@@ -61,6 +61,7 @@ class NodesThread:
         workers: WorkerNeeds | None = None,
     ) -> None:
         own = has_own_stderr()
+        self._keywords = KeywordErrors({})
         self.head = Head(
             options,
             node_list,
@@ -70,6 +71,7 @@ class NodesThread:
             on_stream=self._on_data,
             is_independent=is_independent,
             workers=workers,
+            keywords=self._keywords,
         )
         self._setup = setup
         self._loop = CallLoop()
@@ -132,7 +134,6 @@ class NodesThread:
     def error(self) -> InfiniRunError:
         """Return why the nodes can give nothing more."""
         if isinstance(self.head.error, InfiniRunError):
-            KeywordErrors({}).rename_error(self.head.error)
             return self.head.error
         if self._failure is not None:
             return InfiniRunError(f"gave up the nodes: {type(self._failure).__name__}: {self._failure}")
@@ -236,7 +237,7 @@ class NodesThread:
         """Note which world ended, and which one has begun."""
         ended, reason = worlds.world_end
         if reason and ended not in self._ends:
-            self._ends[ended] = reason
+            self._ends[ended] = self._keywords.rename(reason)
             self.world_changed()
         number, agents = worlds.world
         if number != self.world.number:
@@ -298,7 +299,6 @@ class NodesThread:
     def _why(self, node: RemoteNode) -> InfiniRunError | None:
         """Return why it has nothing more."""
         peer, error = node.peer, self.head.error
-        KeywordErrors({}).rename_error(error)
         if isinstance(error, NodeLost) and error.node == peer.index:
             return error
         if self._is_closing:
@@ -311,7 +311,8 @@ class NodesThread:
         if self._is_alone and isinstance(error, NodeLost) and first is None and not peer.loss:
             return error  # it ended because of the loss of another, which may become known later
         how = f": the process that holds its workers is gone: {describe_end(first)}" if first is not None else ""
-        return NodeLost(peer.loss or f"lost {peer.title}{how}", peer.name, peer.index)
+        text = self._keywords.rename(peer.loss) or f"lost {peer.title}{how}"
+        return NodeLost(text, peer.name, peer.index)
 
     def _free(self) -> None:
         if self._is_in_forked_child:

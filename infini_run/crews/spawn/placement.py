@@ -95,7 +95,7 @@ def check_elastic(counts: Sequence[int | str], flags: Mapping[str, object]) -> N
     asked = " and ".join(f"{name}={flags[name]!r}" for name in ("nnodes", "spares") if flags.get(name) is not None)
     if len(set(counts)) > 1:
         raise UsageError(
-            f"{asked}: hosts with different numbers of workers cannot replace each other; use nproc_per_node=N"
+            f"{asked}: hosts with different numbers of workers cannot replace each other; use --nproc_per_node=N"
         )
     if flags.get("keep_going"):
         raise UsageError(f"{asked}: conflicts with keep_going: a failure ends all ranks, or none; drop one of them")

@@ -11,7 +11,7 @@ from infini_run.system.resource_limits import with_limit_hint
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 
 def start_error(error: OSError) -> StartError:
@@ -21,10 +21,11 @@ def start_error(error: OSError) -> StartError:
 
 
 @contextmanager
-def as_start_errors() -> Iterator[None]:
-    """Raise an OSError of the block as a StartError. Its errors name keywords in place of flags."""
+def as_start_errors(names: Mapping[str, str] | None = None) -> Iterator[None]:
+    """Raise an OSError of the block as a StartError. Its errors name keywords in place of flags; `names` has those
+    keywords that are not called as their flag, by the flag."""
     try:
-        with KeywordErrors({}):
+        with KeywordErrors({}, names=names):
             yield
     except OSError as error:
         if isinstance(error, InfiniRunError):  # LaunchTimeout is an OSError, too

@@ -16,6 +16,7 @@ from threading import current_thread
 from infini_run.crews.capture import capture_exception, capture_foreign
 from infini_run.crews.spawn.process_watch import ProcessWatch
 from infini_run.crews.supervision.supervised_worker import SupervisedWorker
+from infini_run.options.keyword_errors import KeywordErrors
 from infini_run.record import replace
 from infini_run.system.call_loop import CallLoop
 from infini_run.system.joinable_thread import JoinableThread
@@ -226,7 +227,8 @@ class Supervisor:
 
     def _start_workers(self, ranks: Sequence[int]) -> None:
         restarts = max(self.workers[rank].starts for rank in ranks)
-        self._starting = self._spawner.start(ranks, restarts, separate_groups=self.separate_groups)
+        with KeywordErrors({}):
+            self._starting = self._spawner.start(ranks, restarts, separate_groups=self.separate_groups)
         for process in self._starting:
             worker = self.workers[process.rank]
             watch = self._watches.get(process.group)

@@ -1,5 +1,6 @@
 """Errors of the Python API name keywords (options/keyword_errors.py)."""
 
+import pickle
 import sys
 
 import pytest
@@ -99,6 +100,48 @@ def test_report_names_keywords_in_its_advice_alone():
     lines = str(caught.value).splitlines()
     assert "  | --grace=3" in lines
     assert lines[-1].startswith("  next: add stdin=1, and call breakpoint() on rank 1 alone")
+    assert caught.value.report.text() == str(caught.value)
+    copy = pickle.loads(pickle.dumps(caught.value))
+    assert (str(copy), copy.report) == (str(caught.value), caught.value.report)
+
+
+def test_report_names_keywords_in_its_notices():
+    """A full file is known at the end alone."""
+    with ir.ProcessLauncher(["true"], events="/dev/full") as launcher:
+        launcher.launch()
+        launcher.wait()
+        launcher.close()
+        (notice,) = launcher.report().notices
+    assert notice.startswith('events="')
+    (notice,) = ir.run(["true"], events="/dev/full").notices
+    assert notice.startswith('events="')
+
+
+def test_lines_of_agent_name_keywords(capfd, tmp_path):
+    """`preload=` makes an agent start the ranks, whose lines come with theirs."""
+    (tmp_path / "train.py").write_text("import sys; print('rank: --check_gpus', file=sys.stderr)")
+    command = [sys.executable, tmp_path / "train.py"]
+    report = ir.run(command, preload=["json"], check_gpus="warn", console="prefix")
+    lines = capfd.readouterr().err.splitlines()
+    assert [line for line in lines if line.startswith("infini-run: ") and "check_gpus=: checked nothing: " in line]
+    assert [line for line in lines if line.endswith("rank: --check_gpus")]
+    assert not [line for line in lines if line.startswith("infini-run: ") and "--" in line]
+    assert report.exit_code == 0
+
+
+def test_lines_name_keywords_but_not_in_what_ranks_wrote():
+    lines = ["lost: (--node_timeout)", "  | --grace=3", "  next: add --stdin=1", "  status: --grace"]
+    assert KeywordErrors({}).rename_lines(lines) == [
+        "lost: (node_timeout=)",
+        "  | --grace=3",
+        "  next: add stdin=1",
+        "  status: --grace",
+    ]
+
+
+def test_error_names_keywords_that_are_not_called_as_their_flag():
+    names = {"nproc_per_node": "max_workers"}
+    assert KeywordErrors({}, names=names).rename("use --nproc_per_node=N") == "use max_workers=N"
 
 
 @pytest.mark.parametrize(
