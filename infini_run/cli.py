@@ -148,6 +148,16 @@ def _run_options(request: Request, options: Options, environ: dict[str, str], ma
 
         _print_line("infini-run: the head assigns the node rank; the plan is that of node 0")
         options = replace(options, node_rank=0)
+    elif options.dry_run and options.node_rank >= options.nnodes:  # the environment numbers spares, too
+        from infini_run.record import replace
+
+        _print_line("infini-run: this node is a spare; the plan is that of node 0")
+        options = replace(options, node_rank=0)
+    if options.dry_run and options.is_elastic and not _has_token(options, environ):
+        _print_line(
+            "infini-run: the launch itself needs a token to join its nodes; set the same INFINI_RUN_TOKEN=... on "
+            "every node"
+        )
     observers: Observers | None = None
     is_written = options.trace or options.events or options.metrics
     is_seen = is_written or options.live == "on" or (options.live == "auto" and os.isatty(2))
@@ -285,7 +295,10 @@ def _warn_of_address(options: Options) -> None:
 
     why = unreachable_reason(options.master_addr, read_hosts())
     if why:
-        _print_line(f"infini-run: other nodes cannot reach node 0: {printable(why)}; use another --master_addr")
+        _print_line(
+            f"infini-run: other nodes cannot reach node 0: {printable(why)}; use another --rdzv_endpoint or "
+            "--master_addr"
+        )
 
 
 def _make_plan(options: Options, environ: dict[str, str], launch_id: str, cluster: ClusterEnvironment | None) -> Plan:

@@ -6,7 +6,7 @@ import _signal as signal
 import os
 import sys
 
-from infini_run.errors import InfiniRunError, UsageError
+from infini_run.errors import InfiniRunError, UsageError, counted
 from infini_run.jobs.lines import drop_stream, print_answer, print_line
 from infini_run.jobs.options.table import (
     ALL_FLAGS,
@@ -315,7 +315,7 @@ def _status(values: dict[str, Any], args: Sequence[str], environ: Mapping[str, s
     elif shown:
         _print(statuses_text(shown, is_long=True))
     elif not args:
-        more = f"; run infini-job list for {len(found)} finished" if found else ""
+        more = f"; run infini-job list to see {counted(len(found), 'finished job')}" if found else ""
         _print(f"no job is waiting or running{more}")
     return code
 

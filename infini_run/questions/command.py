@@ -41,7 +41,7 @@ def ask_running(question: Question, environ: Mapping[str, str]) -> tuple[str, in
     if question.name == "top":
         from infini_run.questions.top_view import show_ranks
 
-        return show_ranks(launch, environ)
+        return show_ranks(launch, environ, question.origin)
     if question.name == "follow":
         return "", _print_lines(question, launch, environ)
     if question.name == "bundle":

@@ -118,12 +118,13 @@ class _Ranks:
         self._sampler.close()
 
 
-def show_ranks(launch: FoundLaunch, environ: Mapping[str, str]) -> tuple[str, int]:
+def show_ranks(launch: FoundLaunch, environ: Mapping[str, str], origin: str) -> tuple[str, int]:
     """Show the ranks of a launch until q or its end.
 
     Args:
         launch: The launch.
         environ: The environment, for the terminal.
+        origin: What asks for the view, for an error.
 
     Returns:
         Without a terminal, the ranks for stdout, else ""; and the exit code.
@@ -135,7 +136,7 @@ def show_ranks(launch: FoundLaunch, environ: Mapping[str, str]) -> tuple[str, in
     try:
         import rich  # noqa: F401
     except ImportError:
-        raise UsageError("--top: needs rich; run pip install 'infini-run[live]'") from None
+        raise UsageError(f"{origin}: needs rich; run pip install 'infini-run[live]'") from None
     ranks = _Ranks(launch)
     try:
         if os.isatty(1) and environ.get("TERM", "") not in ("", "dumb"):

@@ -537,7 +537,7 @@ def test_list_and_status_tell_the_same(local, bell):
     assert [job["name"] for job in json.loads(local.call("list", "--json").stdout)] == [first, second]
     local.call("cancel", second)
     local.wait(second)
-    assert local.call("status").stdout == "no job is waiting or running; run infini-job list for 2 finished\n"
+    assert local.call("status").stdout == "no job is waiting or running; run infini-job list to see 2 finished jobs\n"
 
 
 def test_a_directory_that_cannot_be_read_hides_no_other(local):

@@ -65,6 +65,20 @@ def test_running_job_of_slurm_answers_on_the_login_node(queue, bell, gate):  # n
     ask_all(queue, name, bell, gate, 8)
 
 
+def test_top_names_itself_when_rich_is_missing(local, bell, gate, tmp_path):
+    name = local.submit("--slots=1", "--", *waits(bell, gate))
+    bell.hear(1)
+    (tmp_path / "rich.py").write_text("raise ImportError\n")
+    local.env["PYTHONPATH"] = str(tmp_path)
+    done = local.call("top", name)
+    assert (done.returncode, done.stderr) == (
+        2,
+        "infini-job: infini-job top: needs rich; run pip install 'infini-run[live]'\n",
+    )
+    local.call("cancel", name)
+    local.wait(name)
+
+
 def test_array_needs_one_of_its_tasks(local, bell, gate):
     name = local.submit("--slots=1", "--array=0-1", "--", *waits(bell, gate))
     bell.hear(1)

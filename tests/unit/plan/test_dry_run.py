@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.environments.test_environments import SRUN
+
 
 @pytest.fixture
 def shown(infini_run):
@@ -50,14 +52,31 @@ def test_the_hosts_that_are_listed_last_are_shown_as_spares(shown):
 
 
 ASSIGNED = b"infini-run: the head assigns the node rank; the plan is that of node 0\n"
+TOKENLESS = (
+    b"infini-run: the launch itself needs a token to join its nodes; set the same INFINI_RUN_TOKEN=... on every "
+    b"node\n"
+)
 UNREACHABLE = b"infini-run: other nodes cannot reach 127.0.0.1; add --rdzv_endpoint=HOST:PORT of node 0\n"
 
 
 def test_spares_that_join_by_themselves_have_no_names_yet(shown):
     flags = ("--nnodes=3", "--spares=1", "--rdzv_endpoint=n0:7", "true")
-    text = shown("--dry_run", *flags, said=ASSIGNED)
+    text = shown("--dry_run", *flags, said=ASSIGNED + TOKENLESS)
     assert text.endswith("\nspares: 1 (the last by name of the nodes that join)\n")
-    assert json.loads(shown("--dry_run=json", *flags, said=ASSIGNED))["spares"] == [None]
+    joined = {**os.environ, "INFINI_RUN_TOKEN": "0123456789abcdef"}
+    assert json.loads(shown("--dry_run=json", *flags, said=ASSIGNED, env=joined))["spares"] == [None]
+
+
+def test_spare_of_a_step_shows_the_plan_of_node_0(shown):
+    step = {**os.environ, **SRUN, "INFINI_RUN_TOKEN": "0123456789abcdef"}
+    said = b"infini-run: this node is a spare; the plan is that of node 0\n"
+    flags = ("--engine=auto", "--nproc_per_node=2", "--spares=1", "true")
+    plan = json.loads(shown("--dry_run=json", *flags, said=said, env=step))
+    assert (plan["nnodes"], plan["world_size"], [node["node_rank"] for node in plan["nodes"]]) == (2, 4, [0])
+    assert [rank["rank"] for rank in plan["ranks"]] == [0, 1]
+    step["SLURM_NODEID"] = "1"
+    plan = json.loads(shown("--dry_run=json", *flags, env=step))
+    assert [rank["rank"] for rank in plan["ranks"]] == [2, 3]
 
 
 def test_plan_of_one_of_several_launchers_has_warnings_of_launch(shown):
