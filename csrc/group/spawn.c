@@ -238,8 +238,9 @@ static int spawn_all(struct ir_group *g, uint32_t n, int32_t *ret_worker) {
     return (int)(g->started - g->held);
 }
 
-static int spawn_held(struct ir_group *g, const uint32_t *workers, uint32_t n,
-                      int32_t *ret_worker) {
+/* A worker may end, and its output be read, before the next one starts: its heading comes first. */
+static int spawn_held(struct ir_group *g, const struct ir_worker *anew, const uint32_t *workers,
+                      uint32_t n, int32_t *ret_worker) {
     int started = 0;
     for (uint32_t i = 0; i < n; i++) {
         if (g->signal_fd >= 0) signal_ready(g);
@@ -248,6 +249,7 @@ static int spawn_held(struct ir_group *g, const uint32_t *workers, uint32_t n,
         *ret_worker = (int32_t)workers[i];
         int r = worker_start(g, workers[i]);
         if (r < 0) return r;
+        if (anew != NULL) pump_log_heading(g, workers[i], anew[workers[i]].heading);
         started++;
     }
     return started;
@@ -321,7 +323,7 @@ static int spawn_later(struct ir_group *g, const struct ir_worker *anew, const u
     int r = spawn_await_execs(g);
     if (r >= 0 && anew != NULL) r = part_prepare(g, anew, which, n, mask_of(&before), &failure);
     int execs_end = r < 0 ? r : spawn_open_execs(g);
-    r = execs_end < 0 ? execs_end : spawn_held(g, which, n, &failure.worker);
+    r = execs_end < 0 ? execs_end : spawn_held(g, anew, which, n, &failure.worker);
     (void)fd_close(execs_end);
     if (anew != NULL)
         for (uint32_t i = 0; i < n; i++) worker_close_child_ends(&g->workers[which[i]]);

@@ -116,6 +116,7 @@ struct ir_worker {
     const char *label[2];        /* put before each line of stdout and stderr on the console */
     const char *label_more[2];   /* the same, before the further pieces of an overlong line */
     const char *notify;          /* its NOTIFY_SOCKET: a path, or an abstract address "@..."; NULL: none */
+    const char *heading;         /* ir_group_part_start: for its log, once it has started; NULL: none */
     const uint64_t *cpus;        /* its CPUs: bit n is CPU n; NULL: the launcher's */
     const uint64_t *nodes;       /* the NUMA nodes of its memory; NULL: the launcher's */
     uint32_t cpu_words;          /* how many words in cpus, and in nodes */
@@ -260,7 +261,8 @@ int ir_group_part_leftovers(struct ir_group *group, const uint32_t *workers, uin
                             const char *mark, int sig);
 
 /* Starts them again, or held ones for the first time: all `n` workers of the group are described
- * as to ir_group_spawn, and the `m` of `which` start. Their streams and labels stay as they were.
+ * as to ir_group_spawn, and the `m` of `which` start, in that order. Their streams and labels stay as
+ * they were. The log of each one that has started gets its heading before its first output.
  * -EBUSY: one of them lives; -EAGAIN: the console has not taken the output of their last run; else
  * as ir_group_start_held. */
 int ir_group_part_start(struct ir_group *group, const struct ir_worker *workers, uint32_t n,

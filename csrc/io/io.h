@@ -102,6 +102,7 @@ void pump_close_worker(struct ir_group *g, uint32_t index);
 bool pump_idle(const struct ir_group *g);
 bool pump_is_idle(const struct ir_group *g, uint32_t index);
 void pump_renew(struct ir_group *g, uint32_t index);
+void pump_log_heading(struct ir_group *g, uint32_t index, const char *heading); /* NULL: none */
 
 /* console_lines.c */
 bool ends_line(const char *bytes, uint32_t size);

@@ -129,6 +129,11 @@ static void log_marked(struct ir_group *g, uint32_t index, struct gathered *line
     if (!ends_line(bytes, size)) w->log_open = 1;
 }
 
+void pump_log_heading(struct ir_group *g, uint32_t index, const char *heading) {
+    if (heading == NULL || g->workers[index].log_fd < 0) return;
+    log_write(g, index, 0, heading, (uint32_t)strlen(heading));
+}
+
 /* ---- lines */
 
 /* The size of the next piece to pass on, 0 if its end is not there yet. A \r that is the last byte
@@ -301,7 +306,8 @@ bool pump_is_idle(const struct ir_group *g, uint32_t index) {
     return true;
 }
 
-/* Before its next run: nothing of the last one is left (pump_is_idle). */
+/* Before its next run: nothing of the last one is left (pump_is_idle). An unended line of that is
+ * no beginning of this one. */
 void pump_renew(struct ir_group *g, uint32_t index) {
     struct worker *w = &g->workers[index];
     for (int which = 0; which < 2; which++) {
@@ -309,10 +315,10 @@ void pump_renew(struct ir_group *g, uint32_t index) {
         s->ended = s->more = s->due = false;
         s->held_ns = 0;
         s->start = s->end = s->last = s->last_size = 0;
-        for (int i = 0; i < 2;
-             i++) /* an unended line of the last run is no beginning of this one */
+        for (int i = 0; i < 2; i++)
             if (g->sinks[i].last == s) sink_begin(&g->sinks[i], NULL);
     }
+    if (w->log_open >= 0) log_write(g, index, 0, "\n", 1);
     w->wrote = 0;
     w->tail_count = 0;
     w->log_open = -1;

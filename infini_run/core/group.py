@@ -205,6 +205,7 @@ class SpawnSpec:
         "env",
         "error_log_fd",
         "foreground",
+        "heading",
         "held",
         "isolate",
         "label",
@@ -234,6 +235,7 @@ class SpawnSpec:
         self.nodes: Sequence[int] = ()  # of memory, and only with cpus
         self.foreground = self.isolate = self.dies_with_us = False
         self.held = False  # it starts with Group.start_held
+        self.heading: bytes | None = None  # of its log, for Group.part_start
 
 
 def take_over_process(blocked: int) -> ProcessState:
@@ -527,12 +529,12 @@ class Group:
         """Restart some workers that exited (ir_group_part_start).
 
         Args:
-            specs: Those of all workers, as for `spawn`.
+            specs: Those of all workers, as for `spawn`. The log of each one that starts gets its heading.
             base_env: As for `spawn`.
-            workers: The indexes of those that start.
+            workers: The indexes of those that start, in that order.
 
         Returns:
-            How many were; fewer: the group stops. None: not yet, as the console has not taken their last output.
+            How many did; fewer: the group stops. None: not yet, as the console has not taken their last output.
 
         Raises:
             StartError: The core could not create one; those before it run.
@@ -832,6 +834,8 @@ def _fill(worker: Any, spec: SpawnSpec, argv: Any, base: Any, kept: list[Any], a
         worker.cwd = _shared_string(spec.cwd, alike)
     if spec.notify is not None:
         worker.notify = _string(spec.notify, kept)
+    if spec.heading is not None:
+        worker.heading = _shared_string(spec.heading, alike)
     if spec.cpus:
         worker.cpus, worker.cpu_words = _mask(spec.cpus, kept)
         if spec.nodes:

@@ -241,15 +241,17 @@ class NodeLaunch:
         if self._starts is not None:
             self._starts.renew(program, len(indexes))
 
-    def start_again(self, plan: Plan, indexes: Sequence[int]) -> bool:
-        """Start ranks of a program again, after their end and that of all that they started.
+    def start_again(self, plan: Plan, indexes: Sequence[int], heading: bytes) -> int | None:
+        """Start ranks of a program again, in order, after their end and that of all that they started.
 
         Args:
             plan: The plan from now on.
             indexes: Their indexes in it.
+            heading: A line for the log of each one that starts.
 
         Returns:
-            Whether they have started. False: the console has not taken all of their last output.
+            How many have started; fewer: the launch stops. None: not yet, as the console has not taken all of their
+            last output.
 
         Raises:
             UsageError: The port of --ready_port is in use.
@@ -260,14 +262,16 @@ class NodeLaunch:
         self.plan = plan
         base = plan.base(self._environ) | dict(plan.env)
         environ = [os.fsencode(f"{name}={value}") for name, value in base.items()]
+        specs = self._specs()
+        for index in indexes:
+            specs[index].heading = heading
         try:
-            started = self.group.part_start(self._specs(), environ, indexes)
+            started = self.group.part_start(specs, environ, indexes)
         except StartError as error:
             raise self._explained(error) from None
-        if started is None:
-            return False
-        self.renew_counts(indexes)
-        return True
+        if started:
+            self.renew_counts(indexes)
+        return started
 
     def stop_after_failure(self) -> None:
         """Stop all ranks after the failure of one."""

@@ -14,7 +14,7 @@ from infini_run.errors import InfiniRunError
 from infini_run.node.stdin_offset import rewind_stdin, stdin_offset
 from infini_run.plan.restart_policy import with_restarted_program
 from infini_run.record import replace
-from infini_run.system.secure_files import remove_error_files, write_headings
+from infini_run.system.secure_files import heading_line, remove_error_files
 from infini_run.system.signal_numbers import SIGINT, SIGKILL, SIGQUIT, SIGTERM
 
 TYPE_CHECKING = False
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from infini_run.core.group import Event, Group
     from infini_run.node.outcome import Outcome
-    from infini_run.node.resources import LaunchResources
     from infini_run.options.options import OneProgram, Options
     from infini_run.plan.model import Plan
     from infini_run.report.pace import Pace
@@ -46,9 +45,7 @@ if TYPE_CHECKING:
         def has_held(self) -> bool: ...
         def waits_for(self, programs: Sequence[str]) -> bool: ...
         def renew_counts(self, indexes: Sequence[int]) -> None: ...
-        @property
-        def resources(self) -> LaunchResources: ...
-        def start_again(self, plan: Plan, indexes: Sequence[int]) -> bool: ...
+        def start_again(self, plan: Plan, indexes: Sequence[int], heading: bytes) -> int | None: ...
         def stop_after_failure(self) -> None: ...
         def notice(self, text: str, *, is_kept: bool = True) -> None: ...
         def observe(self, event: Event) -> None: ...
@@ -225,12 +222,13 @@ class ProgramParts:
         return self._launch.group.part_leftovers(part.indexes, part.mark, number) > 0
 
     def _start(self, part: Part, restarts: int, heading: str) -> InfiniRunError | None:
-        """Start the ranks of a program, unless the console is full: that is tried again after the next event.
+        """Start the ranks of a program. If one has started, it runs. Else the console is full, which is tried again
+        after the next event, or the launch stops.
 
         Args:
             part: The program.
             restarts: How many restarts it had, with this one.
-            heading: For its logs.
+            heading: For the logs of the ranks that start.
 
         Returns:
             Why they cannot start.
@@ -242,13 +240,14 @@ class ProgramParts:
             remove_error_files(workers)
             if any(worker.stdin == "inherit" for worker in workers):
                 rewind_stdin(self._stdin_at)
-            if not launch.start_again(plan, part.indexes):
-                return None
+            started = launch.start_again(plan, part.indexes, heading_line(heading))
         except InfiniRunError as error:
             return error
-        write_headings(workers, launch.resources.logs, heading)
-        part.enter(RUNNING)
-        part.alive.update(part.indexes)
+        if started:
+            part.enter(RUNNING)
+            part.alive.update(part.indexes[:started])
+        if started is not None and started < len(part.indexes):
+            self.cancel()  # the event of the stop is still to come
         return None
 
     def _report(self, part: Part) -> Report:

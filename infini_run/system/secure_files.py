@@ -134,22 +134,9 @@ def _lock(fd: int) -> bool:
     return True
 
 
-def write_headings(workers: Sequence[FileOwner], logs: Mapping[int, int], heading: str) -> None:
-    """Write a heading to the open logs of workers that restart.
-
-    Args:
-        workers: the workers.
-        logs: the descriptor of each log, by rank.
-        heading: a line.
-    """
-    for worker in workers:
-        if worker.rank in logs:
-            try:
-                at = os.open(os.path.dirname(worker.log) or ".", _FOLDER)
-            except OSError:
-                continue  # somebody has removed it
-            _write_heading(logs[worker.rank], worker.log, at, heading)
-            os.close(at)
+def heading_line(heading: str) -> bytes:
+    """Return the line with which a log continues, for the text of its heading."""
+    return os.fsencode(f"infini-run: {printable(heading)}\n")
 
 
 def remove_error_files(workers: Sequence[FileOwner]) -> None:
@@ -238,7 +225,7 @@ def _write_heading(fd: int, path: str, at: int, heading: str) -> None:
     try:
         size = os.fstat(fd).st_size
         is_whole = size == 0 or _byte_at(os.path.basename(path), at, size - 1) == b"\n"
-        os.write(fd, os.fsencode(("" if is_whole else "\n") + f"infini-run: {printable(heading)}\n"))
+        os.write(fd, (b"" if is_whole else b"\n") + heading_line(heading))
     except OSError:
         return
 

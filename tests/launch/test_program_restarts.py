@@ -420,6 +420,32 @@ def test_logs_have_a_heading_for_each_attempt(infini_run, tmp_path):
     assert (tmp_path / "logs/a/rank_0.log").read_text() == ""
 
 
+@with_strace
+def test_heading_comes_before_output_of_rank_that_ends_at_once(infini_run, tmp_path):
+    """It ends before the next rank has started. The first clones are the guard and three ranks."""
+    tracer = ("strace", "-f", "-qq", "-o", str(tmp_path / "trace"), "-e", "trace=clone,clone3")
+    tracer += ("-e", "inject=clone,clone3:delay_exit=300000:when=5")
+    sampler = sh(f"echo life {ATTEMPT}; test $RANK{ATTEMPT} = 10 && exit 3; exit 0")
+    words = alone(["true"], sampler, f"--log_dir={tmp_path}/logs", counts=(1, 2))
+    command = infini_run(*words, under=tracer)
+    assert command.wait() == 0, command.err
+    for rank in range(2):
+        heading, last = (tmp_path / f"logs/b/rank_{rank}.log").read_text().splitlines()[-2:]
+        assert heading.startswith("infini-run: restart 1 of 2: b 1 on ")
+        assert last == "life 1"
+
+
+@pytest.mark.parametrize("stream", [1, 2])
+def test_heading_ends_unended_line_of_either_stream(infini_run, tmp_path, stream):
+    sampler = sh(f'printf "half {ATTEMPT}" >&{stream}; exit 3')
+    command = infini_run(*alone(["true"], sampler, f"--log_dir={tmp_path}/logs", restarts=1))
+    assert command.wait() == 3
+    first, heading, last = (tmp_path / "logs/b/rank_0.log").read_text().split("\n")
+    mark = "err: " * (stream == 2)
+    assert (first, last) == (f"{mark}half 0", f"{mark}half 1")
+    assert heading.startswith("infini-run: restart 1 of 1: ")
+
+
 def test_unended_line_of_an_attempt_stays_its_own(infini_run):
     command = infini_run("--console=lines", *alone(["true"], sh(f'printf "half {ATTEMPT}"; exit 3'), restarts=1))
     assert command.wait() == 3
@@ -503,6 +529,32 @@ def test_program_that_does_not_exist_any_more_does_not_restart(infini_run, tmp_p
     command = infini_run(*alone(sh(STAY), [f"{tmp_path}/x"]))
     assert command.wait() == 127
     assert b"; not restarted: the program does not exist\n" in command.err
+
+
+@pytest.mark.parametrize("starts", range(4))
+@with_strace
+def test_stop_while_ranks_restart_starts_no_more_of_them(infini_run, tmp_path, starts):
+    """Those that did not start again are none of the new attempt, which is none without a rank.
+
+    The first clones are the guard and four ranks. The signal comes with that of the last rank that starts; before the
+    first one, with the removal of an error file.
+    """
+    way = ("-P", f"{tmp_path}/logs/b/rank_0.error.json", "-e", "trace=unlink", "-e", "inject=unlink:signal=TERM")
+    if starts:
+        way = ("-e", "trace=clone,clone3", "-e", f"inject=clone,clone3:signal=TERM:when={5 + starts}")
+    sampler = sh(f"echo life {ATTEMPT}; test $RANK{ATTEMPT} = 10 && exit 3; test {ATTEMPT} = 0 || {STAY}")
+    flags = (f"--log_dir={tmp_path}/logs", f"--report={tmp_path}/r", f"--events={tmp_path}/e", "--grace=1")
+    tracer = ("strace", "-f", "-qq", "-o", str(tmp_path / "trace"), *way)
+    command = infini_run(*alone(sh(STAY), sampler, *flags, counts=(1, 3)), under=tracer)
+    assert command.wait() == 128 + signal.SIGTERM, command.err
+    logs = [(tmp_path / f"logs/b/rank_{rank}.log").read_text().count("restart 1 of 2") for rank in range(3)]
+    assert logs == [1] * starts + [0] * (3 - starts)
+    report = report_of(tmp_path / "r")
+    assert (report["restarts"], report["first_failure"]) == (min(1, starts), None)
+    assert [(each["program"], each["exit_code"]) for each in report["earlier_failures"]] == [("b", 3)]
+    assert [each["signal"] for each in report["ranks"][:1]] == ["SIGTERM"]
+    assert len(kinds(tmp_path / "e", "started")) == 4 + starts
+    assert not marked(f"INFINI_RUN_ID={report['launch_id']}".encode())
 
 
 @with_strace

@@ -485,6 +485,24 @@ def test_rank_that_cannot_start_again_counts_as_one_that_failed(node, tmp_path, 
         assert len(lines_with(commands[0], "at 2")) == 2
 
 
+@with_strace
+def test_stop_while_ranks_of_one_node_restart_ends_the_job(node, tmp_path):  # noqa: F811
+    """There only the first of its two ranks starts again: the signal comes with its clone, after those of the guard
+    and of three ranks."""
+    tracer = ("strace", "-f", "-qq", "-o", str(tmp_path / "trace"), "-e", "trace=clone,clone3")
+    tracer += ("-e", "inject=clone,clone3:signal=TERM:when=5")
+    server = sh(f"echo life {ATTEMPT}; {LAST} && exit 3; {STAY}")
+    flags = (f"--report={tmp_path}/r", f"--log_dir={tmp_path}/logs", "--grace=1")
+    words = alone(sh(STAY), server, *flags)
+    commands = [node(0, *words, nproc=1), node(1, *words, nproc=1, under=tracer)]
+    assert [command.wait() for command in commands] == [128 + signal.SIGTERM] * 2, commands[0].err
+    report = report_of(tmp_path / "r")
+    assert (report["restarts"], report["first_failure"], report["received_signal"]) == (1, None, "SIGTERM")
+    assert [(each["program"], each["exit_code"]) for each in report["earlier_failures"]] == [("r", 3)]
+    logs = [(tmp_path / f"logs/r/rank_{rank}.log").read_text().count("restart 1 of 2") for rank in (2, 3)]
+    assert logs == [1, 0]
+
+
 def test_by_hand_another_scope_is_refused(node):  # noqa: F811
     words = two(["true"], ["true"], "--max_restarts=1")
     commands = [node(0, ALONE, *words, nproc=1), node(1, *words, nproc=1)]
