@@ -113,6 +113,10 @@ class Variables:
         text = self.text(name)
         return f"{name}={quoted(text)}"
 
+    def settings(self, *names: str) -> str:
+        """Return those of these variables that are set, as `setting` does, with commas between."""
+        return ", ".join(self.setting(name) for name in names if self.has(name))
+
     def number(self, name: str, low: int = 0, unset: int = 0) -> int:
         """Return the value of a variable as a whole number.
 
@@ -173,7 +177,8 @@ class Variables:
         Args:
             hosts: of all nodes. They say how many nodes there are, and where rank 0 is, unless `facts` knows better.
             job, step: variables that number the job, and the step in it; the port where ranks meet follows from them.
-            facts: name of a field = its value, and the variable or the file that says it.
+            facts: name of a field = its value, and the variable or the file that says it, or several variables with
+                blanks between.
         """
         known = facts
         if hosts[1]:
@@ -191,8 +196,8 @@ class Variables:
         return ClusterEnvironment(engine=engine, form=form, sources=tuple(sources), **values)
 
     def _source(self, name: str) -> str:
-        """Return what messages show of a variable that is set, or of a file."""
-        return self.setting(name) if name and self.has(name) else name if name.startswith("/") else ""
+        """Return what messages show of variables that are set, or of a file."""
+        return name if name.startswith("/") else self.settings(*name.split())
 
 
 def derived_port(job: str, step: int = 0) -> int:

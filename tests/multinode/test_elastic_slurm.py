@@ -21,19 +21,24 @@ from tests.support.waiting import until
 pytestmark = pytest.mark.xdist_group(__name__)
 
 
+components = pytest.mark.parametrize(
+    "run", [["--nodes=4"], ["--nodes=2", "--no-kill", ":", "--nodes=2"]], ids=["job", "components"], indirect=True
+)
+
+
 @pytest.fixture(scope="module")
 def bed():
     """Of its own: a node that was down leaves its allocation for good."""
     need("slurm-wlm", "munge")
-    bed = Slurm()
+    bed = Slurm(SLURM_TB_SCHEDULER="backfill")
     yield bed
     bed.close()
 
 
 @pytest.fixture
-def run(infini_run, bed, case):
+def run(request, infini_run, bed, case):
     """`infini-run --engine=slurm` in an allocation of four nodes that survives the loss of one."""
-    allocation = Allocation(bed, "-N4", "--no-kill")
+    allocation = Allocation(bed, *getattr(request, "param", ["--nodes=4"]), "--no-kill")
 
     def start(*words):
         environ = {**allocation.env, **case.env, OURS[0]: OURS[1]}
@@ -44,6 +49,7 @@ def run(infini_run, bed, case):
     allocation.close()
 
 
+@components
 def test_an_agent_that_was_killed_is_replaced_and_its_node_comes_back_in_a_step_of_its_own(run, case, bed, bell):
     command = run("--spares=1", *ring(bell, in_world(2, "exit 0")))
     hear_world(bell, 0, 3)
@@ -58,6 +64,7 @@ def test_an_agent_that_was_killed_is_replaced_and_its_node_comes_back_in_a_step_
     until(lambda: not left(bed, run.job))
 
 
+@components
 def test_a_node_that_is_down_is_replaced_by_a_spare(run, case, bed, bell):
     command = run("--spares=1", "--node_timeout=5", "--grace=1", *ring(bell, in_world(1, "exit 0")))
     hear_world(bell, 0, 3)
@@ -130,6 +137,7 @@ def test_scancel_ends_all_of_it(run, case, bed, bell):
     case.end()
 
 
+@components
 def test_scancel_that_no_launcher_can_tell_of_ends_all_of_it(run, case, bed, bell, freezer):
     """They are killed before they have read the signal; the allocation that is gone tells."""
     command = run("--spares=1", *ring(bell))

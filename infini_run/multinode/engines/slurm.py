@@ -4,7 +4,7 @@ The head sends no signal to srun: srun answers SIGTERM with SIGKILL to its step,
 stops the ranks, and srun ends after its agents. If an agent cannot end (it is suspended), scancel ends the step. The
 command line of srun states the shape of the step anew. So it overrides what srun would inherit from the batch script
 (SLURM_NTASKS and the like). Slurm numbers the nodes of a step in another order (SLURM_NODEID), so each agent sends
-its node's name as well.
+its node's name as well. In a heterogeneous job srun starts tasks in component 0 alone, unless --het-group names more.
 
 After SIGKILL of the head, the agents end themselves, and srun with them. It has 10 s for that: a process of srun
 answers the death of srun with SIGKILL to the step, and that may leave something. With proctrack/linuxproc Slurm kills
@@ -18,6 +18,9 @@ from __future__ import annotations
 
 import re
 
+from infini_run.environments.compressed_hostlist import compress
+from infini_run.environments.hostlist import quoted
+from infini_run.errors import UsageError
 from infini_run.multinode.engines import (
     Contact,
     Engine,
@@ -58,24 +61,25 @@ class SlurmEngine(Engine):
     def commands(
         self, hosts: Sequence[Host], options: Options, contact: Contact, environ: Mapping[str, str]
     ) -> list[EngineCommand]:
-        nodes = len(hosts)
-        argv = [
-            "srun",
-            f"--nodes={nodes}",
-            f"--ntasks={nodes}",
-            "--ntasks-per-node=1",
-            *(("--no-kill", "--kill-on-bad-exit=0") if options.is_elastic else ("--kill-on-bad-exit=1",)),
-            "--mpi=none",
-            "--cpu-bind=none",
-            "--input=none",
-            "--unbuffered",
-            "--export=ALL",
-            f"--nodelist={','.join(host.name for host in hosts)}",
-        ]
-        if environ.get("SLURM_CPUS_PER_TASK"):  # not inherited by srun from 22.05 to 23.02
-            argv.append(f"--cpus-per-task={environ['SLURM_CPUS_PER_TASK']}")
+        """Return one srun. In a heterogeneous job it has a part for each component, which --het-group reaches.
+
+        Raises:
+            UsageError: A host is in no component, or SLURM_HET_SIZE is another job's.
+        """
         agent = agent_argv(options, contact, "SLURM_NODEID", _STEP_VARIABLES, host="SLURMD_NODENAME")
-        return [EngineCommand(argv=(*argv, "--", *agent), nodes=())]
+        component_of = _components(environ)
+        if not component_of:
+            return [EngineCommand(argv=("srun", *_shape(hosts, options, environ), "--", *agent), nodes=())]
+        parts: dict[int, list[Host]] = {}
+        for host in hosts:
+            if host.name not in component_of:
+                raise UsageError(f"{quoted(host.name)}: not a node of this job; use {quoted(compress(component_of))}")
+            parts.setdefault(component_of[host.name], []).append(host)
+        argv: list[str] = []
+        for component in sorted(parts):
+            shape = _shape(parts[component], options, environ, f"_HET_GROUP_{component}")
+            argv += [":" if argv else "srun", f"--het-group={component}", *shape, "--", *agent]
+        return [EngineCommand(argv=tuple(argv), nodes=())]
 
     def again_commands(
         self, host: Host, index: int, options: Options, contact: Contact, environ: Mapping[str, str]
@@ -124,3 +128,50 @@ class SlurmEngine(Engine):
         lines = [line for line in lines_of(stderr) if line.startswith(_SLURM_LINE)]
         at = next((at for at, line in enumerate(lines) if any(part in line for part in _STEP_ENDS)), len(lines))
         return next((line for line in lines[:at] if "error:" in line and ": task" in line), "")
+
+
+def _components(environ: Mapping[str, str]) -> dict[str, int]:
+    """Return the component of each host in a heterogeneous job; empty in any other job.
+
+    Raises:
+        UsageError: The variables are invalid, or those of another job, in which srun fails.
+    """
+    if not environ.get("SLURM_HET_SIZE"):
+        return {}
+    from infini_run.environments.environment import Variables
+    from infini_run.environments.slurm import components
+    from infini_run.options.from_environment import read_file
+
+    around = Variables(environ, read_file)
+    found = components(around)
+    if not found:
+        raise UsageError(f"{around.setting('SLURM_HET_SIZE')}: not of this job, and srun fails with it; unset it")
+    return {host.name: index for index, component in enumerate(found) for host in component}
+
+
+def _shape(hosts: Sequence[Host], options: Options, environ: Mapping[str, str], of_component: str = "") -> list[str]:
+    """Return srun's flags for one agent on each of these hosts.
+
+    Args:
+        hosts: The hosts.
+        options: Those of the launch.
+        environ: The head's variables.
+        of_component: How the names of Slurm's variables for the hosts' component end.
+    """
+    nodes = len(hosts)
+    flags = [
+        f"--nodes={nodes}",
+        f"--ntasks={nodes}",
+        "--ntasks-per-node=1",
+        *(("--no-kill", "--kill-on-bad-exit=0") if options.is_elastic else ("--kill-on-bad-exit=1",)),
+        "--mpi=none",
+        "--cpu-bind=none",
+        "--input=none",
+        "--unbuffered",
+        "--export=ALL",
+        f"--nodelist={','.join(host.name for host in hosts)}",
+    ]
+    cpus = environ.get(f"SLURM_CPUS_PER_TASK{of_component}")
+    if cpus:  # not inherited by srun from 22.05 to 23.02
+        flags.append(f"--cpus-per-task={cpus}")
+    return flags

@@ -38,6 +38,25 @@ SRUN = BATCH_SCRIPT | {
     "SLURM_LAUNCH_NODE_IPADDR": "10.9.9.9",
     "SLURMD_NODENAME": "node4",
 }
+# Components of one node and of two, whose names sort the other way round: what 22.05 sets.
+HET = {
+    "SLURM_HET_SIZE": "2",
+    "SLURM_JOB_ID": "8",
+    "SLURM_JOB_ID_HET_GROUP_0": "8",
+    "SLURM_JOB_ID_HET_GROUP_1": "9",
+    "SLURM_JOB_NODELIST_HET_GROUP_0": "node3",
+    "SLURM_JOB_NODELIST_HET_GROUP_1": "node[1-2]",
+    "SLURM_TASKS_PER_NODE_HET_GROUP_0": "1",
+    "SLURM_TASKS_PER_NODE_HET_GROUP_1": "1(x2)",
+}
+HET_SCRIPT = BATCH_SCRIPT | HET | {
+    "SLURM_JOB_NODELIST": "node3", "SLURM_JOB_NUM_NODES": "1", "SLURM_NNODES": "1", "SLURMD_NODENAME": "node3",
+    "SLURM_GPUS_ON_NODE": "1",
+}  # fmt: skip
+HET_STEP = SRUN | HET | {
+    "SLURM_JOB_NODELIST": "node[1-3]", "SLURM_STEP_NODELIST": "node[1-3]", "SLURM_NODEID": "0",
+    "SLURM_PROCID": "0", "SLURMD_NODENAME": "node3",
+}  # fmt: skip
 OPENMPI = {
     "OMPI_COMM_WORLD_SIZE": "4",
     "OMPI_COMM_WORLD_RANK": "3",
@@ -135,6 +154,49 @@ VECTORS = {
     ),
     "slurm, salloc's shell as a step of Slurm's own": (
         BATCH_SCRIPT | {"SLURM_STEP_ID": "4294967290", "SLURM_STEP_NUM_NODES": "1"}, {"form": "batch", "nnodes": 2},
+    ),
+    "slurm, a batch script of several components": (
+        HET_SCRIPT,
+        {
+            "form": "batch", "nnodes": 3, "node_rank": 0, "hosts": named("node3", "node1", "node2"), "nproc": 0,
+            "gpus": 0, "master_addr": "node3", "master_port": 29508, "job_id": "8",
+        },
+    ),
+    "slurm, salloc's shell of several components": (
+        HET, {"form": "batch", "nnodes": 3, "node_rank": -1, "hosts": named("node3", "node1", "node2")},
+    ),
+    "slurm, components with tasks": (
+        HET | {
+            "SLURM_NTASKS_HET_GROUP_0": "2", "SLURM_TASKS_PER_NODE_HET_GROUP_0": "2",
+            "SLURM_NTASKS_PER_NODE_HET_GROUP_1": "1",
+        },
+        {"hosts": (Host(name="node3", slots=2), Host(name="node1", slots=1), Host(name="node2", slots=1))},
+    ),
+    "slurm, a component with tasks": (
+        HET | {"SLURM_NTASKS_HET_GROUP_0": "1"}, {"hosts": (Host(name="node3", slots=1), *named("node1", "node2"))},
+    ),
+    "slurm, a step of several components": (
+        HET_STEP,
+        {"nnodes": 3, "node_rank": 0, "hosts": named("node3", "node1", "node2"), "master_addr": "node3"},
+    ),
+    "slurm, several tasks on a node of a component": (
+        HET_STEP | {
+            "SLURM_STEP_TASKS_PER_NODE": "1(x2),2", "SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "1",
+            "SLURM_LOCALID": "1",
+        },
+        {"is_task": True, "node_rank": 0, "tasks_per_node": 2, "local_rank": 1, "rank": 1, "world_size": 4},
+    ),
+    "slurm, a step of one component": (
+        HET_STEP | {
+            "SLURM_STEP_NODELIST": "node[1-2]", "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NUM_TASKS": "2",
+            "SLURM_STEP_TASKS_PER_NODE": "1(x2)", "SLURM_NODEID": "1", "SLURM_PROCID": "1",
+            "SLURMD_NODENAME": "node2",
+        },
+        {"nnodes": 2, "node_rank": 1, "hosts": named("node1", "node2"), "master_addr": "node1"},
+    ),
+    "slurm, a job that a job of several components has submitted": (
+        HET_SCRIPT | {"SLURM_JOB_ID": "11", "SLURM_JOB_NODELIST": "node4", "SLURMD_NODENAME": "node4"},
+        {"nnodes": 1, "node_rank": 0, "hosts": named("node4"), "gpus": 1},
     ),
     "slurm, srun --mpi=pmi2": (SRUN | {"PMI_RANK": "2", "PMI_SIZE": "3", "PMI_FD": "9"}, {"engine": "slurm"}),
     "slurm, srun --mpi=pmix": (SRUN | {"PMIX_RANK": "2", "PMIX_NAMESPACE": "slurm.pmix.8.3"}, {"engine": "slurm"}),
@@ -330,6 +392,15 @@ CONTRADICTIONS = [
     (SRUN | {"SLURM_STEP_TASKS_PER_NODE": "1(y3)"}, "SLURM_STEP_TASKS_PER_NODE: column 1, 1(y3): expected numbers"),
     (SRUN | {"SLURM_STEP_TASKS_PER_NODE": "1,1,2", "SLURM_LOCALID": "2"}, "SLURM_LOCALID=2, but SLURM_STEP_TASKS"),
     (SRUN | {"SLURM_STEP_NUM_TASKS": "2"}, "SLURM_PROCID=2, but SLURM_STEP_NUM_TASKS=2"),
+    (HET | {"SLURM_HET_SIZE": "3"}, "SLURM_HET_SIZE=3, but SLURM_JOB_NODELIST_HET_GROUP_2 is not set; use --engine"),
+    (HET | {"SLURM_HET_SIZE": "x"}, "SLURM_HET_SIZE=x: expected a whole number of at least 1"),
+    (HET | {"SLURM_HET_SIZE": "999999999"}, "SLURM_HET_SIZE=999999999, but SLURM_JOB_NODELIST_HET_GROUP_2 is"),
+    (
+        HET | {"SLURM_JOB_NODELIST_HET_GROUP_0": "node2"},
+        "SLURM_JOB_NODELIST_HET_GROUP_0=node2, SLURM_JOB_NODELIST_HET_GROUP_1=node[1-2]: node2 is in two components",
+    ),
+    (HET_STEP | {"SLURM_NODEID": "1"}, "SLURM_STEP_NODELIST=node[1-3], SLURM_NODEID=1, but SLURM_JOB_NODELIST_HET_"),
+    (HET_STEP | {"SLURM_STEP_NODELIST": "node[2-4]"}, "SLURM_STEP_NODELIST=node[2-4], SLURM_NODEID=0, but SLURM_"),
     (OPENMPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "3"}, "OMPI_COMM_WORLD_SIZE=4 processes, OMPI_COMM_WORLD_LOCAL"),
     (OPENMPI | {"OMPI_COMM_WORLD_RANK": "4"}, "OMPI_COMM_WORLD_RANK=4, but OMPI_COMM_WORLD_SIZE=4"),
     (HYDRA | {"MPI_LOCALNRANKS": "many"}, "MPI_LOCALNRANKS=many: expected a whole number of at least 1"),
