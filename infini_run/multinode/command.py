@@ -418,7 +418,7 @@ def _known_later(options: Options, node_list: NodeList) -> dict[str, str]:
         later = {"JOB_PROGRAMS": "the hosts and ports of all programs"}
         if options.one_world and options.rdzv_explicit and options.master_port:
             return later
-        return later | {"MASTER_ADDR": "address of the program's first node", "MASTER_PORT": "free port there"}
+        return later | {"MASTER_ADDR": "address of the first node of the program", "MASTER_PORT": "free port there"}
     first, later = node_list.hosts[0].name, {}
     if len(node_list.hosts) > 1 and not options.rdzv_explicit:
         later["MASTER_ADDR"] = f"address of {first}"
