@@ -1,6 +1,7 @@
-"""The part of `os` that a plain launch needs: `os` itself, with what it imports, is a tenth of a launch's start.
+"""The part of `os` that plain launches and agents need: `os` itself, with what it imports, is a tenth of their start.
 
-The functions are those of `os` and `os.path`, for str alone. Modules that a plain launch does not load import `os`.
+The functions are those of `os` and `os.path`, for str alone. The numbers of errors are those of `errno`, which makes
+130. Modules that neither of the two loads import `os` and `errno`.
 """
 
 from __future__ import annotations
@@ -10,14 +11,21 @@ import sys
 from _stat import S_ISDIR, S_ISREG
 from posix import (
     O_CLOEXEC,
+    O_RDONLY,
     O_RDWR,
+    P_ALL,
     R_OK,
     W_OK,
+    WEXITED,
+    WNOHANG,
     X_OK,
     _exit,
     access,
+    chdir,
     chmod,
     close,
+    dup,
+    dup2,
     fstat,
     getcwd,
     geteuid,
@@ -28,11 +36,14 @@ from posix import (
     makedev,
     mkdir,
     open,  # noqa: A004
+    pipe,
+    read,
     readlink,
     register_at_fork,
     rmdir,
     scandir,
     sched_getaffinity,
+    set_blocking,
     set_inheritable,
     stat,
     statvfs,
@@ -40,16 +51,23 @@ from posix import (
     sysconf,
     uname,
     urandom,
+    waitid,
     write,
 )
 
 __all__ = [
-    "O_CLOEXEC", "O_RDWR", "R_OK", "W_OK", "X_OK", "_exit", "abspath", "access", "basename", "chmod", "close",
-    "dirname", "drop_coerced_locale", "exists", "fsdecode", "fsencode", "fstat", "getcwd", "geteuid", "getpid",
-    "isatty", "isdir", "isfile", "join", "lexists", "listdir", "lstat", "makedev", "mkdir", "open", "own_environ",
-    "readlink", "register_at_fork", "rmdir", "scandir", "sched_getaffinity", "set_inheritable", "stat", "statvfs",
-    "strerror", "sysconf", "uname", "urandom", "was_set", "write",
+    "E2BIG", "EADDRINUSE", "EAGAIN", "EBADF", "EINTR", "EMFILE", "ENFILE", "ENOEXEC", "ENOMEM", "EPERM", "ESRCH",
+    "ETIME", "O_CLOEXEC", "O_RDONLY", "O_RDWR", "P_ALL", "R_OK", "WEXITED", "WNOHANG", "W_OK", "X_OK", "_exit",
+    "abspath", "access", "basename", "chdir", "chmod", "close", "dirname", "drop_coerced_locale", "dup", "dup2",
+    "exists", "fsdecode", "fsencode", "fstat", "getcwd", "geteuid", "getpid", "isatty", "isdir", "isfile", "join",
+    "lexists", "listdir", "lstat", "makedev", "mkdir", "open", "own_environ", "pipe", "read", "readlink",
+    "register_at_fork", "rmdir", "scandir", "sched_getaffinity", "set_blocking", "set_inheritable", "stat",
+    "statvfs", "strerror", "sysconf", "uname", "urandom", "waitid", "was_set", "write",
 ]  # fmt: skip
+
+# errno(3), on every machine that the core knows
+EPERM, ESRCH, EINTR, E2BIG, ENOEXEC, EBADF, EAGAIN, ENOMEM = 1, 3, 4, 7, 8, 9, 11, 12
+ENFILE, EMFILE, ETIME, EADDRINUSE = 23, 24, 62, 98
 
 _COERCED = (b"C.UTF-8", b"C.utf8", b"UTF-8")  # what PEP 538 takes, in this order
 _CODEC = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()
@@ -80,9 +98,9 @@ def drop_coerced_locale() -> None:
     if posix.environ.get(name) not in _COERCED:
         return
     try:
-        fd = open("/proc/self/environ", posix.O_RDONLY | O_CLOEXEC)
+        fd = open("/proc/self/environ", O_RDONLY | O_CLOEXEC)
         try:
-            data = b"".join(iter(lambda: posix.read(fd, 1 << 16), b""))
+            data = b"".join(iter(lambda: read(fd, 1 << 16), b""))
         finally:
             close(fd)
     except OSError:

@@ -12,6 +12,7 @@ from _thread import RLock, get_ident
 import infini_run.lean_os as os
 from infini_run._irun import ffi, lib
 from infini_run.errors import InfiniRunError, StartError, counted
+from infini_run.lean_os import EAGAIN, EINTR, EMFILE, ENOMEM, EPERM, ESRCH
 from infini_run.record import made, record
 
 TYPE_CHECKING = False
@@ -21,9 +22,7 @@ if TYPE_CHECKING:
 
     FoldLabel: TypeAlias = tuple[tuple[bytes, bytes], tuple[bytes, bytes]]
 
-# not from `errno`: making its 130 names takes as long as this whole module
 _TAIL = 16384  # TAIL_BUFFER of csrc/io/io.h
-_EPERM, _ESRCH, _EINTR, _EAGAIN, _ENOMEM, _EMFILE = 1, 3, 4, 11, 12, 24
 
 INHERIT = int(lib.IR_FD_INHERIT)
 PIPE = int(lib.IR_FD_PIPE)
@@ -272,8 +271,8 @@ def is_main_thread() -> bool:
 def write(fd: int, data: bytes | bytearray, most: int = 1 << 30) -> int:
     """Write at most the first `most` bytes as os.write does, without SIGPIPE, which a host program may have left at
     its default. Raises OSError."""
-    count = -_EINTR
-    while count == -_EINTR:
+    count = -EINTR
+    while count == -EINTR:
         with ffi.from_buffer(data) as view:
             count = int(lib.ir_write(fd, view, min(len(data), most)))
     if count < 0:
@@ -548,7 +547,7 @@ class Group:
             indexes = ffi.new("uint32_t[]", workers)
             count = len(workers)
             started = lib.ir_group_part_start(self._handle, described, len(specs), indexes, count, failure)
-        if started == -_EAGAIN and failure.step == lib.IR_STEP_STDIO:
+        if started == -EAGAIN and failure.step == lib.IR_STEP_STDIO:
             return None
         return self._checked(started, failure)
 
@@ -610,11 +609,11 @@ class Group:
         """Send a signal to one worker, or to all (-1). Return how many it reached (0: it is gone). Raises
         InfiniRunError without the permission."""
         with self._lock:
-            reached = -_ESRCH if self._closed else int(lib.ir_group_signal(self._handle, worker, number))
-        if reached == -_ESRCH:
+            reached = -ESRCH if self._closed else int(lib.ir_group_signal(self._handle, worker, number))
+        if reached == -ESRCH:
             return 0
-        if reached == -_EPERM:  # it has become another user's process
-            raise InfiniRunError(f"the signal cannot be sent: {os.strerror(_EPERM)}")
+        if reached == -EPERM:  # it has become another user's process
+            raise InfiniRunError(f"the signal cannot be sent: {os.strerror(EPERM)}")
         if reached < 0:
             raise OSError(-reached, os.strerror(-reached))
         return reached
@@ -667,10 +666,8 @@ class Group:
         """
         with self._lock:
             chosen = bytes(wanted)
-            error = (
-                -_ESRCH if self._closed else lib.ir_group_add_follower(self._handle, fd, chosen, first, len(first))
-            )
-        if error == -_EMFILE:
+            error = -ESRCH if self._closed else lib.ir_group_add_follower(self._handle, fd, chosen, first, len(first))
+        if error == -EMFILE:
             raise InfiniRunError("too many processes follow this launch; end one of them")
         if error < 0:
             raise InfiniRunError(f"this launch cannot be followed: {os.strerror(-error)}")
@@ -730,7 +727,7 @@ class Group:
         """Spare a child that the caller started and ends itself: it is no leftover process."""
         with self._lock:
             if not self._closed and lib.ir_group_spare(self._handle, pid, spared) < 0:
-                raise StartError("no memory is left", "sparing a helper", _ENOMEM)
+                raise StartError("no memory is left", "sparing a helper", ENOMEM)
 
     def print_line(self, text: str) -> None:
         """Write a line of the launcher's own between the lines of the workers.

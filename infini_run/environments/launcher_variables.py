@@ -6,8 +6,7 @@ pmi2, HYDI_CONTROL_FD. Hydra 4.0 passes on a dozen more descriptors, its own pip
 
 from __future__ import annotations
 
-import errno
-import os
+import infini_run.lean_os as os
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -69,5 +68,5 @@ def _close_on_exec(fd: int) -> None:
     try:
         os.set_inheritable(fd, False)
     except OSError as error:
-        if error.errno != errno.EBADF:  # EBADF: it is not open any more
+        if error.errno != os.EBADF:  # EBADF: it is not open any more
             raise

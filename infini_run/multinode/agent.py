@@ -7,10 +7,9 @@ head. If the head has gone, or is silent for too long, the agent kills everythin
 from __future__ import annotations
 
 import _signal
-import errno
-import os
 import time
 
+import infini_run.lean_os as os
 from infini_run.errors import InfiniRunError, LinkError, StartError, printable
 from infini_run.multinode import message_schema, protocol
 from infini_run.multinode.agent_setup import NodeSetup, check_version, free_ports, hello, make_node_plan, prepare
@@ -82,7 +81,7 @@ class Agent:
         if own_options is not None:
             self._identity |= {"run_id": own_options.run_id, "last_job": last_job[0], "last_timeout_s": last_job[1]}
         self._own_options = own_options
-        self._environ = os.environ if environ is None else environ
+        self._environ = os.own_environ() if environ is None else environ
         self._engine_facts = facts
         self._stdio: RankStdio | None = None
         self._stream: AgentStream | None = None  # between the head and the agent's one process
@@ -423,7 +422,7 @@ class Agent:
         try:
             run.start()
         except StartError as error:
-            if error.errno != errno.ETIME or self._link.is_lost:
+            if error.errno != os.ETIME or self._link.is_lost:
                 raise
             self._link.give_up("the lease of the ranks expired before they could start")
             raise self._link.lost_error() from None
@@ -597,9 +596,11 @@ class Agent:
             self._link.connection.send(pack_json(protocol.DONE, done))
 
     def _send_snapshots(self, snapshots: Sequence[HangSnapshot], ranks_to_stop: Sequence[int]) -> None:
-        from infini_run.multinode.hang_phase import pack_snapshots  # what it imports is of no use until a hang
-
-        self._link.connection.send(pack_snapshots(snapshots, ranks_to_stop))
+        """Send what this node saw of its ranks, with the processes of one alone. This node's report has all."""
+        hung = next((snapshot for snapshot in snapshots if snapshot.kind), None)
+        short = [each if each is hung else replace(each, processes=(), python=()) for each in snapshots]
+        content = {"snapshots": to_jsonable(short), "ranks": list(ranks_to_stop)}
+        self._link.connection.send(pack_json(protocol.SNAPSHOTS, content))
 
     def _send_progress(self, entries: list[list[int]]) -> None:
         content = {"progress": entries, "time_ns": time.monotonic_ns()}

@@ -7,18 +7,17 @@ agent_main.run --link=HOST,HOST:PORT --node=K|VARIABLE    it connects; INFINI_RU
 from __future__ import annotations
 
 import fcntl
-import os
 import sys
 
+import infini_run.lean_os as os
 from infini_run.errors import InfiniRunError, UsageError
-from infini_run.lean_os import drop_coerced_locale
 from infini_run.multinode.agent import Agent, print_line
 from infini_run.multinode.connection import MAGIC, TOKEN, Connection
 from infini_run.multinode.head_link import HeadGone
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 
 def main(argv: Sequence[str]) -> int:
@@ -29,19 +28,20 @@ def main(argv: Sequence[str]) -> int:
             `--exit_if_lost`, what to return if the head has gone.
     """
     flags = dict(word.removeprefix("--").partition("=")[::2] for word in argv)
-    facts = [os.environ.get(name, "") for name in flags.get("facts", "").split(",") if name]
+    environ = os.own_environ()
+    facts = [environ.get(name, "") for name in flags.get("facts", "").split(",") if name]
     try:
-        index = _node_index(flags.get("node", "-1"))
+        index = _node_index(flags.get("node", "-1"), environ)
         if "link" in flags:
             from infini_run.multinode.tcp import connect, retry_unheard
 
-            host = (os.environ.get(flags["host"]) or os.uname().nodename) if "host" in flags else ""
-            token = _token(flags.get("token_file", ""))
+            host = (environ.get(flags["host"]) or os.uname().nodename) if "host" in flags else ""
+            token = _token(flags.get("token_file", ""), environ)
 
             def join() -> int:
                 connection = connect(flags["link"])
                 try:
-                    return Agent(connection, index, facts=facts, host=host).serve(token)
+                    return Agent(connection, index, facts=facts, environ=environ, host=host).serve(token)
                 finally:
                     connection.close()
 
@@ -49,7 +49,7 @@ def main(argv: Sequence[str]) -> int:
         read_fd, write_fd = (fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3) for fd in (0, 1))
         connection = Connection(read_fd, write_fd)
         connection.send(MAGIC)
-        return Agent(connection, index).serve(None)
+        return Agent(connection, index, environ=environ).serve(None)
     except HeadGone:
         return int(flags.get("exit_if_lost", "0"))  # a dead head's srun answers 1, or a line, with SIGKILL to all
     except InfiniRunError as error:
@@ -57,25 +57,25 @@ def main(argv: Sequence[str]) -> int:
         return error.exit_code
 
 
-def _node_index(text: str) -> int:
+def _node_index(text: str, environ: Mapping[str, str]) -> int:
     """Return the index of this node: a number, or the name of the variable that has it."""
-    value = text if text.lstrip("-").isdecimal() else os.environ.get(text, "")
+    value = text if text.lstrip("-").isdecimal() else environ.get(text, "")
     try:
         return int(value)
     except ValueError:
         raise UsageError(f"{text} is {value or 'unset'} here: cannot tell which node of the engine this is") from None
 
 
-def _token(path: str) -> bytes:
+def _token(path: str, environ: Mapping[str, str]) -> bytes:
     if not path:
-        return os.fsencode(os.environ.get(TOKEN, ""))
+        return os.fsencode(environ.get(TOKEN, ""))
     with open(path, "rb") as file:
         return file.read()
 
 
 def run() -> None:
     """Run the agent of this process's arguments, and end without the interpreter's own clean-up."""
-    drop_coerced_locale()
+    os.drop_coerced_locale()
     os._exit(main(sys.argv[1:]))
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-
+import infini_run.lean_os as os
 from infini_run.errors import UsageError
 from infini_run.record import record, replace
 
@@ -47,7 +46,7 @@ def options_of_agents(options: Options) -> Options:
 
     is_folded = options.console == "fold"
     console = "prefix" if is_folded or options.console in ("auto", "inherit") else options.console
-    colored = not is_folded and is_colored(options.color, (1, 2), os.environ)
+    colored = not is_folded and is_colored(options.color, (1, 2), os.own_environ())
     ours = {"engine": "local", "hosts": "", "hostfile": "", "report": "", "export": (), "trace": ""}
     ours |= {"events": "", "metrics": "", "termination_log": ""}
     ours["live"] = "on" if options.live == "on" else "off"

@@ -3,8 +3,7 @@ like."""
 
 from __future__ import annotations
 
-import os
-
+import infini_run.lean_os as os
 from infini_run.errors import LinkError, UsageError
 from infini_run.multinode.agent_options import WorkerNeeds, options_of_agents, working_directory
 from infini_run.multinode.connection import TOKEN
@@ -108,7 +107,7 @@ def prepare(spec: Mapping[str, Any], own: Options | None, own_environ: Mapping[s
         nproc=node.nproc,
         counts=node.counts,
         gpus=_count_gpus(needs, check_environ),
-        log_dir=needs.log_dir and os.path.join(cwd, needs.log_dir),
+        log_dir=needs.log_dir and os.join(cwd, needs.log_dir),
         check_environ=check_environ,
     )
 
@@ -123,7 +122,7 @@ def _find_commands(options: Options, environ: Mapping[str, str]) -> tuple[Comman
         if not each.nproc_per_node:
             commands.append(Command(file=each.program[0], argv=each.program))
             continue
-        if each.cwd and not os.path.isdir(each.cwd):
+        if each.cwd and not os.isdir(each.cwd):
             here = os.uname().nodename
             raise UsageError(f"cwd={each.cwd} of {each.name} is not a directory on {here}; use one that is there")
         variables = {**environ, **dict(each.env)}
@@ -280,7 +279,7 @@ def _found_programs(
         return (found,), (RankRange(first=launch["first"], world_size=launch["world_size"], most=launch["most"]),)
     programs = tuple(
         FoundProgram(
-            options=replace(program, logs=os.path.join(setup.cwd, program.logs)) if program.logs else program,
+            options=replace(program, logs=os.join(setup.cwd, program.logs)) if program.logs else program,
             command=command,
             master_port=place["port"],
             master_addr=place["addr"],
@@ -306,8 +305,8 @@ def _log_dir(setup: NodeSetup, restarts: int) -> str:
     one. Two machines that append to one file of a network file system lose lines."""
     if not setup.options.log_dir:
         return ""
-    folder = os.path.join(setup.cwd, setup.options.log_dir)
-    return os.path.join(folder, f"attempt_{restarts + 1}") if setup.options.is_elastic else folder
+    folder = os.join(setup.cwd, setup.options.log_dir)
+    return os.join(folder, f"attempt_{restarts + 1}") if setup.options.is_elastic else folder
 
 
 def _start_ticks() -> str:
@@ -323,7 +322,7 @@ def _start_ticks() -> str:
 def own_address() -> str:
     """Return the address by which the head has reached this node, as sshd knows it (ssh(1), SSH_CONNECTION); else "".
     Slurm passes on the variable of a user's other login, so an address that is not this machine's has no effect."""
-    words = os.environ.get("SSH_CONNECTION", "").split()
+    words = os.own_environ().get("SSH_CONNECTION", "").split()
     if len(words) != 4:
         return ""
     from infini_run.multinode.tcp import can_bind

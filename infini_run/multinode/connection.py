@@ -8,9 +8,9 @@ agent starts.
 
 from __future__ import annotations
 
-import os
 from _functools import partial
 
+import infini_run.lean_os as os
 from infini_run.core.write_buffer import write_pending
 from infini_run.errors import LinkError
 from infini_run.multinode.protocol import LIMIT, Decoder, with_tags

@@ -13,8 +13,7 @@ import time
 from infini_run.multinode import message_schema, protocol
 from infini_run.multinode.clock_offset import clock_question
 from infini_run.multinode.protocol import pack_json
-from infini_run.multinode.record_codec import decode_record, to_jsonable
-from infini_run.record import replace
+from infini_run.multinode.record_codec import decode_record
 from infini_run.report.hang_groups import analyze_hang, count_back, hang_text, hosts_text, still_hung, with_exited
 from infini_run.report.hang_snapshot import NO_PROGRESS, STOP_S, HangSnapshot
 from infini_run.report.text import duration_text
@@ -29,13 +28,6 @@ if TYPE_CHECKING:
 LIMIT_S = 15.0  # for all nodes: two looks and py-spy's limit, and a slow link
 _SLOW_LINK_S = 0.2  # there and back, and _SLOW_LINK times the median: worth a word
 _SLOW_LINK = 10
-
-
-def pack_snapshots(snapshots: Sequence[HangSnapshot], ranks_to_stop: Sequence[int]) -> bytes:
-    """Return the frame of a node's snapshots. The report has all of them: here only one has its processes."""
-    hung = next((snapshot for snapshot in snapshots if snapshot.kind), None)
-    short = [snapshot if snapshot is hung else replace(snapshot, processes=(), python=()) for snapshot in snapshots]
-    return pack_json(protocol.SNAPSHOTS, {"snapshots": to_jsonable(short), "ranks": list(ranks_to_stop)})
 
 
 class HangPhase:

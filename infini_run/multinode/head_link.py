@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import time
 
+import infini_run.lean_os as os
 from infini_run.errors import InfiniRunError, LinkError, ProgramError, UsageError
 from infini_run.multinode import message_schema, protocol
 from infini_run.multinode.clock_offset import clock_answer

@@ -6,8 +6,7 @@ nothing at all.
 
 from __future__ import annotations
 
-import os
-
+import infini_run.lean_os as os
 from infini_run.errors import LinkError
 from infini_run.multinode.protocol import unpack_json
 from infini_run.value_types import MAX_INT, MOST_RANKS

@@ -3,11 +3,12 @@ end all of them."""
 
 from __future__ import annotations
 
-import os
+import posix
 import select
 import time
 from _functools import partial
 
+from infini_run.lean_os import fsencode
 from infini_run.system.poller import READ
 from infini_run.value_types import MARKER_VARIABLE
 
@@ -26,7 +27,7 @@ def machine_id() -> str:
     try:
         with open("/proc/sys/kernel/random/boot_id", "rb") as file:
             boot = file.read().strip().decode()
-        return f"{boot} {os.stat('/proc/self/ns/pid').st_ino}"
+        return f"{boot} {posix.stat('/proc/self/ns/pid').st_ino}"
     except OSError:
         return ""
 
@@ -80,12 +81,12 @@ class StuckProcesses:
         """Look for further ones after the end of the known ones. A process that hangs in the kernel may hold the lock
         of its memory, and a reader of its environment then hangs, too."""
         pids = known or _living(self._launch_id)
-        if pids is None or not hasattr(os, "pidfd_open"):
+        if pids is None or not hasattr(posix, "pidfd_open"):
             self._on_unknown()
             return
         for pid in pids:
             try:
-                fd = os.pidfd_open(pid)
+                fd = posix.pidfd_open(pid)
             except ProcessLookupError:
                 continue
             except OSError:
@@ -109,7 +110,7 @@ class StuckProcesses:
     def _close_one(self, fd: int) -> None:
         self._fds.discard(fd)
         self._poller.unwatch(fd)
-        os.close(fd)
+        posix.close(fd)
 
     def close(self) -> None:
         """Wait no longer. Safe twice."""
@@ -121,14 +122,14 @@ def _living(launch_id: str) -> list[int] | None:
     """Return the living processes; None if that is unknown."""
     from infini_run.system.procfs import shows_own_namespace
 
-    if not hasattr(os, "pidfd_open") or not shows_own_namespace():
+    if not hasattr(posix, "pidfd_open") or not shows_own_namespace():
         return None
-    own, found = os.getpid(), []
+    own, found = posix.getpid(), []
     try:
-        names = [name for name in os.listdir("/proc") if name.isdecimal() and int(name) != own]
+        names = [name for name in posix.listdir("/proc") if name.isdecimal() and int(name) != own]
     except OSError:
         return None
-    marks = [os.fsencode(f"{MARKER_VARIABLE}={launch_id}{end}") for end in ("\0", ".")]  # its own, or one within it
+    marks = [fsencode(f"{MARKER_VARIABLE}={launch_id}{end}") for end in ("\0", ".")]  # its own, or one within it
     for name in names:
         try:
             words = _read(f"/proc/{name}/environ") + _read(f"/proc/{name}/cmdline")
@@ -152,7 +153,7 @@ def _read(path: str) -> bytes:
 
 def _wait_for_end(pid: int, end_s: float) -> bool:
     try:
-        fd = os.pidfd_open(pid)
+        fd = posix.pidfd_open(pid)
     except ProcessLookupError:
         return True
     except OSError:
@@ -162,11 +163,11 @@ def _wait_for_end(pid: int, end_s: float) -> bool:
         poll.register(fd, select.POLLIN)
         return bool(poll.poll(max(0.0, end_s - time.monotonic()) * 1000))
     finally:
-        os.close(fd)
+        posix.close(fd)
 
 
 def _reap(pidfd: int) -> None:
     try:
-        os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG)
+        posix.waitid(posix.P_PIDFD, pidfd, posix.WEXITED | posix.WNOHANG)
     except OSError:
         return  # not a child of this process; or there is no P_PIDFD (Linux before 5.4)

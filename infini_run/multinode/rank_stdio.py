@@ -7,9 +7,9 @@ that pipe, so if it is full a write would never end.
 from __future__ import annotations
 
 import fcntl
-import os
 from _functools import partial  # the C module: `functools` costs 3 ms
 
+import infini_run.lean_os as os
 from infini_run.core.write_buffer import write_pending
 from infini_run.multinode import protocol
 from infini_run.multinode.protocol import pack

@@ -5,8 +5,6 @@ Read before the group closes; any bytes give a text or none.
 
 from __future__ import annotations
 
-from infini_run.report.error_file import read_error_file, take_stack
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,6 +54,8 @@ def last_output(group: Group, index: int, worker: Worker) -> tuple[str, tuple[st
         The message in its error file (empty: none), and its last 20 lines of stderr as choose_lines takes them. Also
         the lines of its Python stack, if it runs a Python function and crashed or was stopped because it hung.
     """
+    from infini_run.report.error_file import read_error_file, take_stack
+
     text = group.tail(index).decode("utf-8", "replace")
     lines = [line.rstrip() for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n")]
     message = read_error_file(worker.error_file) if worker.error_file else ""

@@ -5,9 +5,9 @@ Bookkeeping only: the place where an event comes up decides what to do about it.
 
 from __future__ import annotations
 
-import os
 import time
 
+import infini_run.lean_os as os
 from infini_run.core.group import STEPS, Event
 from infini_run.errors import counted
 from infini_run.record import replace

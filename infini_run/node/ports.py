@@ -8,10 +8,9 @@ ports do. A socket bound to the port itself would not do: a rank 0 that does not
 
 from __future__ import annotations
 
-import errno
-import os
 from _socket import AF_INET, AF_UNIX, SOCK_DGRAM, SOCK_STREAM, socket  # the C module: `socket` costs 5 ms
 
+import infini_run.lean_os as os
 from infini_run.core.group import forking
 from infini_run.system.fork_hooks import call_for_module, close_link
 
@@ -138,7 +137,7 @@ def _lock(port: int) -> bool:
         lock.bind(f"\0infini-run-port-{port}")
     except OSError as error:
         lock.close()
-        return error.errno != errno.EADDRINUSE
+        return error.errno != os.EADDRINUSE
     _locks[port] = lock
     if len(_locks) > _HELD:
         let_go(next(iter(_locks)))

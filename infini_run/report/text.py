@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
-import os
-
+import infini_run.lean_os as os
 from infini_run.system.signal_numbers import SIGBUS, SIGKILL
 
 TYPE_CHECKING = False
@@ -61,12 +59,12 @@ def hint(first: Exit) -> str:
     """Return the advice for this kind of failure, after `next:`; empty if there is none."""
     if first.watchdog_reason or first.sent_by:
         return ""
-    if first.start_failure and first.start_errno == errno.ENOEXEC:
+    if first.start_failure and first.start_errno == os.ENOEXEC:
         return (
             "next: put its interpreter in front; the file is not a program for this machine, nor a script with a #! "
             "line"
         )
-    if first.start_failure and first.start_errno == errno.E2BIG:
+    if first.start_failure and first.start_errno == os.E2BIG:
         return "next: raise ulimit -s, or shorten the arguments and the environment, which are too large together"
     if first.out_of_memory:
         return "next: give the job more memory, or use less in each rank"

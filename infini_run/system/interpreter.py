@@ -20,10 +20,12 @@ from infini_run.value_types import OWN_CODE, PROBE_VARIABLE
 
 _FIRST = f"import sys; sys._xoptions['{OWN_CODE}'] = True; "  # it runs; no child inherits what is set there
 _OWN_PATH = (
-    _FIRST + "sys.path[:] = [p for p in sys.path if p[:1] == '/']; import os; lib = os.path.dirname(os.__file__); "
-    "cwd = os.readlink('/proc/self/cwd') if os.path.exists('/proc/self/cwd') else '/'; "
-    "given = os.environ.get('PYTHONPATH', '/').split(':'); "
-    "here = [os.path.normpath(cwd + '/' + p) for p in given if p[:1] != '/']; "
+    _FIRST + "sys.path[:] = [p for p in sys.path if p[:1] == '/']; import encodings, posix; "
+    "lib = encodings.__path__[0].rpartition('/')[0]; "
+    "cwd = posix.readlink('/proc/self/cwd') if posix.access('/proc/self/cwd', posix.F_OK) else '/'; "
+    "given = posix.environ.get(b'PYTHONPATH', b'/'); "
+    "given = given.decode(sys.getfilesystemencoding(), 'surrogateescape').split(':'); "
+    "here = [__import__('os').path.normpath(cwd + '/' + p) for p in given if p[:1] != '/']; "
     "sys.path[:] = [p for p in sys.path if p in given or p not in here]; "
     "sys.path[:] = sorted({folders} + sys.path, key=lambda p: not p.startswith(lib) or '-packages' in p); "
 )

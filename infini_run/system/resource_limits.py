@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import errno
-
 from infini_run.errors import StartError
+from infini_run.lean_os import EAGAIN, EMFILE, ENFILE, ENOMEM
 
 LIMITS = {
-    errno.EAGAIN: "the limit on processes was reached; raise ulimit -u, the cgroup's pids.max, or kernel.threads-max",
-    errno.EMFILE: "the limit on open descriptors was reached; raise ulimit -n or ulimit -Hn",
-    errno.ENFILE: "the machine's limit on open files was reached; raise fs.file-max",
-    errno.ENOMEM: "out of memory, or vm.overcommit_memory forbids more",
+    EAGAIN: "the limit on processes was reached; raise ulimit -u, the cgroup's pids.max, or kernel.threads-max",
+    EMFILE: "the limit on open descriptors was reached; raise ulimit -n or ulimit -Hn",
+    ENFILE: "the machine's limit on open files was reached; raise fs.file-max",
+    ENOMEM: "out of memory, or vm.overcommit_memory forbids more",
 }
 
 
