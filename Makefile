@@ -19,15 +19,17 @@ WHEELS := .venv/wheels-$(VERSION)
 DOCS := .venv/docs-$(VERSION)
 WHEEL_BEDS := qemu-user-static mmdebstrap
 TORCH := .venv/torch-$(VERSION)
-TORCH_TESTS := tests/launch/test_warm_torch.py tests/launch/test_waited_rank.py tests/launch/test_slow_ranks.py tests/launch/test_progress_recipes.py tests/crews/test_function_torch.py tests/crews/test_torch.py tests/multinode/test_many_ssh.py tests/multinode/test_many_slurm.py \
+TORCH_TESTS := tests/launch/test_warm_torch.py tests/launch/test_warm_gpu.py tests/launch/test_waited_rank.py tests/launch/test_slow_ranks.py tests/launch/test_progress_recipes.py tests/crews/test_function_torch.py tests/crews/test_torch.py tests/multinode/test_many_ssh.py tests/multinode/test_many_slurm.py \
     tests/multinode/test_ddp_ssh.py tests/multinode/test_ddp_slurm.py
+GPU_TESTS := tests/launch/test_warm_gpu.py tests/unit/devices/test_visible.py
 
-.PHONY: help generated near test test-all torch torch-env executor-suites pbs check lint lint-python lint-types lint-c lint-workflows asan coverage walk fuzz valgrind stress soak bench pictures faults wheels wheels-test docs clean
+.PHONY: help generated near test test-all torch torch-env gpu executor-suites pbs check lint lint-python lint-types lint-c lint-workflows asan coverage walk fuzz valgrind stress soak bench pictures faults wheels wheels-test docs clean
 help:
 	@echo "make test    set up a virtual environment and run the tests (PYTHON=python3.13 chooses another Python, JOBS=1 runs one at a time)"
 	@echo "make near    a minute of the tests of what differs from origin/main (NEAR_BASE=HEAD~1 chooses another base), without beds"
 	@echo "make test-all  the same with every row of the large matrices, of which make test runs a sample"
 	@echo "make torch   the tests that need PyTorch, over ssh and Slurm, too, in an environment of their own (3.10 to 3.13)"
+	@echo "make gpu     the tests that need an NVIDIA GPU, in the same environment; each fails without one"
 	@echo "make pbs     the tests that need a real OpenPBS (see its own INSTALL; prefix /opt/pbs, or PBS_EXEC=...), for root; PBS_ROUNDS=20"
 	@echo "make check   linters, types, layers, C warnings and analysis, then the tests"
 	@echo "make generated  the man page, the completions and the reference pages, out of the table of flags"
@@ -82,6 +84,11 @@ torch-env: $(TORCH)/made
 torch: torch-env
 	tests/support/beds/install.sh openssh-server openssh-client iproute2 slurm-wlm munge || true
 	TEST_TORCH=required $(TORCH)/bin/python -m pytest -n $(shell nproc) --dist loadgroup --no-loadscope-reorder -m torch $(TORCH_TESTS) $(PYTEST_ARGS)
+
+# First on a machine with a GPU: one test after the other, because all count who holds memory on it. A test without a
+# GPU, or without a torch that has CUDA, fails.
+gpu: torch-env
+	TEST_TORCH=required TEST_GPU=required $(TORCH)/bin/python -m pytest -m gpu $(GPU_TESTS) $(PYTEST_ARGS)
 
 # CPython's tests of executors, where this Python has them (3.12), and loky's, which are not copied.
 executor-suites: $(VENV)/made

@@ -107,7 +107,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """What needs PyTorch is skipped where there is none; TEST_TORCH=required (make torch): then it fails.
+    """What needs PyTorch is skipped where there is none; TEST_TORCH=required (make torch): then it fails. So is what
+    needs a GPU; TEST_GPU=required (make gpu).
 
     A test whose group pytest-xdist does not know of fails: without groups every worker makes every bed, again and
     again.
@@ -115,6 +116,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     is_asked = item.get_closest_marker("torch") is not None and os.environ.get("TEST_TORCH") != "required"
     if is_asked and importlib.util.find_spec("torch") is None:
         pytest.skip("torch is not installed: make torch")
+    if item.get_closest_marker("gpu") is not None:
+        from tests.support.gpus import find_problem
+
+        problem = find_problem(with_torch=item.get_closest_marker("torch") is not None)
+        if problem and os.environ.get("TEST_GPU") == "required":
+            pytest.fail(problem)
+        if problem:
+            pytest.skip(problem)
     is_grouped = "@" in item.nodeid or item.get_closest_marker("xdist_group") is None
     if item.config.getoption("loadgroup", False) and not is_grouped:
         pytest.fail("this pytest-xdist does not group with this pytest")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes.util
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +16,7 @@ from infini_run.devices.gpu import Accelerator
 from infini_run.devices.nvidia import Card, visible
 from infini_run.devices.visible import VENDORS, VisibleGpus, count_cpus, partition, resolve_nproc
 from infini_run.errors import DeviceError
+from tests.support.gpus import list_gpus
 from tests.support.nvml import FOUR, MIG, UNEQUAL, UUIDS, Driver, ask_all, environment
 
 ENTRY_POINTS = (
@@ -578,20 +578,9 @@ print(0 if cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count)) else cou
 """
 
 
-def listed_by_nvidia_smi() -> list[str]:
-    """`nvidia-smi -L`'s lines, or a skip."""
-    if shutil.which("nvidia-smi") is None:
-        pytest.skip("no nvidia-smi on PATH: no NVIDIA driver here")
-    listing = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False)
-    lines = [line.strip() for line in listing.stdout.splitlines() if "UUID: " in line]
-    if listing.returncode or not lines:
-        pytest.skip(f"nvidia-smi lists no GPU: {listing.stdout.strip() or listing.stderr.strip()}")
-    return lines
-
-
 @pytest.mark.gpu
 def test_real_gpus_are_those_that_nvidia_smi_lists() -> None:
-    lines = listed_by_nvidia_smi()
+    lines, _ = list_gpus()
     usable = [
         line.partition("UUID: ")[2].rstrip(")")
         for line, after in zip(lines, [*lines[1:], ""], strict=True)
@@ -604,7 +593,7 @@ def test_real_gpus_are_those_that_nvidia_smi_lists() -> None:
 
 @pytest.mark.gpu
 def test_real_cuda_shows_as_many_gpus_as_we_say_for_every_kind_of_list() -> None:
-    lines = listed_by_nvidia_smi()
+    lines, _ = list_gpus()
     if any(line.startswith("MIG") for line in lines):
         pytest.skip("MIG: CUDA shows a process only some of the instances")
     if ctypes.util.find_library("cuda") is None:
