@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     Fact = dict[str, Any]
 
 SCHEMA = 1  # of the lines; a new kind or field does not change it
-OF_PROGRAMS = ("program", "program_rank")  # what a kind with a rank has, too, of several programs; `restarting` the
-# first one, if that program restarts alone
+# Of several programs, a kind with a rank has these, too. `restarting` has the first one, if that program restarts
+# alone; `launched` has `programs`: how many ranks each has.
+OF_PROGRAMS = ("program", "program_rank")
 KINDS: dict[str, tuple[str, ...]] = {
     "launched": ("launch_id", "run_id", "program", "host", "pid", "nodes", "ranks", "restarts"),
     "started": ("rank", "host", "pid"),

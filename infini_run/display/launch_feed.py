@@ -73,7 +73,11 @@ class LaunchFeed:
         programs = self._options.programs or (self._options,)
         program = " : ".join(os.path.basename(each.program[0]) for each in programs)
         facts = (self._launch_id, self._options.run_id, program, self._host, os.getpid())
-        self._add("launched", 0, *facts, nodes, ranks, self._restarts)
+        more = {}
+        if self._options.programs:
+            names = [place(rank)[0] for rank in range(ranks)]
+            more["programs"] = {each.name: names.count(each.name) for each in self._options.programs}
+        self._add("launched", 0, *facts, nodes, ranks, self._restarts, **more)
 
     def on_event(self, event: Event, host: str = "") -> None:
         """Note an event of the core.

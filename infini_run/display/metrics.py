@@ -32,7 +32,7 @@ _HELP = {  # name: (type, text)
     "info": ("gauge", "The launch: its program and host."),
     "ranks": ("gauge", "Ranks of the attempt, by state."),
     "nodes": ("gauge", "Nodes on which the attempt runs."),
-    "restarts_total": ("counter", "Restarts of all ranks, or of the ranks of one program."),
+    "restarts_total": ("counter", "Restarts of all ranks; with several programs, of the ranks of each."),
     "lost_nodes_total": ("counter", "Nodes that were lost."),
     "hangs_total": ("counter", "Reported hangs, and starts that were late."),
     "progress": ("gauge", "The highest PROGRESS= of a rank."),
@@ -45,6 +45,30 @@ _HELP = {  # name: (type, text)
     "received_signal": ("gauge", "The signal that asked the launch to stop, or 0, after its end."),
     "written_timestamp_seconds": ("gauge", "When this file was written; an old one: the launcher was killed."),
 }
+
+
+class _Program:
+    """One of several programs; or all ranks, where programs have no names."""
+
+    def __init__(self, name: str) -> None:
+        self.labels = {"program": name} if name else {}
+        self.first = self.count = 0  # of its ranks, in the attempt
+        self.restarts = self.hangs = 0  # restarts: of its ranks alone
+        self._before: tuple[float, int] | None = None  # when the text was made before, and the progress then
+        self.rate: float | None = None
+
+    def has(self, rank: int) -> bool:
+        """Return whether a rank belongs to it."""
+        return not self.labels or self.first <= rank < self.first + self.count
+
+    def count_rate(self, now_s: float, highest: int | None) -> None:
+        """Count how fast the highest PROGRESS= grew since the last call. None: no rank has sent one."""
+        if highest is None:
+            self._before = self.rate = None
+            return
+        if self._before is not None and now_s > self._before[0]:
+            self.rate = max(0.0, (highest - self._before[1]) / (now_s - self._before[0]))
+        self._before = now_s, highest
 
 
 class LaunchNumbers:
@@ -60,26 +84,31 @@ class LaunchNumbers:
         self._states: dict[int, str] = {}  # by rank, in the attempt
         self._signs_s: dict[int, float] = {}  # by rank: its last sign of life in a fact
         self._progress: dict[int, int] = {}  # by rank
-        self._nodes = self._ranks = self._restarts = self._lost_nodes = self._hangs = 0
-        self._is_hung = False  # ranks of one hang are reported one by one
+        self._programs: dict[str, _Program] = {}
+        self._nodes = self._ranks = self._restarts = self._lost_nodes = 0
+        self._hung: set[str] = set()  # programs of one hang: its ranks are reported one by one
         self._phase, self._since_s = PHASES[0], now_s
         self._spent_s = dict.fromkeys(PHASES, 0.0)
         self._exit_code: int | None = None
         self._received_signal: int | None = None
-        self._before: tuple[float, int] | None = None  # when the text was made before, and the progress then
-        self._rate: float | None = None
 
     def add(self, fact: Fact, now_s: float) -> None:
         """Take in a fact."""
         handle = getattr(self, f"_on_{fact['kind']}", None)
         if handle is not None:
             handle(fact, now_s)
-        self._is_hung = fact["kind"] in ("hung", "late")
+        if fact["kind"] not in ("hung", "late"):
+            self._hung.clear()
 
     def _on_launched(self, fact: Fact, now_s: float) -> None:
         self._launch = self._launch or fact["launch_id"]
         self._info = {name: str(fact[name]) for name in ("run_id", "program", "host")}
         self._nodes, self._ranks, self._restarts = fact["nodes"], fact["ranks"], fact["restarts"]
+        first = 0
+        for name, count in fact.get("programs", {"": self._ranks}).items():
+            program = self._programs.setdefault(name, _Program(name))
+            program.first, program.count = first, count
+            first += count
         self._states.clear()
         self._signs_s.clear()
         self._progress.clear()
@@ -103,7 +132,9 @@ class LaunchNumbers:
         self._note(fact, now_s, state)
 
     def _on_hung(self, fact: Fact, now_s: float) -> None:
-        self._hangs += not self._is_hung
+        name = fact.get("program", "")
+        self._programs[name].hangs += name not in self._hung
+        self._hung.add(name)
 
     _on_late = _on_hung
 
@@ -113,7 +144,7 @@ class LaunchNumbers:
 
     def _on_restarting(self, fact: Fact, now_s: float) -> None:
         if "program" in fact:  # the others run on
-            self._restarts += 1
+            self._programs[fact["program"]].restarts += 1
             return
         self._restarts = fact["restarts"]
         self._enter("stopped", now_s)
@@ -145,7 +176,6 @@ class LaunchNumbers:
         """
         if self._exit_code is None:
             self._enter(self._phase, now_s)
-        self._count_rate(now_s)
         lines = []
         values = self._samples(now_s, wall_s, last_sign_ns)
         for name, (kind, help_text) in _HELP.items():
@@ -155,47 +185,53 @@ class LaunchNumbers:
                 lines += [_line(name, {"launch": self._launch, **labels}, value) for labels, value in samples]
         return "\n".join([*lines, ""])
 
-    def _count_rate(self, now_s: float) -> None:
-        highest = max(self._progress.values(), default=None)
-        if highest is None:
-            self._before = self._rate = None
-            return
-        if self._before is not None and now_s > self._before[0]:
-            self._rate = max(0.0, (highest - self._before[1]) / (now_s - self._before[0]))
-        self._before = now_s, highest
-
     def _samples(
         self, now_s: float, wall_s: float, last_sign_ns: Callable[[int], int | None]
     ) -> dict[str, list[Sample]]:
-        counts = Counter(self._states.values())
-        counts["waiting"] = max(0, self._ranks - len(self._states))
-        alive = [rank for rank, state in self._states.items() if state in _ALIVE]
-        lowest = [self._progress[rank] for rank in alive if rank in self._progress]
-        signs_ns = {rank: last_sign_ns(rank) for rank in alive}
-        signs_s = [
-            max(self._signs_s[rank], (sign_ns or 0) / 1e9)
-            for rank, sign_ns in signs_ns.items()
-            if sign_ns is not None or rank in self._progress
-        ]
         single: dict[str, float | None] = {
             "nodes": self._nodes,
-            "restarts_total": self._restarts,
             "lost_nodes_total": self._lost_nodes,
-            "hangs_total": self._hangs,
-            "progress": max(self._progress.values(), default=None),
-            "progress_lowest": min(lowest, default=None),
-            "progress_per_second": self._rate,
-            "silence_seconds": max(0.0, now_s - min(signs_s)) if signs_s else None,
             "ended": self._exit_code is not None,
             "exit_code": self._exit_code,
             "received_signal": self._received_signal,
             "written_timestamp_seconds": wall_s,
         }
-        return {
-            "info": [({**self._info, "version": VERSION}, 1)],
-            "ranks": [({"state": state}, counts[state]) for state in STATES],
+        samples: dict[str, list[Sample]] = {
+            "info": [({**self._info, "version": VERSION}, 1.0)],
             "phase_seconds_total": [({"phase": phase}, self._spent_s[phase]) for phase in PHASES],
             **{name: [({}, value)] for name, value in single.items() if value is not None},
+        }
+        for program in self._programs.values():
+            counts = Counter(state for rank, state in self._states.items() if program.has(rank))
+            counts["waiting"] = max(0, program.count - counts.total())
+            for state in STATES:
+                samples.setdefault("ranks", []).append(({**program.labels, "state": state}, counts[state]))
+            for name, value in self._numbers_of(program, now_s, last_sign_ns).items():
+                if value is not None:
+                    samples.setdefault(name, []).append((program.labels, value))
+        return samples
+
+    def _numbers_of(
+        self, program: _Program, now_s: float, last_sign_ns: Callable[[int], int | None]
+    ) -> dict[str, float | None]:
+        """Return the numbers that each program has. None: it is unknown."""
+        values = {rank: value for rank, value in self._progress.items() if program.has(rank)}
+        highest = max(values.values(), default=None)
+        program.count_rate(now_s, highest)
+        alive = [rank for rank, state in self._states.items() if program.has(rank) and state in _ALIVE]
+        signs_ns = {rank: last_sign_ns(rank) for rank in alive}
+        signs_s = [
+            max(self._signs_s[rank], (sign_ns or 0) / 1e9)
+            for rank, sign_ns in signs_ns.items()
+            if sign_ns is not None or rank in values
+        ]
+        return {
+            "restarts_total": self._restarts + program.restarts,
+            "hangs_total": program.hangs,
+            "progress": highest,
+            "progress_lowest": min((values[rank] for rank in alive if rank in values), default=None),
+            "progress_per_second": program.rate,
+            "silence_seconds": max(0.0, now_s - min(signs_s)) if signs_s else None,
         }
 
 

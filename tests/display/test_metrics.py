@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shlex
 import shutil
 import signal
 import stat
@@ -43,7 +44,8 @@ def parse(text):
         assert family.documentation
         assert family.type in ("gauge", "counter")
         for sample in family.samples:
-            labels = tuple(value for name, value in sample.labels.items() if name in ("state", "phase"))
+            names = ("state", "phase") if family.name == "infini_run_info" else ("program", "state", "phase")
+            labels = tuple(value for name, value in sample.labels.items() if name in names)
             key = (sample.name.removeprefix("infini_run_"), *labels)
             assert key not in found, key
             found[key] = sample.value
@@ -119,6 +121,40 @@ def test_losses_restarts_and_the_end_are_counted():
     found = parse(text(counted, 500.0))
     assert (found["ended",], found["exit_code",], found["received_signal",]) == (1, 143, 15)
     assert sum(found["phase_seconds_total", phase] for phase in PHASES) == 130
+
+
+def test_each_program_has_numbers_of_its_own():
+    counted = LaunchNumbers(0.0)
+    counted.add(make_fact("launched", 0.0, *LAUNCHED[:-2], 3, 0) | {"programs": {"t": 2, "r": 1}}, 0.0)
+    facts = (("started", 0, "h", 1), ("started", 2, "h", 2), ("progress", 2, "h", 40), ("progress", 0, "h", 3))
+    facts += (("hung", 0, "h"), ("hung", 1, "h"), ("hung", 2, "h"), ("ready", 0, "h"), ("hung", 0, "h"))
+    for kind, rank, *values in facts:
+        counted.add(make_fact(kind, 0.0, rank, *values) | {"program": "r" if rank == 2 else "t"}, float(rank))
+    counted.add(make_fact("restarting", 0.0, 1) | {"program": "r"}, 5.0)
+    found = parse(text(counted, 10.0))
+    assert [found["ranks", "t", state] for state in STATES[:3]] == [1, 0, 1]
+    assert [found["ranks", "r", state] for state in STATES[:3]] == [0, 1, 0]
+    for name, of_t, of_r in (
+        ("restarts_total", 0, 1),
+        ("hangs_total", 2, 1),
+        ("progress", 3, 40),
+        ("progress_lowest", 3, 40),
+        ("silence_seconds", 10, 8),
+    ):
+        assert (found[name, "t"], found[name, "r"]) == (of_t, of_r), name
+        assert (name,) not in found
+    counted.add(make_fact("progress", 0.0, 2, "h", 60) | {"program": "r"}, 11.0)
+    found = parse(text(counted, 20.0))
+    assert (found["progress_per_second", "t"], found["progress_per_second", "r"]) == (0, 2)
+    assert found["nodes",] == 1
+
+
+def test_restart_of_all_ranks_is_one_of_each_program():
+    counted = LaunchNumbers(0.0)
+    for kind, *values in (("launched", *LAUNCHED), ("restarting", 1), ("launched", *LAUNCHED[:-1], 1)):
+        counted.add(make_fact(kind, 0.0, *values) | ({"programs": {"t": 1, "r": 1}} if len(values) > 1 else {}), 1.0)
+    found = parse(text(counted))
+    assert (found["restarts_total", "t"], found["restarts_total", "r"], found["ranks", "r", "waiting"]) == (1, 1, 1)
 
 
 @given(st.text(), st.text(st.characters(codec=None), max_size=20))
@@ -283,12 +319,11 @@ def _waits_of(pid):
     return found
 
 
-@pytest.mark.skipif(EXPORTER is None, reason="needs prometheus-node-exporter")
-def test_node_exporter_publishes_the_numbers(infini_run, path):
+def scrape(folder):
+    """What node_exporter publishes of the files of a folder."""
     words = ("--collector.disable-defaults", "--collector.textfile", "--web.listen-address=127.0.0.1:0")
-    folder = f"--collector.textfile.directory={path.parent}"
-    assert infini_run(f"--metrics={path}", "--nproc_per_node=2", *play("notify=PROGRESS=9", "exit=0")).wait() == 0
-    with subprocess.Popen([str(EXPORTER), *words, folder], stderr=subprocess.PIPE, text=True) as exporter:
+    words += (f"--collector.textfile.directory={folder}",)
+    with subprocess.Popen([str(EXPORTER), *words], stderr=subprocess.PIPE, text=True) as exporter:
         try:
             told = (re.search(r"address=(127\S+:[1-9]\d*)", line) for line in exporter.stderr)
             address = next(found[1] for found in told if found)
@@ -296,8 +331,39 @@ def test_node_exporter_publishes_the_numbers(infini_run, path):
                 page = answer.read().decode()
         finally:
             exporter.kill()
-    assert re.search(r'^infini_run_progress{launch="ir-\w+"} 9$', page, re.MULTILINE)
     assert "node_textfile_scrape_error 0" in page
+    return page
+
+
+@pytest.mark.skipif(EXPORTER is None, reason="needs prometheus-node-exporter")
+def test_node_exporter_publishes_the_numbers(infini_run, path):
+    assert infini_run(f"--metrics={path}", "--nproc_per_node=2", *play("notify=PROGRESS=9", "exit=0")).wait() == 0
+    page = scrape(path.parent)
+    assert re.search(r'^infini_run_progress{launch="ir-\w+"} 9$', page, re.MULTILINE)
+
+
+@pytest.mark.skipif(EXPORTER is None, reason="needs prometheus-node-exporter")
+def test_node_exporter_publishes_numbers_by_program(infini_run, path, bell):
+    """While one of them runs on, and the other one has restarted."""
+    server = f'test "$TORCHELASTIC_RESTART_COUNT" = 0 && exit 3; echo up > {shlex.quote(bell.path)}; exec sleep 1000'
+    flags = (f"--metrics={path}", "--metrics_interval=1", "--restart_scope=program", "--restart_delay=0")
+    first = ("--program=t", "--nproc_per_node=2", *play("notify=PROGRESS=9", "wait"))
+    second = ("--program=r", "--max_restarts=2", "sh", "-c", server)
+    command = infini_run(*flags, *first, ":", *second)
+    assert bell.hear(1) == ["up"]
+    until(lambda: read(path).get(("progress", "t")) == 9 and read(path)["restarts_total", "r"] == 1)
+    page = scrape(path.parent)
+    for line in (
+        r'ranks{launch="ir-\w+",program="t",state="running"} 2',
+        r'ranks{launch="ir-\w+",program="r",state="running"} 1',
+        r'progress{launch="ir-\w+",program="t"} 9',
+        r'restarts_total{launch="ir-\w+",program="t"} 0',
+        r'restarts_total{launch="ir-\w+",program="r"} 1',
+        r'nodes{launch="ir-\w+"} 1',
+    ):
+        assert re.search(f"^infini_run_{line}$", page, re.MULTILINE), line
+    command.signal(signal.SIGTERM)
+    assert command.wait() == 143
 
 
 @pytest.mark.parametrize(

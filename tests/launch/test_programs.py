@@ -366,6 +366,7 @@ def test_events_name_ranks_by_program(infini_run, tmp_path):
     found = {(each["kind"], each["rank"], each["program"], each["program_rank"]) for each in facts if "rank" in each}
     places = ((0, "a", 0), (1, "a", 1), (2, "b", 0))
     assert found == {(kind, *place) for kind in ("started", "exited") for place in places}
+    assert facts[0]["programs"] == {"a": 2, "b": 1}
     assert all(set(OF_PROGRAMS).isdisjoint(each) or "rank" in each or each["kind"] == "launched" for each in facts)
 
 
