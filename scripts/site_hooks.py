@@ -16,7 +16,7 @@ TITLED = r'\3 title="\2"'
 COMMENT = re.compile(r"^[ \t]*<!--.*?-->[ \t]*\n", re.DOTALL | re.MULTILINE)
 BLOCK = re.compile(r'<div class="(language-(\w+) highlight)">(.*?<code>)(.*?)</code>', re.DOTALL)
 LINE = re.compile(r'<span id="(line-\d+-\d+)">(.*?)(?=<span id="line-|\Z)', re.DOTALL)
-INLINE = re.compile(r"(?<!<pre>)(?<!</span>)(<code>)((?:(?!</code>).)*? .*?)</code>", re.DOTALL)
+INLINE = re.compile(r"(?<!<pre>)(?<!</span>)(<code>)(.*?)</code>", re.DOTALL)
 TABLE = re.compile(r"<table>.*?</table>", re.DOTALL)
 TAG = re.compile(r"<[^>]+>")
 DIAGRAM = re.compile(r"[│▼▶┌└]")  # characters that only a drawing has
@@ -61,8 +61,9 @@ def on_page_markdown(markdown, page, **_):
 def on_page_content(html, page, **_):
     """Prepare blocks, code, and tables for the style sheet and the copy button."""
     html = BLOCK.sub(_block, html)
+    html = SHORT_CODE.sub('<code class="whole">', html)
     html = INLINE.sub(lambda match: f"{match[1]}{_keep_flags(match[2])}</code>", html)
-    html = TABLE.sub(_label_cells, SHORT_CODE.sub('<code class="whole">', html))
+    html = TABLE.sub(_label_cells, html)
     return f'<div class="messages">{html}</div>' if page.file.src_uri == MESSAGES else html
 
 

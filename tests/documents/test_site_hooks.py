@@ -64,9 +64,10 @@ def test_drawing_keeps_its_lines(line, is_drawing):
 def test_flags_are_marked_whole_outside_of_tags():
     html = block("sh", 'infini-run --dry_run a-b <span class="x --no">-x</span>')
     assert re.findall(r'<span class="flag">(.*?)</span>', html) == ["--dry_run", "-x"]
-    assert '<span class="flag">--spares</span>=1</code>' in hooks.on_page_content(
-        "<code>run --spares=1</code>", page()
-    )
+    for words in ("run --spares=1", f"--spares=1,{'2' * 30}"):
+        html = hooks.on_page_content(f"<code>{words}</code>", page())
+        assert '<span class="flag">--spares</span>=1' in html
+    assert hooks.on_page_content("<code>--spares=1</code>", page()) == '<code class="whole">--spares=1</code>'
 
 
 def test_cells_have_the_title_of_their_column():
