@@ -265,7 +265,16 @@ def _prepare_environment(
     from infini_run.environments.launcher_variables import strip_launcher_environment
 
     _print_environment(cluster, options)
-    return strip_launcher_environment(environ, options.export) if cluster and not cluster.is_task else environ
+    if cluster is None or cluster.is_task:
+        return environ
+    if cluster.engine == "slurm":
+        from infini_run.environments.slurm import explain_binding
+        from infini_run.system.cgroup import count_own_cpus
+
+        binding = explain_binding(environ, *count_own_cpus())
+        if binding:
+            _print_line(f"infini-run: {binding}")
+    return strip_launcher_environment(environ, options.export)
 
 
 def _print_environment(cluster: ClusterEnvironment | None, options: Options) -> None:

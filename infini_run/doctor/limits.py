@@ -6,21 +6,28 @@ import os
 from resource import RLIM_INFINITY, RLIMIT_CORE, RLIMIT_NOFILE, RLIMIT_NPROC, getrlimit
 
 from infini_run.doctor.finding import Finding, failing, note, ok
+from infini_run.environments.slurm import explain_binding
 from infini_run.errors import counted
 from infini_run.node.resources import FDS_OF_LAUNCHER, FDS_PER_RANK
-from infini_run.system.cgroup import count_cpus, own_folders, read_text
+from infini_run.system.cgroup import count_cpus, count_own_cpus, own_folders, read_text
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 _PIPES = 2  # of a rank: stdout and stderr, each with two ends
 _FEW_FILES = 1024  # of a training process: below, data loaders meet it
 _THREADS = 16  # that a rank of PyTorch has at the least
 
 
-def check_limits() -> list[Finding]:
-    """Look at the limits on open files, processes and core files."""
+def check_limits(environ: Mapping[str, str]) -> list[Finding]:
+    """Look at the limits on open files, processes and core files, and at the CPUs of a task of srun."""
     cpus = count_cpus()
     soft, hard = getrlimit(RLIMIT_NOFILE)
     core, _ = getrlimit(RLIMIT_CORE)
+    binding = explain_binding(environ, *count_own_cpus())
     return [
+        *([note("CPUs", binding)] if binding else []),
         describe_files(soft, hard, cpus),
         describe_processes(_processes_left(), cpus),
         describe_core(core, read_text("/proc/sys/kernel/core_pattern").strip()),

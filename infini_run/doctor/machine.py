@@ -73,7 +73,7 @@ def checks(environ: Mapping[str, str]) -> list[tuple[str, Callable[[], list[Find
         ("infini-run", check_installation),
         ("kernel", check_kernel),
         ("launch", lambda: check_launch(environ)),
-        ("limits", check_limits),
+        ("limits", lambda: check_limits(environ)),
         ("network", lambda: check_network(environ)),
         ("files", lambda: check_files(environ)),
         ("GPUs", lambda: check_gpus(environ)),

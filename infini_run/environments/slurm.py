@@ -13,17 +13,18 @@ from __future__ import annotations
 
 from infini_run.environments.environment import BATCH, ClusterEnvironment, Variables
 from infini_run.environments.hostlist import quoted
-from infini_run.errors import UsageError
+from infini_run.errors import UsageError, counted
 from infini_run.record import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from infini_run.environments.environment import Fact
     from infini_run.environments.hostlist import Host
 
 # slurm/slurm.h: steps that are no srun's. A shell of salloc may be one (LaunchParameters=use_interactive_step).
+_MOST_DIGITS = 9  # of a number of CPUs
 _OWN_STEPS = ("4294967290", "4294967291", "4294967292", "4294967293")
 
 
@@ -56,6 +57,30 @@ def _step(around: Variables) -> ClusterEnvironment:
         rank=around.fact("SLURM_PROCID", unset=-1),
         world_size=around.fact("SLURM_STEP_NUM_TASKS", 1),
     )
+
+
+def explain_binding(environ: Mapping[str, str], cpus: int, online: int) -> str:
+    """Return what to do if srun binds this process, and so its ranks, to fewer CPUs than its step has on this node.
+
+    A site's TaskPluginParam=Cores does that, and from 22.05 to 23.02 srun does not read the script's --cpus-per-task
+    (srun(1), SRUN_CPUS_PER_TASK).
+
+    Args:
+        environ: The environment of this process.
+        cpus: How many CPUs it may use.
+        online: How many this machine has. Slurm may be configured to count more.
+
+    Returns:
+        A sentence. Empty: it has them all, or is no task of srun.
+    """
+    here = environ.get("SLURM_CPUS_ON_NODE", "")
+    is_task = environ.get("SLURM_STEP_ID", _OWN_STEPS[0]) not in _OWN_STEPS
+    if not is_task or not (here.isascii() and here.isdecimal()) or len(here) > _MOST_DIGITS:
+        return ""
+    most = min(int(here), online)
+    if cpus >= most:
+        return ""
+    return f"srun binds this process to {counted(cpus, 'CPU')} of {most} in its step; add --cpu-bind=none to srun"
 
 
 def _in_order(around: Variables, listed: tuple[Host, ...], node_rank: int) -> tuple[Host, ...]:

@@ -65,7 +65,7 @@ def make_environment(env: Mapping[str, str] | None, inherit_env: bool) -> dict[s
 def prepare_environment(cluster: ClusterEnvironment, options: Options, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of the ranks without those that an MPI launcher set for this process alone.
 
-    Warns of what engine="auto" had to guess.
+    Warns of what engine="auto" had to guess, and of a step with CPUs that this process may not use.
 
     Raises:
         UsageError: Each task of the scheduler's step is one rank already.
@@ -81,6 +81,13 @@ def prepare_environment(cluster: ClusterEnvironment, options: Options, environ: 
 
     if cluster.warning:
         warn(f"engine='auto': {printable(cluster.warning)}", RuntimeWarning, stacklevel=3)
+    if cluster.engine == "slurm":
+        from infini_run.environments.slurm import explain_binding
+        from infini_run.system.cgroup import count_own_cpus
+
+        binding = explain_binding(environ, *count_own_cpus())
+        if binding:
+            warn(binding, RuntimeWarning, stacklevel=3)
     return strip_launcher_environment(environ, options.export)
 
 

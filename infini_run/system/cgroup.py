@@ -51,6 +51,14 @@ def count_cpus(
     return max(cpus, 1)
 
 
+def count_own_cpus() -> tuple[int, int]:
+    """Return how many CPUs this process may run on, and how many this machine has online."""
+    from posix import cpu_count
+
+    own = len(os.sched_getaffinity(0))
+    return own, cpu_count() or own
+
+
 def _quota(folder: str, version: int) -> int | None:
     """Return the CPUs by this cgroup's quota, rounded up; None without a limit, or if it is unreadable."""
     names = ("cpu.max",) if version == 2 else ("cpu.cfs_quota_us", "cpu.cfs_period_us")

@@ -17,7 +17,7 @@ import pytest
 from infini_run.doctor.command import compare
 from infini_run.doctor.files import check_leftovers
 from infini_run.doctor.finding import NOTE, OK, PROBLEM
-from infini_run.doctor.limits import describe_core, describe_files, describe_processes
+from infini_run.doctor.limits import check_limits, describe_core, describe_files, describe_processes
 from infini_run.doctor.machines import Machine, look_at
 from infini_run.doctor.trial import _MOUNTS, TrialPlace, describe_cgroup
 from infini_run.errors import UsageError
@@ -107,6 +107,19 @@ def test_doctor_in_a_step_looks_at_its_node_alone():
 
 
 # ---- it reports what a launch does
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="this process may use one CPU alone")
+def test_cores_that_srun_binds_are_a_note():
+    environ, before = {"SLURM_STEP_ID": "0", "SLURM_CPUS_ON_NODE": str(os.cpu_count())}, os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(before)})  # of this thread
+    try:
+        (finding,) = [each for each in check_limits(environ) if each.name == "CPUs"]
+    finally:
+        os.sched_setaffinity(0, before)
+    assert finding.grade == NOTE
+    assert finding.text.startswith("srun binds this process to 1 CPU of ")
+    assert not [each for each in check_limits({}) if each.name == "CPUs"]
 
 
 def test_few_descriptors_are_a_problem_where_no_rank_fits(doctor):

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from infini_run.errors import counted
 from tests.support.cluster import Bed, Case, free_ports, need
 from tests.support.command import COMMAND, PYTHON
 from tests.support.processes import OURS, is_alive, state_of
@@ -40,9 +41,11 @@ SAY = f'echo "is {" ".join("$" + name for name in SEEN)} at $MASTER_ADDR:$MASTER
 class Slurm(Bed):
     """Slurm with so many nodes; `env` has what its commands need."""
 
-    def __init__(self, nodes: int = 4, proctrack: str = "linuxproc", gpus: int = 2, **settings: str) -> None:
+    def __init__(
+        self, nodes: int = 4, proctrack: str = "linuxproc", gpus: int = 2, cpus: int = 64, **settings: str
+    ) -> None:
         settings |= {"SLURM_TB_PORT": str(free_ports(nodes + 1)), "SLURM_TB_PROCTRACK": proctrack}
-        super().__init__("slurm.sh", str(nodes), str(gpus), **settings)
+        super().__init__("slurm.sh", str(nodes), str(gpus), str(cpus), **settings)
         self.nodes = nodes
         self.env = {"SLURM_CONF": f"{self.folder}/slurm.conf"}
 
@@ -200,6 +203,39 @@ def test_in_a_batch_script_with_a_shape_of_its_own_every_rank_is_on_its_node(slu
     assert (tmp_path / "err").read_text() == "SLURM_NTASKS=12\n"
     found = {int(line.split()[2]): line.split()[3:] for line in (tmp_path / "out").read_text().splitlines()}
     check_ranks(found)
+    case.end()
+
+
+@pytest.fixture(scope="module")
+def binding():
+    """A Slurm whose site binds each task of srun to cores."""
+    cpus = os.cpu_count()
+    if cpus < 2 or len(os.sched_getaffinity(0)) < cpus:
+        pytest.skip("this process may not use two CPUs, or all that there are")
+    need("slurm-wlm", "munge")
+    bed = Slurm(nodes=1, cpus=cpus, SLURM_TB_BIND="1")
+    yield bed
+    bed.close()
+
+
+def test_launcher_in_a_step_has_all_cpus_of_its_job(binding, case):
+    """The documented form, --cpu-bind=none, whatever the site binds tasks to; without it, a line says what to add."""
+    env = {**os.environ, **binding.env, **case.env}
+    cpus = os.cpu_count()
+    step = ["srun", "--ntasks-per-node=1"]
+    words = [*COMMAND, "--engine=auto", "--nproc_per_node=1", "nproc"]
+    found = {}
+    for more in ((), ("--cpu-bind=none",)):
+        made = subprocess.run(
+            ["salloc", "-Q", "-N1", f"--cpus-per-task={cpus}", *step, *more, *words],
+            env=env, cwd="/tmp", capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert made.returncode == 0, made.stderr
+        found[more] = int(made.stdout), made.stderr
+    assert found["--cpu-bind=none",] == (cpus, "")
+    bound, line = found[()]
+    text = f"infini-run: srun binds this process to {counted(bound, 'CPU')} of {cpus} in its step"
+    assert line == (f"{text}; add --cpu-bind=none to srun\n" if bound < cpus else "")
     case.end()
 
 

@@ -14,6 +14,7 @@ from infini_run.environments.detect import DETECTORS, detect
 from infini_run.environments.environment import ClusterEnvironment, derived_port
 from infini_run.environments.hostlist import Host
 from infini_run.environments.launcher_variables import without_launcher_variables
+from infini_run.environments.slurm import explain_binding
 from infini_run.errors import UsageError
 
 BATCH_SCRIPT = {
@@ -498,3 +499,25 @@ def test_what_an_mpi_launcher_said_to_us_alone_goes_and_the_rest_stays():
     )
     kept = without_launcher_variables(environ, ("OMPI_MCA_btl",))
     assert kept == SRUN | {"PATH": "/bin", "OMPI_MCA_btl": "tcp", "MPI_HOME": "/m"}
+
+
+STEP = {"SLURM_STEP_ID": "0", "SLURM_CPUS_ON_NODE": "64"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "cpus", "online", "text"),
+    [
+        (STEP, 1, 64, "srun binds this process to 1 CPU of 64 in its step; add --cpu-bind=none to srun"),
+        (STEP, 2, 8, "srun binds this process to 2 CPUs of 8 in its step; add --cpu-bind=none to srun"),
+        (STEP, 64, 64, ""),
+        (STEP, 8, 8, ""),  # Slurm counts more than the machine has
+        ({**STEP, "SLURM_CPUS_ON_NODE": "4"}, 4, 64, ""),
+        ({**STEP, "SLURM_STEP_ID": "4294967291"}, 1, 64, ""),  # a batch script
+        ({"SLURM_CPUS_ON_NODE": "64"}, 1, 64, ""),
+        ({"SLURM_STEP_ID": "0"}, 1, 64, ""),
+        ({**STEP, "SLURM_CPUS_ON_NODE": "6x"}, 1, 64, ""),
+        ({**STEP, "SLURM_CPUS_ON_NODE": "9" * 5000}, 1, 64, ""),
+    ],
+)
+def test_binding_of_srun_is_explained(environ, cpus, online, text):
+    assert explain_binding(environ, cpus, online) == text
