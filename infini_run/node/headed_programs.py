@@ -169,6 +169,9 @@ class HeadedPrograms(ProgramParts):
 
     # ---- one program
 
+    def _has_look_ended(self, part: Part, now_s: float) -> bool:
+        return now_s >= part.due_s  # all nodes stop their ranks then: the end of one changes what others see
+
     def _on_gone(self, part: Part) -> None:
         self._report_end(part, has_ended=True)
 

@@ -231,15 +231,40 @@ class NodeLaunch:
         Args:
             indexes: The indexes of all of them in the plan.
         """
-        ranks = [self.plan.workers[index].rank for index in indexes]
         program = self.plan.workers[indexes[0]].program
-        if self._watchdog is not None:
-            self._watchdog.drop(indexes)
-        self.pace.drop(ranks)
+        self.pace.drop([self.plan.workers[index].rank for index in indexes])
         if program in self._enders:
             self._enders[program] = len(indexes)
         if self._starts is not None:
             self._starts.renew(program, len(indexes))
+
+    def stop_watching(self, indexes: Sequence[int]) -> None:
+        """Watch ranks no more: they are stopped, to restart.
+
+        Args:
+            indexes: Their indexes in the plan.
+        """
+        if self._watchdog is not None:
+            self._watchdog.drop(indexes)
+
+    def look_before_restart(self, indexes: Sequence[int]) -> float:
+        """Look at ranks before they are stopped, to restart, if --snapshots=failure asks for it.
+
+        Args:
+            indexes: Their indexes in the plan.
+
+        Returns:
+            When the look ends at the latest: time.monotonic(). 0: there is none.
+        """
+        if self.options.snapshots != "failure":
+            return 0.0
+        self._watchdog = self._watchdog or self._make_watchdog()
+        return self._watchdog.look_before_restart(indexes)
+
+    @property
+    def is_looking_before_restart(self) -> bool:
+        """Whether such a look is not complete."""
+        return self._watchdog is not None and self._watchdog.is_looking_before_restart
 
     def start_again(self, plan: Plan, indexes: Sequence[int], heading: bytes) -> int | None:
         """Start ranks of a program again, in order, after their end and that of all that they started.
@@ -270,6 +295,7 @@ class NodeLaunch:
         except StartError as error:
             raise self._explained(error) from None
         if started:
+            self.stop_watching(indexes)
             self.renew_counts(indexes)
         return started
 
@@ -531,6 +557,9 @@ class NodeLaunch:
     def _act_on(self, finding: HangFinding, watchdog: Watchdog) -> list[Event]:
         from infini_run.report.hang_groups import with_exited
 
+        if finding.is_before_restart:
+            self._keep_seen(finding)
+            return []
         if finding.is_before_stop:
             self._keep_seen(finding)
             if self.on_seen is not None:

@@ -6,12 +6,14 @@ Bookkeeping only: the place where an event comes up decides what to do about it.
 from __future__ import annotations
 
 import time
+from itertools import chain
 
 import infini_run.lean_os as os
 from infini_run.core.group import STEPS, Event
 from infini_run.errors import counted
 from infini_run.record import replace
 from infini_run.report.exit import Exit, LeftoverProcess
+from infini_run.report.hang_snapshot import BEFORE_RESTART
 from infini_run.report.report import PreloadUse, Report
 from infini_run.report.text import signal_name
 from infini_run.system.cgroup import oom_kills
@@ -76,6 +78,7 @@ class Outcome:
         self._stuck: list[LeftoverProcess] = []
         self._notices: list[str] = []
         self._snapshots: list[HangSnapshot] = []
+        self._before_restart: dict[str, tuple[HangSnapshot, ...]] = {}  # the last ones of each program
         self._slow: tuple[SlowRank, ...] = ()
         self._oom_kills = oom_kills
         self._epoch_s = time.time() - time.monotonic()
@@ -252,7 +255,10 @@ class Outcome:
         return [f"{head}: stopping"] if ranks_to_stop else [head, *details]
 
     def keep_snapshots(self, snapshots: Sequence[HangSnapshot]) -> None:
-        """Keep snapshots for the report."""
+        """Keep snapshots of one look for the report. Of those before a restart, each program has its last ones."""
+        if snapshots and snapshots[0].why == BEFORE_RESTART:
+            self._before_restart[snapshots[0].program] = tuple(snapshots)
+            return
         self._snapshots += snapshots[: _SNAPSHOTS - len(self._snapshots)]
 
     def record_cause(self, ranks: Sequence[int]) -> None:
@@ -396,7 +402,7 @@ class Outcome:
             leftover_count=self._leftover_count,
             stuck=self.stuck,
             notices=tuple(self._notices),
-            snapshots=tuple(self._snapshots),
+            snapshots=(*chain.from_iterable(self._before_restart.values()), *self._snapshots),
             preload=() if self._preload is None else (self._preload,),
             slow=self._slow,
             port_in_use=self._port_in_use(),

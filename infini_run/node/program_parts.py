@@ -1,6 +1,7 @@
 """--restart_scope=program: how the ranks of one program end and restart, while those of the others run on.
 
-Its ranks get the stop signal, then SIGKILL; so does what they leave. Once nothing of it is left, its ranks start in
+With --snapshots=failure, the launcher looks at its ranks first. These get the stop signal, then SIGKILL; so does what
+they leave. Once nothing of it is left, its ranks start in
 the same group, when they may. Who decides that is elsewhere: on one node program_restarts.py, of many nodes a head,
 for which headed_programs.py acts.
 """
@@ -45,6 +46,10 @@ if TYPE_CHECKING:
         def has_held(self) -> bool: ...
         def waits_for(self, programs: Sequence[str]) -> bool: ...
         def renew_counts(self, indexes: Sequence[int]) -> None: ...
+        def stop_watching(self, indexes: Sequence[int]) -> None: ...
+        def look_before_restart(self, indexes: Sequence[int]) -> float: ...
+        @property
+        def is_looking_before_restart(self) -> bool: ...
         def start_again(self, plan: Plan, indexes: Sequence[int], heading: bytes) -> int | None: ...
         def stop_after_failure(self) -> None: ...
         def notice(self, text: str, *, is_kept: bool = True) -> None: ...
@@ -54,7 +59,7 @@ if TYPE_CHECKING:
 NEVER = float("inf")
 _GIVE_UP_S = 5.0  # what SIGKILL does not end by then; as the core's GIVE_UP_MS
 _TRACKERS_S = 1.0  # what resource trackers have without a grace; as the core's TRACKERS_MS
-RUNNING, ENDING, SWEEPING, WAITING = range(4)
+RUNNING, LOOKING, ENDING, SWEEPING, WAITING = range(5)
 
 
 class _Step:
@@ -179,14 +184,26 @@ class ProgramParts:
         latest = self._launch.pace.latest()
         return max((latest[rank][0] for rank in part.ranks if rank in latest), default=-1)
 
-    def _end(self, part: Part) -> None:
-        """Begin to end the ranks of a program."""
+    def _end(self, part: Part, *, looks: bool = True) -> None:
+        """Begin to end the ranks of a program.
+
+        Args:
+            part: The program.
+            looks: With --snapshots=failure after a look at them.
+        """
         self._launch.renew_counts(part.indexes)
-        part.enter(ENDING, _stop_steps(self._launch.options))
+        part.enter(LOOKING)
+        part.due_s = self._launch.look_before_restart(part.indexes) if looks else 0.0
+
+    def _has_look_ended(self, part: Part, now_s: float) -> bool:
+        return now_s >= part.due_s or not self._launch.is_looking_before_restart
 
     def _advance(self, part: Part) -> list[Event]:
         """Take the steps of a restart that are due."""
         now_s = time.monotonic()
+        if part.state == LOOKING and self._has_look_ended(part, now_s):
+            self._launch.stop_watching(part.indexes)
+            part.enter(ENDING, _stop_steps(self._launch.options))
         for state, act in ((ENDING, self._signal), (SWEEPING, self._sweep)):
             if part.state == state:
                 is_done, is_stuck = self._take_step(part, now_s, act)

@@ -75,10 +75,13 @@ class ProgramRestarts(ProgramParts):
         record_last_output(launch.outcome, launch.group, launch.plan.workers)
         restarts = self._restarts_of(part)
         restarts.note_progress(self._latest_progress(part))
-        return self._restart_or_stop(part, rank, restarts.decide(self._report(part)))
+        first = launch.outcome.first_failure()
+        looks = first is not None and not first.watchdog_reason  # a rank that hung, or was late, had its look
+        return self._restart_or_stop(part, rank, restarts.decide(self._report(part)), looks=looks)
 
-    def _restart_or_stop(self, part: Part, rank: int, line: str) -> list[Event]:
-        """Begin the restart that `line` announces. Empty: the failure ends the job."""
+    def _restart_or_stop(self, part: Part, rank: int, line: str, *, looks: bool = False) -> list[Event]:
+        """Begin the restart that `line` announces, after a look at its ranks if `looks`. Empty: the failure ends the
+        job."""
         launch, name = self._launch, part.program.name
         if not line:
             self.cancel()
@@ -88,7 +91,7 @@ class ProgramRestarts(ProgramParts):
         launch.outcome.clear_failures(part.ranks)
         launch.notice(f"{name}: {line}", is_kept=False)
         self._causes[name] = rank
-        self._end(part)
+        self._end(part, looks=looks)
         total = self._restarts_of(part).total
         event = Event(kind="restarting", code=total, name=name, time_ns=time.monotonic_ns())
         launch.observe(event)

@@ -17,6 +17,7 @@ NO_PROGRESS = "no progress"  # the reason of a rank that may be busy
 TRIGGERED = "it sent WATCHDOG=trigger"
 SUSPENDED, AT_TERMINAL = "suspended by a signal", "waits for the terminal"  # at the end of a reason
 BEFORE_STOP = "seen before the stop"  # that of a rank when another one has failed
+BEFORE_RESTART = "seen before its program restarts"  # the same, with --restart_scope=program
 LOOK_S, STOP_S = 0.7, 0.9  # from the failure to the end of that look, and to the stop: all nodes look meanwhile
 _NAMED, _FRAMES = 3, 4  # processes and Python frames in the few lines
 MAIN_THREAD = '"MainThread"'
@@ -28,7 +29,8 @@ _JOINS = ("Thread.join (threading.py:", "join (threading.py:", "_shutdown (threa
 class HangSnapshot:
     """One rank at one moment.
 
-    kind: hung, late (not ready in time), or "" where another rank was the reason. why: in words, or BEFORE_STOP.
+    kind: hung, late (not ready in time), or "" where another rank was the reason. why: in words, BEFORE_STOP, or
+    BEFORE_RESTART.
     status: its last STATUS=. python: what py-spy said of its processes; python_note: why it said nothing of one.
     file: where all of it is written. finding: the number of the hang on its node. is_sure: there were two looks, 2 s
     apart. What both agree on: frames, the Python frames of its telling_thread, innermost first; beside, those of the

@@ -11,7 +11,15 @@ import time
 from infini_run.core.group import Event
 from infini_run.plan.model import reads_output
 from infini_run.record import record, replace
-from infini_run.report.hang_snapshot import AT_TERMINAL, BEFORE_STOP, LOOK_S, NO_PROGRESS, STOP_S, SUSPENDED
+from infini_run.report.hang_snapshot import (
+    AT_TERMINAL,
+    BEFORE_RESTART,
+    BEFORE_STOP,
+    LOOK_S,
+    NO_PROGRESS,
+    STOP_S,
+    SUSPENDED,
+)
 from infini_run.report.text import duration_text
 from infini_run.system.procfs import ProcessTable
 from infini_run.system.signal_numbers import SIGCONT, SIGSTOP, SIGTSTP
@@ -21,7 +29,7 @@ from infini_run.watchdog.snapshot_collector import RankToInspect, SnapshotCollec
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from typing import Any
 
     from infini_run.core.group import Group, ProcessState
@@ -43,6 +51,7 @@ class HangFinding:
         problem: Why a file could not be written. Empty: all were.
         events: An event for each rank that hangs or is late.
         is_before_stop: The job is being stopped for another reason.
+        is_before_restart: The same, of a program that restarts alone.
         is_cut_short: The same, and a look at a hang was not complete: it says too little to be printed.
     """
 
@@ -51,6 +60,7 @@ class HangFinding:
     problem: str
     events: list[Event]
     is_before_stop: bool = False
+    is_before_restart: bool = False
     is_cut_short: bool = False
 
 
@@ -117,6 +127,7 @@ class Watchdog:
         self._progress: dict[int, tuple[int, float]] = {}  # by index: the highest PROGRESS=, and when it came
         self._is_asked = False  # for snapshots
         self._is_look_due = self._has_looked = False  # before a stop
+        self._is_before_restart = False  # the look that is not complete, if there is one
         self._look_end_s = 0.0  # of that look
         self._stop_due_s = float("inf")  # when to stop the job after a failure, whatever was seen until then
         self._waits_for_head = False  # which stops all nodes at once
@@ -194,7 +205,8 @@ class Watchdog:
         """
         if self._stopping or self._options.snapshots != "failure":
             return False
-        if not self._has_looked and self._collector is None and self._ranks:
+        is_free = self._collector is None or self._is_before_restart
+        if not self._has_looked and is_free and self._ranks:
             self._is_look_due, self._has_looked, self._due_s = True, True, None
             self._look_end_s = (failed_s or time.monotonic()) + LOOK_S
         if not failed_s or not (self._is_looking or waits_for_head):
@@ -202,6 +214,27 @@ class Watchdog:
         self._stop_due_s = min(self._stop_due_s, failed_s + STOP_S)
         self._waits_for_head = waits_for_head
         return True
+
+    def look_before_restart(self, indexes: Sequence[int]) -> float:
+        """Look at ranks of a program before they are stopped, to restart; not during another look.
+
+        Args:
+            indexes: Their indexes in the plan.
+
+        Returns:
+            When that look ends, if it is not complete before: time.monotonic().
+        """
+        end_s = time.monotonic() + LOOK_S
+        ranks = [self._ranks[index] for index in indexes if index in self._ranks]
+        if ranks and self._collector is None and not (self._is_look_due or self._stopping):
+            self._is_before_restart = True
+            self._collector = self._look_at(ranks, BEFORE_RESTART, end_s)
+        return end_s
+
+    @property
+    def is_looking_before_restart(self) -> bool:
+        """Whether such a look is not complete."""
+        return self._collector is not None and self._is_before_restart
 
     @property
     def _is_looking(self) -> bool:
@@ -314,6 +347,10 @@ class Watchdog:
         if not collector.done:
             return None
         self._collector = None
+        is_before_restart, self._is_before_restart = self._is_before_restart, False
+        if is_before_restart:
+            finding = self._find(collector.snapshots, is_before_stop=True)
+            return replace(finding, is_before_stop=False, is_before_restart=True)
         if not collector.snapshots and not collector.is_before_stop:
             return None
         return self._find(collector.snapshots, is_before_stop=collector.is_before_stop)
@@ -328,8 +365,10 @@ class Watchdog:
     def _look_at_all(self) -> SnapshotCollector:
         """Begin a look before a stop."""
         self._is_look_due, self._due_s = False, None
-        subjects = [_subject(rank, "", BEFORE_STOP) for rank in self._ranks.values()]
-        return self._make_collector(subjects, ProcessTable(), until_s=self._look_end_s)
+        return self._look_at(self._ranks.values(), BEFORE_STOP, self._look_end_s)
+
+    def _look_at(self, ranks: Iterable[_Rank], why: str, end_s: float) -> SnapshotCollector:
+        return self._make_collector([_subject(rank, "", why) for rank in ranks], ProcessTable(), until_s=end_s)
 
     def _check_all(self, now_s: float) -> SnapshotCollector | None:
         """Begin snapshots of all ranks if one of them hangs or is late; else return None."""

@@ -13,7 +13,7 @@ import pytest
 
 import infini_run as ir
 from infini_run.report.hang_groups import lines_before_stop
-from infini_run.report.hang_snapshot import BEFORE_STOP, HangSnapshot
+from infini_run.report.hang_snapshot import BEFORE_RESTART, BEFORE_STOP, HangSnapshot
 from infini_run.watchdog import snapshot_collector, watchdog
 from infini_run.watchdog.pyspy import find_pyspy
 from tests.launch.test_hang import fake  # noqa: F401
@@ -181,6 +181,83 @@ def test_restart_follows_a_look(infini_run, tmp_path):
     command = infini_run(*flags, f"--report={tmp_path}/report", "sh", "-c", script)
     assert command.wait() == 0, command.err
     assert reads(tmp_path / "report")["restarts"] == 1
+
+
+# ---- one program that restarts alone
+
+ATTEMPT = "$TORCHELASTIC_RESTART_COUNT"
+ALONE = ("--restart_scope=program", "--restart_delay=0", "--snapshots=failure", "--console=lines")
+
+
+def patient(infini_run, *words):
+    program = f"import sys\ndel sys.argv[1 : 1 + {len(COMMAND)}]\n{PATIENT}"  # the command comes behind it
+    return infini_run(*words, under=(*PYTHON, "-c", program))
+
+
+def test_restart_of_one_program_follows_a_look_at_its_ranks(infini_run, bell, tmp_path):
+    """Not at those of the other program, which run on. The report has the look before the last restart."""
+    script = (
+        f"test {ATTEMPT} = 2 && exit 0; echo $$ > {bell.path}; "
+        f"test $RANK = 0 && {{ read go < {bell.path}.go; exit 3; }}; exec sleep 1000"
+    )
+    os.mkfifo(f"{bell.path}.go")
+    flags = (*ALONE, f"--log_dir={tmp_path}/logs", f"--report={tmp_path}/report")
+    other = ("--program=t", "sh", "-c", "exec sleep 1000")
+    program = ("--program=r", "--nproc_per_node=3", "--max_restarts=2", "--ends_job", "sh", "-c", script)
+    command = patient(infini_run, *flags, *other, ":", *program)
+    pids = []
+    for _ in range(2):
+        pids = sorted(map(int, bell.hear(3)))
+        until(lambda: sum(Path(f"/proc/{pid}/comm").read_text() == "sleep\n" for pid in pids) == 2)  # noqa: B023
+        Path(f"{bell.path}.go").write_text("go\n")
+    assert command.wait() == 0, command.err
+    content = reads(tmp_path / "report")
+    assert (content["restarts"], content["first_failure"]) == (2, None)
+    seen = content["snapshots"]
+    assert [(shot["program"], shot["program_rank"], shot["why"]) for shot in seen] == [
+        ("r", rank, BEFORE_RESTART) for rank in (1, 2)
+    ]
+    assert {shot["pid"] for shot in seen} < set(pids)
+    assert all(shot["processes"][0]["name"] == "sleep" for shot in seen)
+    assert sorted(path.name for path in (tmp_path / "logs").glob("stacks_*")) == ["stacks_2.txt", "stacks_3.txt"]
+    assert (tmp_path / "logs/stacks_2.txt").read_text().count(BEFORE_RESTART) == 2
+    assert HEADING.encode() not in command.err
+
+
+@pytest.mark.parametrize(("end", "code"), [("signal", 128 + signal.SIGTERM), ("failure", 4)])
+def test_end_of_job_during_look_at_one_program(infini_run, fake, bell, tmp_path, end, code):  # noqa: F811
+    """A signal ends the look. After another failure, the ranks that still run are looked at before the stop."""
+    flags = (*ALONE, "--grace=1", f"--report={tmp_path}/report")
+    other = ("--program=t", "sh", "-c", f"read go < {bell.path}.go; exit 4")
+    program = ("--program=r", "--nproc_per_node=2", "--max_restarts=2", *play("say=up", "wait"))
+    os.mkfifo(f"{bell.path}.go")
+    words = (*flags, *other, ":", *program)
+    command = infini_run(*words, env=fake(f"echo $$ > {bell.path}; exec sleep 1000"))
+    pids = command.pids_of(b"up", 2)
+    os.kill(pids[0], signal.SIGKILL)
+    pyspies = [int(pid) for pid in bell.hear(1)]
+    if end == "signal":
+        command.signal(signal.SIGTERM)
+    else:
+        Path(f"{bell.path}.go").write_text("go\n")
+    assert command.wait() == code, command.err
+    assert not any(map(is_alive, pyspies))
+    content = reads(tmp_path / "report")
+    assert BEFORE_RESTART in {shot["why"] for shot in content["snapshots"]}
+    assert content["restarts"] in (0, 1)
+    assert [each["program"] for each in content["earlier_failures"]] == ["r"]
+
+
+def test_rank_that_hung_is_looked_at_once(infini_run, tmp_path):
+    script = f"test {ATTEMPT} = 1 && exit 0; exec sleep 1000"
+    flags = (*ALONE, "--hang_timeout=500ms", "--on_hang=stop", f"--report={tmp_path}/report")
+    other = ("--program=t", "sh", "-c", "for i in $(seq 50); do echo on; sleep 0.1; done")
+    program = ("--program=r", "--max_restarts=2", "--ends_job", "sh", "-c", script)
+    command = infini_run(*flags, *other, ":", *program)
+    assert command.wait() == 0, command.err
+    content = reads(tmp_path / "report")
+    assert content["restarts"] == 1
+    assert BEFORE_RESTART not in {shot["why"] for shot in content["snapshots"]}
 
 
 # ---- within a second, and never against a stop

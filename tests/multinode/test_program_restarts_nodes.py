@@ -12,6 +12,7 @@ import sys
 import pytest
 
 from infini_run.node.ports import free_port, let_go
+from infini_run.report.hang_snapshot import BEFORE_RESTART
 from tests.display.test_chrome_trace import validate
 from tests.launch.test_program_order import ready
 from tests.multinode.test_by_hand import node, port, told  # noqa: F401
@@ -224,6 +225,31 @@ def test_good_end_of_ends_job_ends_a_job_whose_program_waits(many, bell, tmp_pat
     bell.ring("go")
     assert command.wait() == 0, command.err
     assert report_of(tmp_path / "r")["first_failure"] is None
+
+
+def test_restart_follows_a_look_at_its_ranks_on_all_hosts(many, tmp_path):  # noqa: F811
+    """With --snapshots=failure. No rank is stopped before all hosts have looked."""
+    folder = shlex.quote(str(tmp_path))
+    up = " && ".join(f"test -e {folder}/up.{rank}" for rank in range(4))
+    server = sh(
+        f"test {ATTEMPT} = 1 && exit 0; touch {folder}/up.$RANK; "
+        f'test "$RANK" = 3 && {{ until {up}; do sleep 0.02; done; exit 3; }}; {STAY}'
+    )
+    words = alone(
+        sh(STAY),
+        server,
+        "--snapshots=failure",
+        f"--report={tmp_path}/r",
+        of_first=(),
+        of_second=("--ends_job", "--nproc_per_node=2"),
+    )
+    command = on_two(many, *words)
+    assert command.wait() == 0, command.err
+    report = report_of(tmp_path / "r")
+    assert (report["restarts"], report["first_failure"]) == (1, None)
+    seen = {(shot["host"], shot["program"], shot["program_rank"], shot["why"]) for shot in report["snapshots"]}
+    ranks = ((0, "host1"), (1, "host1"), (2, "host2"))
+    assert seen == {(host, "r", rank, BEFORE_RESTART) for rank, host in ranks}
 
 
 # ---- when it is no restart
