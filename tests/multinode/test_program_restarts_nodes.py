@@ -21,7 +21,7 @@ from tests.multinode.test_many_ssh import bed, many, no_agent_left, own_lines  #
 from tests.multinode.test_programs_nodes import report_of, sh, two
 from tests.support.hosts import agents
 from tests.support.launch_shapes import with_strace
-from tests.support.processes import carrying, is_full, marked
+from tests.support.processes import carrying, is_full, marked, state_of
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.xdist_group(__name__)  # one bed for all of them
@@ -490,6 +490,56 @@ def test_by_hand_is_the_same(node, tmp_path):  # noqa: F811
         assert command.wait() == 0, command.err
     assert len(lines_with(commands[0], "at 1")) == 2
     assert report_of(tmp_path / "r")["restarts"] == 1
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("a stop of one program that takes too long")
+def test_node_that_does_not_end_a_program_in_time_is_lost(node, bell, tmp_path):  # noqa: F811
+    """Its launcher is suspended, and silence alone makes no node lost so soon: two graces and 15 s do."""
+    fails = f'test "$RANK" = 0 && {{ read go < {bell.path}.go; exit 3; }}; {STAY}'
+    os.mkfifo(f"{bell.path}.go")
+    server = sh(f"echo $RANK > {bell.path}; {fails}")
+    flags = ("--grace=0.1", "--node_timeout=1000", f"--report={tmp_path}/r")
+    words = alone(sh(STAY), server, *flags, of_second=())
+    commands = [node(rank, *words, nproc=1) for rank in range(2)]
+    assert sorted(bell.hear(2)) == ["0", "1"]
+    commands[1].signal(signal.SIGSTOP)
+    until(lambda: state_of(commands[1].pid) == "T")
+    try:
+        _write(f"{bell.path}.go")
+        assert commands[0].wait() == 1
+    finally:
+        commands[1].signal(signal.SIGCONT)
+    assert commands[1].wait() == 1
+    assert any("lost node 1 " in line and line.endswith("it did not stop in time") for line in told(commands[0]))
+    report = report_of(tmp_path / "r")
+    assert report["restarts"] == 0
+    until(lambda: not marked(f"INFINI_RUN_ID={report['launch_id']}".encode()))
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("a stop of one program while nobody reads")
+def test_console_that_nobody_reads_makes_no_node_lost(node, bell, tmp_path):  # noqa: F811
+    """The head reads no message then, and so cannot know whether the ranks of a program ended in time: two graces and
+    15 s are over before somebody reads."""
+    saves = f"trap 'exec yes saving' TERM; echo 1 > {bell.path}; while :; do sleep 0.02; done"
+    fails = f'test "$RANK" = 1 && {{ {saves}; }}; echo 0 > {bell.path}; read go < {bell.path}.go; exit 3'
+    waits = f'test "$RANK" = 0 && {{ read go < {bell.path}.full; sleep 18; echo later > {bell.path}; }}; exit 0'
+    for name in ("go", "full"):
+        os.mkfifo(f"{bell.path}.{name}")
+    flags = ("--grace=1", f"--report={tmp_path}/r")
+    words = alone(sh(waits), sh(f"test {ATTEMPT} = 1 && exit 0; {fails}"), *flags, of_second=())
+    commands = [node(rank, *words, nproc=1) for rank in range(2)]
+    assert sorted(bell.hear(2)) == ["0", "1"]
+    _write(f"{bell.path}.go")
+    until(lambda: is_full(commands[0].process.stdout))
+    _write(f"{bell.path}.full")
+    assert bell.hear(1) == ["later"]
+    assert [command.wait() for command in commands] == [0, 0], commands[0].err
+    assert not any("lost node" in line for line in told(commands[0]))
+    report = report_of(tmp_path / "r")
+    assert (report["restarts"], report["first_failure"]) == (1, None)
+    assert len(lines_with(commands[0], "saving")) > 1000
 
 
 @with_strace
