@@ -7,14 +7,21 @@ import os
 import shlex
 import signal
 import sys
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from tests.launch.faults.test_faults_core import Shim, complaint_of, shim  # noqa: F401
 from tests.launch.test_isolate import as_somebody
-from tests.support.command import COMMAND, Bell, Command, play
+from tests.launch.test_program_restarts import (  # noqa: F401
+    ATTEMPT,
+    STAY,
+    alone,
+    check_leftovers_of_b_alone_end,
+    gate,
+)
+from tests.launch.test_programs import sh
+from tests.support.command import COMMAND, Command, play
 from tests.support.processes import is_alive
 from tests.support.rows import FORK_STORM, sample
 from tests.support.waiting import LIMIT_S, until
@@ -71,31 +78,12 @@ def test_restarted_ranks_have_leaves_of_their_own_and_find_no_others(infini_run,
     assert not leaves(delegated)
 
 
-def test_part_that_restarts_ends_what_hid_in_its_leaves(infini_run, delegated, bell, tmp_path):
+def test_part_that_restarts_ends_what_hid_in_its_leaves(infini_run, delegated, bell, gate):  # noqa: F811
     """It has no variable and no group of its rank; that of the other program lives on."""
-    attempt = "$TORCHELASTIC_RESTART_COUNT"
     hides = f"env -i setsid sh -c 'echo '$ROLE_NAME' $$ > {bell.path}; exec sleep 1000' &"
-    again = f"test {attempt} = 1 && {{ echo again > {bell.path}; exec sleep 1000; }}"
-    words = [
-        "--restart_scope=program",
-        "--restart_delay=0",
-        "--program=a",
-        "sh",
-        "-c",
-        f"{hides} exec sleep 1000",
-        ":",
-    ]
-    with closing(Bell(tmp_path / "gate")) as gate:
-        words += ["--program=b", "--max_restarts=1", "sh", "-c", f"{again}; {hides} read go < {gate.path}; exit 3"]
-        command = infini_run("--grace=0.2", *words, preexec_fn=enter(delegated))
-        pids = {name: int(pid) for name, pid in map(str.split, bell.hear(2))}
-        gate.ring("go")
-        assert bell.hear(1) == ["again"]
-    assert not is_alive(pids["b"])
-    assert is_alive(pids["a"])
-    command.signal(signal.SIGTERM)
-    assert command.wait() == 128 + signal.SIGTERM
-    assert not is_alive(pids["a"])
+    fails = f"test {ATTEMPT} = 1 && {{ echo again > {bell.path}; {STAY}; }}; {hides} read go < {gate.path}; exit 3"
+    words = alone(sh(f"{hides} {STAY}"), sh(fails), "--grace=0.2")
+    check_leftovers_of_b_alone_end(infini_run(*words, preexec_fn=enter(delegated)), bell, gate)
     assert not leaves(delegated)
 
 

@@ -53,6 +53,19 @@ def gate(tmp_path):
     gate.close()
 
 
+def check_leftovers_of_b_alone_end(command, bell, gate):
+    """What program b leaves is gone when it starts again, and what a leaves when the job ends. Each leftover process
+    rings with its program and its number; b fails when the gate opens, and rings when it starts again."""
+    pids = {name: int(pid) for name, pid in map(str.split, bell.hear(2))}
+    gate.ring("go")
+    assert bell.hear(1) == ["again"]
+    assert not is_alive(pids["b"])
+    assert is_alive(pids["a"])
+    command.signal(signal.SIGTERM)
+    assert command.wait() == 128 + signal.SIGTERM
+    assert not is_alive(pids["a"])
+
+
 # ---- one program, and not the others
 
 
@@ -232,14 +245,7 @@ def test_nothing_of_an_attempt_is_left_when_the_next_begins(infini_run, bell, ga
     )
     trainer = sh(f"{daemon} {STAY}")
     command = infini_run(*alone(trainer, sampler, "--grace=0.2"))
-    pids = {name: int(pid) for name, pid in map(str.split, bell.hear(2))}
-    gate.ring("go")
-    assert bell.hear(1) == ["again"]
-    assert not is_alive(pids["b"])
-    assert is_alive(pids["a"])
-    command.signal(signal.SIGTERM)
-    assert command.wait() == 128 + signal.SIGTERM
-    assert not is_alive(pids["a"])
+    check_leftovers_of_b_alone_end(command, bell, gate)
 
 
 def test_two_programs_that_fail_at_once_both_restart(infini_run):
