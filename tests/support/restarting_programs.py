@@ -17,12 +17,16 @@ _ATTEMPT = "$TORCHELASTIC_RESTART_COUNT"
 
 def programs(folder: Path, fails: int) -> list[str]:
     """The words after the flags of the job. The servers may restart once, and fail in so many attempts. The trainer
-    ends, and the job with it, once the servers of the second attempt run."""
+    ends, and the job with it, once the servers of the second attempt run. A server fails once the other one has said
+    that it serves: all of them are stopped then."""
     ups = [f"{folder}/up.{rank}" for rank in range(len(NODES))]
     all_up = " && ".join(f"test -e {up}" for up in ups)
     trainer = f"echo begins {_ATTEMPT}; until {all_up}; do sleep 0.02; done; echo ends {_ATTEMPT}"
-    failure = f"test $RANK = 1 && test {_ATTEMPT} -lt {fails} && exit {CODE}"
-    server = f"echo serves {_ATTEMPT}; {failure}; test {_ATTEMPT} = 1 && touch {folder}/up.$RANK; exec sleep 1000"
+    said = f"{folder}/said.{_ATTEMPT}"
+    waits = f"until test -e {said}; do sleep 0.02; done"
+    failure = f"test $RANK = 1 && test {_ATTEMPT} -lt {fails} && {{ {waits}; exit {CODE}; }}"
+    serves = f"echo serves {_ATTEMPT}; test $RANK = 0 && touch {said}"
+    server = f"{serves}; {failure}; test {_ATTEMPT} = 1 && touch {folder}/up.$RANK; exec sleep 1000"
     if fails > 1:
         trainer = f"echo begins {_ATTEMPT}; exec sleep 1000"
     on_nodes = f"--on_nodes={','.join(map(str, NODES))}"
