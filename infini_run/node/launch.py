@@ -142,7 +142,8 @@ class NodeLaunch:
         self.on_seen: Callable[[], None] | None = None  # reports a look before a stop to a head
         self.on_program_end: Callable[[str], None] | None = None  # of one with --ends_job; a head decides
         self._started = 0  # ranks
-        self._ready = 0  # ranks that said so
+        self._ready: set[int] = set()  # ranks that said so, by index
+        self._is_ready = False  # all have, and the parent of this process knows
         self._starts: ProgramStarts | None = None  # where some programs wait for others
         self.on_program_up: Callable[[str], None] | None = None  # a head decides who starts then
         self._restarts: ProgramParts | None = None  # of programs that restart alone
@@ -232,6 +233,7 @@ class NodeLaunch:
             indexes: The indexes of all of them in the plan.
         """
         program = self.plan.workers[indexes[0]].program
+        self._ready.difference_update(indexes)
         self.pace.drop([self.plan.workers[index].rank for index in indexes])
         if program in self._enders:
             self._enders[program] = len(indexes)
@@ -677,7 +679,7 @@ class NodeLaunch:
             self._note_progress(event)
             return
         if kind == "ready":
-            self._count_ready()
+            self._count_ready(event.worker)
             self._note_up(self.plan.workers[event.worker])
         elif kind == "lease_ended":
             self.lease_ended, self.guard_ended = True, bool(event.code)
@@ -759,11 +761,14 @@ class NodeLaunch:
             self.outcome.record_ender(program)
             self.stop()
 
-    def _count_ready(self) -> None:
-        """Count a ready rank. When all ranks are, notify the parent of this process, if it asked for that."""
-        self._ready += 1
+    def _count_ready(self, index: int) -> None:
+        """Count a ready rank. When all ranks are, notify the parent of this process once, if it asked for that."""
+        self._ready.add(index)
+        if self._is_ready or len(self._ready) < len(self.plan.workers):
+            return
+        self._is_ready = True
         address = self._environ.get("NOTIFY_SOCKET", "")
-        if self._ready == len(self.plan.workers) and address and self._entry is not None:
+        if address and self._entry is not None:
             from infini_run.node.readiness import notify_ready
 
             problem = notify_ready(address)

@@ -442,6 +442,27 @@ def test_who_started_us_is_told_when_the_last_rank_is_ready(infini_run, gate, se
     assert command.wait() == 143
 
 
+def test_rank_that_restarts_is_counted_once_as_ready(infini_run, gate, service):
+    """Its program alone has restarted; the rank of the other one is not ready yet."""
+    last = gate()
+    words = ["--restart_scope=program", "--restart_delay=0", "--verbose", "--program=a"]
+    words += [*play(f"hold={last}", "notify=READY=1", "wait"), ":", "--program=b", "--max_restarts=1"]
+    words += play("notify=READY=1", "+0", "exit=3", "+*", "wait")
+    environ = {**os.environ, "NOTIFY_SOCKET": service.getsockname()}
+    command = infini_run(*words, gates=(last,), env=environ)
+    command.read_error_until(b"restart 1 of 1")
+    _, _, command.err = command.err.partition(b"restart 1 of 1")
+    command.read_error_until(b"b 0 is ready")
+    service.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        service.recv(100)
+    service.settimeout(LIMIT_S)
+    last.open()
+    assert service.recv(100) == b"READY=1"
+    command.signal(signal.SIGTERM)
+    assert command.wait() == 143
+
+
 def test_an_outer_launch_is_ready_when_the_inner_one_is(infini_run, every_path):
     inner = [sys.executable, "-m", "infini_run", "--nproc_per_node=2", *play("notify=READY=1", "wait")]
     command = infini_run("--verbose", *inner)
