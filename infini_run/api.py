@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from infini_run.multinode.head_observers import HeadObservers
     from infini_run.options.from_python import Program
     from infini_run.options.keywords import ProgramOptions, RunOptions
+    from infini_run.options.launch_options import Options
     from infini_run.options.nodes import NodeList
-    from infini_run.options.options import Options
     from infini_run.report.report import Report
 
 

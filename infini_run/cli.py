@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from infini_run.node.launch import NodeLaunch
     from infini_run.node.restarting_launch import RestartingLaunch
     from infini_run.node.warm_zygote import WarmZygote
-    from infini_run.options.options import Options, Request
+    from infini_run.options.launch_options import Options
+    from infini_run.options.options import Request
     from infini_run.plan.model import Plan
 
 

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from infini_run.node.restarting_launch import RestartingLaunch
     from infini_run.options.from_python import Program
     from infini_run.options.keywords import RunOptions
-    from infini_run.options.options import Options
+    from infini_run.options.launch_options import Options
     from infini_run.plan.model import FoundProgram, Plan, RankRange
     from infini_run.report.exit import Exit
     from infini_run.report.report import Report

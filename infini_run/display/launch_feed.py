@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from infini_run.core.group import Event
     from infini_run.display.event_stream import EventStream
     from infini_run.display.metrics import MetricsFile
-    from infini_run.options.options import Options
+    from infini_run.options.launch_options import Options
     from infini_run.report.report import Report
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from infini_run.display.event_schema import Fact
-    from infini_run.options.options import Options
+    from infini_run.options.launch_options import Options
 
     Sample = tuple[dict[str, str], float]
 

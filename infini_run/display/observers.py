@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from infini_run.display.live_table import LaunchView, LiveTable, RankStates
     from infini_run.display.resource_usage import Sampler
     from infini_run.errors import InfiniRunError
-    from infini_run.options.options import Options
+    from infini_run.options.launch_options import Options
     from infini_run.plan.model import Plan
     from infini_run.report.report import Report
 

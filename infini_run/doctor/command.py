@@ -16,8 +16,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from infini_run.options.launch_options import Options
     from infini_run.options.nodes import NodeList
-    from infini_run.options.options import Options
 
 _CALL = "infini_run.doctor.machine.run"
 _LIMIT_S = 30.0

@@ -20,7 +20,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from infini_run.options.options import Options
+    from infini_run.options.launch_options import Options
 
 NAME = "rank 0"
 LISTEN, CONNECT = "infini_run.doctor.rank_zero.listen", "infini_run.doctor.rank_zero.connect"

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from infini_run.node.launch import NodeLaunch
     from infini_run.node.node_check import NodeCheck
     from infini_run.options.keyword_errors import KeywordErrors
-    from infini_run.options.options import Options
+    from infini_run.options.launch_options import Options
     from infini_run.plan.model import Plan
     from infini_run.report.hang_snapshot import HangSnapshot
 

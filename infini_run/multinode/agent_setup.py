@@ -8,7 +8,6 @@ from infini_run.errors import LinkError, UsageError
 from infini_run.multinode.agent_options import WorkerNeeds, options_of_agents, working_directory
 from infini_run.multinode.connection import TOKEN
 from infini_run.multinode.record_codec import decode_record
-from infini_run.options.table import HEADS_OWN
 from infini_run.record import record, replace
 
 TYPE_CHECKING = False
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
-    from infini_run.options.options import Options
+    from infini_run.options.launch_options import Options
     from infini_run.plan.model import Command, FoundProgram, Plan, RankRange
 
 
@@ -65,7 +64,7 @@ def prepare(spec: Mapping[str, Any], own: Options | None, own_environ: Mapping[s
         DeviceError: the GPUs are not here.
     """
     from infini_run.environments.launcher_variables import close_inherited_on_exec, strip_launcher_environment
-    from infini_run.options.options import Options
+    from infini_run.options.launch_options import Options
     from infini_run.plan.program import inspect_node
 
     cwd = spec["cwd"] if own is None else working_directory()
@@ -184,6 +183,8 @@ def _node_count(options: Options) -> str:
 def _idle_flags(own: Options, heads: Options, asked: Sequence[str]) -> tuple[str, ...]:
     """Return a line about flags of this command line that only have an effect in that of node 0, and one about logs
     that only its ranks have."""
+    from infini_run.options.table import HEADS_OWN
+
     idle = [f"--{name}" for name in HEADS_OWN if getattr(own, name) not in ("", "auto", "off") and name not in asked]
     if own.stdin not in (0, heads.stdin):
         idle.append(f"--stdin={own.stdin}")

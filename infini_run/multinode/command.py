@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from infini_run.core.group import ProcessState
     from infini_run.environments.environment import ClusterEnvironment
     from infini_run.multinode.head_observers import HeadObservers
-    from infini_run.options.options import Options
+    from infini_run.options.launch_options import Options
     from infini_run.plan.model import Node
     from infini_run.report.report import Report
 

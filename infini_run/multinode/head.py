@@ -53,8 +53,8 @@ if TYPE_CHECKING:
     from infini_run.multinode.program_attempts import ProgramAttempts
     from infini_run.multinode.world_changes import WorldChanges
     from infini_run.options.keyword_errors import KeywordErrors
+    from infini_run.options.launch_options import Options
     from infini_run.options.nodes import NodeList
-    from infini_run.options.options import Options
 
 _MOST_EARLY_SIGNALS = 64  # that are kept until the first ranks start
 _DUE_IN = {  # the states in which an agent may send a frame of that kind; others: in any state

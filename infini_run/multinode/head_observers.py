@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from infini_run.display.live_table import LiveTable
     from infini_run.errors import InfiniRunError
     from infini_run.multinode.agent_state import RemoteAgent
-    from infini_run.options.options import Options
+    from infini_run.options.launch_options import Options
     from infini_run.report.hang_snapshot import HangSnapshot
     from infini_run.report.report import Report
 

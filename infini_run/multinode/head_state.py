@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from infini_run.multinode.folded_output import FoldedOutput
     from infini_run.multinode.head_observers import HeadObservers
     from infini_run.options.keyword_errors import KeywordErrors
+    from infini_run.options.launch_options import Options
     from infini_run.options.nodes import NodeList
-    from infini_run.options.options import Options
     from infini_run.plan.rank_numbers import NodeRanks
     from infini_run.report.report import Report
     from infini_run.system.poller import Poller

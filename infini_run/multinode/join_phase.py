@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from infini_run.multinode.head_state import HeadState
     from infini_run.multinode.listener import AgentListener, Identity
     from infini_run.multinode.node_losses import NodeLosses
-    from infini_run.options.options import Options
+    from infini_run.options.launch_options import Options
 
 _LEASE = 0.9  # of --node_timeout: the ranks of a node that hears nothing of the head live for this long
 _TOKEN_SIZE = 32  # random bytes

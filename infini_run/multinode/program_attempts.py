@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from infini_run.multinode.agent_state import RemoteAgent
     from infini_run.multinode.attempts import Attempts
     from infini_run.multinode.head_state import HeadState
-    from infini_run.options.options import OneProgram
+    from infini_run.options.launch_options import OneProgram
     from infini_run.plan.restart_policy import RestartState
     from infini_run.report.exit import Exit
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from infini_run.errors import InfiniRunError
     from infini_run.multinode.agent_state import RemoteAgent
-    from infini_run.options.options import Options
+    from infini_run.options.launch_options import Options
     from infini_run.plan.rank_numbers import RankNumbers
 
 _NAMED = 8  # nodes in one message

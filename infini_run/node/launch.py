@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from infini_run.node.program_parts import ProgramParts
     from infini_run.node.program_starts import ProgramStarts
     from infini_run.options.keyword_errors import KeywordErrors
-    from infini_run.options.options import Options
+    from infini_run.options.launch_options import Options
     from infini_run.plan.model import FoundProgram, Output, Plan, RankRange, SingleRank, Worker
     from infini_run.report.hang_snapshot import HangSnapshot
     from infini_run.report.pace import Pace

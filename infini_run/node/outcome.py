@@ -23,7 +23,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from infini_run.options.options import Options
+    from infini_run.options.launch_options import Options
     from infini_run.plan.model import Plan
     from infini_run.report.hang_snapshot import HangSnapshot
     from infini_run.report.pace import SlowRank

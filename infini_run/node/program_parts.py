@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from infini_run.core.group import Event, Group
     from infini_run.node.outcome import Outcome
-    from infini_run.options.options import OneProgram, Options
+    from infini_run.options.launch_options import OneProgram, Options
     from infini_run.plan.model import Plan
     from infini_run.report.pace import Pace
     from infini_run.report.report import Report

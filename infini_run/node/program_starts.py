@@ -14,7 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from infini_run.options.options import OneProgram
+    from infini_run.options.launch_options import OneProgram
 
 
 class ProgramStarts:

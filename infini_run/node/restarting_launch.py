@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from infini_run.node.delay_control import DelayControl
     from infini_run.node.outcome import Outcome
     from infini_run.node.warm_zygote import WarmZygote
-    from infini_run.options.options import Options
+    from infini_run.options.launch_options import Options
     from infini_run.plan.model import Plan
     from infini_run.plan.restart_policy import RestartState
     from infini_run.report.report import Report

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from infini_run.core.group import Event, ProcessState
-    from infini_run.options.options import Options
+    from infini_run.options.launch_options import Options
     from infini_run.plan.model import Plan
 
 HOOK_VARIABLE = "INFINI_WARM_HOOK"  # of warm/site/sitecustomize.py

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from infini_run.environments.environment import ClusterEnvironment
-    from infini_run.options.options import Options, Request
+    from infini_run.options.launch_options import Options
+    from infini_run.options.options import Request
 
 _FOR_FLAGS = ("INFINI_RUN_", "PET_", "TORCH_ELASTIC_")
 _OF_SUBPROCESS = ("capture_output", "stdout", "stderr", "text", "universal_newlines")  # they ask for output as text

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from infini_run.devices.cpu_binding import CpuBinding
-    from infini_run.options.options import OneProgram, Options
+    from infini_run.options.launch_options import OneProgram, Options
 
 LABELLED = ("prefix", "fold")  # values of --console
 _WORLD_LIMIT = 2**31 - 1

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from infini_run.devices.gpu import Accelerator
     from infini_run.devices.visible import VisibleGpus
-    from infini_run.options.options import OneProgram, Options
+    from infini_run.options.launch_options import OneProgram, Options
 
 MEMORY = "/dev/shm"
 PREFIX = "infini-run-"  # of a launch's folder; behind it the launch's id

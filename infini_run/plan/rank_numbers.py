@@ -12,7 +12,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from infini_run.options.options import Options
+    from infini_run.options.launch_options import Options
 
 
 class RankNumbers:

@@ -10,7 +10,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from infini_run.options.options import OneProgram
+    from infini_run.options.launch_options import OneProgram
 
 
 def awaited(programs: Sequence[OneProgram]) -> frozenset[str]:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from infini_run.core.group import Group, ProcessState
-    from infini_run.options.options import Options
+    from infini_run.options.launch_options import Options
     from infini_run.plan.model import Plan, Worker
     from infini_run.report.hang_snapshot import HangSnapshot
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from infini_run.core.group import SpawnSpec
-    from infini_run.options.options import Options
+    from infini_run.options.launch_options import Options
     from infini_run.plan.model import Plan, Worker
 
 _PR_SET_PDEATHSIG = 1

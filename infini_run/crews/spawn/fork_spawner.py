@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from infini_run.crews.spawn.spawner import Run
-    from infini_run.options.options import Options
+    from infini_run.options.launch_options import Options
     from infini_run.plan.model import Plan
 
 _START_S = 60.0

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from infini_run.multinode.agent_options import WorkerNeeds
     from infini_run.multinode.agent_state import RemoteAgent
     from infini_run.multinode.world_changes import WorldChanges
+    from infini_run.options.launch_options import Options
     from infini_run.options.nodes import NodeList
-    from infini_run.options.options import Options
 
 
 class NodesThread:

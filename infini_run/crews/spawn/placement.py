@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from infini_run.environments.hostlist import Host
+    from infini_run.options.launch_options import Options
     from infini_run.options.nodes import NodeList
-    from infini_run.options.options import Options
 
 # The flags of a job that continues after the loss of a node; `nnodes` is one, too, if it is a range.
 _MEMBERSHIP = ("spares", "join_window", "on_join", "node_check", "node_check_timeout", "max_node_failures")

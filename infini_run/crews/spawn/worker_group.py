@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from infini_run.crews.spawn.spawner import Run
     from infini_run.errors import InfiniRunError
-    from infini_run.options.options import Options
+    from infini_run.options.launch_options import Options
     from infini_run.plan.model import Plan
     from infini_run.report.exit import Exit, LeftoverProcess
     from infini_run.system.poller import Poller

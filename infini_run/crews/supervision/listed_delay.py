@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from infini_run.control.server import Asker
-    from infini_run.options.options import Options
+    from infini_run.options.launch_options import Options
     from infini_run.system.poller import Poller
 
 

@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 
     from infini_run.jobs.folder.records import Submission
     from infini_run.multinode.head_observers import HeadObservers
-    from infini_run.options.options import Options, Request
+    from infini_run.options.launch_options import Options
+    from infini_run.options.options import Request
     from infini_run.report.report import Report
 
 HEAD_NODE = "INFINI_JOB_HEAD_NODE"  # in an agent's environment: Slurm's name of the node that has the script

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from infini_run.environments.hostlist import Host
-    from infini_run.options.options import Options
+    from infini_run.options.launch_options import Options
 
     KnownAgent = tuple[Host, int, Mapping[str, Any]]  # a host, its node's index, the HELLO of its agent
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from infini_run.environments.hostlist import Host
-    from infini_run.options.options import Options
+    from infini_run.options.launch_options import Options
 
 _MPIRUN_LINE = (
     "[",

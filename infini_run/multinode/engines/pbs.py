@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from infini_run.environments.hostlist import Host
-    from infini_run.options.options import Options
+    from infini_run.options.launch_options import Options
 
 _IGNORING_SIGNALS = 'trap \'\' HUP INT QUIT ALRM TERM USR1 USR2; exec "$0" "$@"'
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from infini_run.environments.hostlist import Host
     from infini_run.multinode.engines import KnownAgent
-    from infini_run.options.options import Options
+    from infini_run.options.launch_options import Options
 
 _NO_SUCH_PROGRAM = "execve()"  # in the message of a node that lacks the Python
 _SLURM_LINE = ("srun:", "slurmstepd")  # how lines start that Slurm itself writes

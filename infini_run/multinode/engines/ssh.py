@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from infini_run.environments.hostlist import Host
     from infini_run.multinode.engines import KnownAgent
-    from infini_run.options.options import Options
+    from infini_run.options.launch_options import Options
 
 _OPTIONS = ("BatchMode=yes", "ConnectTimeout=10", "ServerAliveInterval=5", "ServerAliveCountMax=3", "EscapeChar=none")
 _NO_CONNECTION = 255  # ssh itself failed; any other code is that of the remote command

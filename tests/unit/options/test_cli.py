@@ -294,6 +294,7 @@ PLAIN = {
             "lean_os",
             "options",
             "options.grammar",
+            "options.launch_options",
             "core",
             "core.group",
             "value_types",

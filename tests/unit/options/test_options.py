@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 import infini_run
 from infini_run.errors import UsageError
 from infini_run.options.grammar import GRAMMAR
-from infini_run.options.options import Options, resolve
+from infini_run.options.launch_options import Options
+from infini_run.options.options import resolve
 from infini_run.options.table import FLAGS, GROUPS, PREFIXES, TABLE
 from infini_run.record import fields, replace
 from infini_run.value_types import MAX_INT, RankStreams
@@ -535,6 +536,7 @@ print(*sys.modules)
             "errors",
             "options",
             "options.grammar",
+            "options.launch_options",
             "value_types",
             "options.table",
             "options.options",
