@@ -32,7 +32,7 @@ def make_group(n: int) -> tuple[Any, list[Any]]:
 
     made = group.Group(n, mark=b"INFINI_RUN_ID=bench", grace_s=10.0, stop_signal=15, stop_scope="group")
     program = TRUE.encode()
-    ranks = [[b"RANK=%d" % rank, b"LOCAL_RANK=%d" % rank] for rank in range(n)]
+    ranks = [b"RANK=%d\0LOCAL_RANK=%d" % (rank, rank) for rank in range(n)]
     return made, [group.SpawnSpec(rank, program, [program], env) for rank, env in enumerate(ranks)]
 
 

@@ -101,9 +101,10 @@ def made(cls: type[T], values: dict[str, Any]) -> T:
     """
     kind: Any = cls
     names = kind._names
+    is_known = names.issuperset(values)  # cheaper than to compare keys
     if len(values) != len(names):
         values = kind._defaults | values
-    if len(values) != len(names) or not names.issuperset(values):  # cheaper than to compare their keys
+    if not is_known or len(values) != len(names):
         _refuse(kind, kind._defaults | values)
     self = _new(cls)
     _set(self, "__dict__", values)

@@ -26,21 +26,26 @@ static uint64_t mask_of(const sigset_t *set) {
     return mask;
 }
 
+static const char *label_of(const char *given) {
+    return given != NULL ? given : "";
+}
+
 /* Labels outlive the spawn; one copy each, and few of them. */
 static int labels_copy(struct ir_group *g, const struct ir_worker *workers, uint32_t n) {
     size_t size = 1;
     for (uint32_t i = 0; i < n; i++)
         for (int k = 0; k < 2; k++)
-            size += strlen(workers[i].label[k]) + strlen(workers[i].label_more[k]) + 2;
+            size += strlen(label_of(workers[i].label[k])) +
+                    strlen(label_of(workers[i].label_more[k])) + 2;
     char *at = g->labels = malloc(size);
     if (at == NULL) return -ENOMEM;
     for (uint32_t i = 0; i < n; i++)
         for (int k = 0; k < 2; k++) {
             struct stream *stream = &g->workers[i].streams[k];
-            stream->label = strcpy(at, workers[i].label[k]);
+            stream->label = strcpy(at, label_of(workers[i].label[k]));
             stream->label_size = (uint32_t)strlen(at);
             at += stream->label_size + 1;
-            stream->label_more = strcpy(at, workers[i].label_more[k]);
+            stream->label_more = strcpy(at, label_of(workers[i].label_more[k]));
             stream->label_more_size = (uint32_t)strlen(at);
             at += stream->label_more_size + 1;
         }

@@ -113,7 +113,7 @@ struct ir_worker {
     const char *const *base_env; /* NULL-ended; the same array for every worker */
     const char *env;             /* "NAME=value" strings one after the other, each NUL-ended */
     const char *cwd;             /* NULL: the launcher's */
-    const char *label[2];        /* put before each line of stdout and stderr on the console */
+    const char *label[2];        /* put before each line of stdout and stderr on the console; NULL: nothing */
     const char *label_more[2];   /* the same, before the further pieces of an overlong line */
     const char *notify;          /* its NOTIFY_SOCKET: a path, or an abstract address "@..."; NULL: none */
     const char *heading;         /* ir_group_part_start: for its log, once it has started; NULL: none */

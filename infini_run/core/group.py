@@ -194,7 +194,8 @@ class Event:
 
 
 class SpawnSpec:
-    """One process for the core: bytes and descriptors, as the C struct has them."""
+    """One process for the core: bytes and descriptors, as the C struct has them. `env` is what it has beyond the
+    base: `NAME=value`, with a NUL between two."""
 
     __slots__ = (
         "argv",
@@ -218,7 +219,7 @@ class SpawnSpec:
         "stdio",
     )
 
-    def __init__(self, rank: int, program: bytes, argv: Sequence[bytes], env: Sequence[bytes]) -> None:
+    def __init__(self, rank: int, program: bytes, argv: Sequence[bytes], env: bytes = b"") -> None:
         self.rank = rank
         self.program = program
         self.argv = argv
@@ -227,7 +228,7 @@ class SpawnSpec:
         self.notify: bytes | None = None
         self.stdio = [INHERIT, INHERIT, INHERIT]
         self.output = [0, 0]
-        self.label = ((b"", b""), (b"", b""))
+        self.label: FoldLabel | None = None
         self.log_fd = self.error_log_fd = -1
         self.pid = 0  # of one that was forked already, and waits: stdio are its pipes' reading ends
         self.cpus: Sequence[int] = ()  # empty: the same as the launcher's
@@ -825,8 +826,9 @@ def _fill(worker: Any, spec: SpawnSpec, argv: Any, base: Any, kept: list[Any], a
     worker.program = _shared_string(spec.program, alike)
     worker.argv = argv
     worker.base_env = base
-    worker.env = _string(b"\0".join(spec.env), kept)
-    worker.env_count = len(spec.env)
+    if spec.env:
+        worker.env = _string(spec.env, kept)
+        worker.env_count = spec.env.count(b"\0") + 1
     if spec.cwd is not None:
         worker.cwd = _shared_string(spec.cwd, alike)
     if spec.notify is not None:
@@ -837,9 +839,10 @@ def _fill(worker: Any, spec: SpawnSpec, argv: Any, base: Any, kept: list[Any], a
         worker.cpus, worker.cpu_words = _mask(spec.cpus, kept)
         if spec.nodes:
             worker.nodes, worker.node_words = _mask(spec.nodes, kept)
-    (out, out_more), (err, err_more) = spec.label
-    worker.label = _shared_string(out, alike), _shared_string(err, alike)
-    worker.label_more = _shared_string(out_more, alike), _shared_string(err_more, alike)
+    if spec.label is not None:
+        (out, out_more), (err, err_more) = spec.label
+        worker.label = _shared_string(out, alike), _shared_string(err, alike)
+        worker.label_more = _shared_string(out_more, alike), _shared_string(err_more, alike)
     worker.pid = spec.pid
     worker.stdio = spec.stdio
     worker.output = spec.output

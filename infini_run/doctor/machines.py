@@ -204,7 +204,7 @@ class _Wave:
         path = program if "/" in program else find_program(program, self._environ.get("PATH") or os.defpath)
         if not path:
             raise ProgramMissing(missing_text(program), program)
-        own = [os.fsencode(f"{name}={value}") for name, value in machine.env.items()]
+        own = b"\0".join(os.fsencode(f"{name}={value}") for name, value in machine.env.items())
         spec = SpawnSpec(rank, os.fsencode(path), [os.fsencode(word) for word in machine.argv], own)
         spec.dies_with_us = is_main_thread()
         spec.stdio = stdio

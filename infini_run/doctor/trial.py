@@ -70,7 +70,7 @@ def _launch(program: str, environ: Mapping[str, str]) -> tuple[set[str], str]:
     from infini_run.value_types import MARKER_VARIABLE
 
     mark = os.fsencode(f"{MARKER_VARIABLE}=doctor-{os.urandom(6).hex()}")
-    spec = SpawnSpec(0, os.fsencode(program), [os.fsencode(program), b"/proc/self/cgroup"], [])
+    spec = SpawnSpec(0, os.fsencode(program), [os.fsencode(program), b"/proc/self/cgroup"])
     spec.stdio[1] = spec.stdio[2] = PIPE
     kinds: set[str] = set()
     group = Group(

@@ -164,7 +164,7 @@ class EngineProcesses:
     def _spawn(
         self, command: EngineCommand, tries: int, path: str, cleans_up: tuple[RemoteAgent, ...]
     ) -> Connection | None:
-        spec = SpawnSpec(0, os.fsencode(path), [os.fsencode(word) for word in command.argv], [])
+        spec = SpawnSpec(0, os.fsencode(path), [os.fsencode(word) for word in command.argv])
         outlives_s = self._engine.OUTLIVES_HEAD_S
         spec.dies_with_us = is_main_thread() and not outlives_s
         own = dict(command.env)

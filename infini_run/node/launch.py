@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from infini_run.watchdog.watchdog import HangFinding, Watchdog
 
 _NEVER = float("inf")
+_STDIN = {"inherit": INHERIT, "pipe": PIPE}
 _SHORT_S = 0.02  # a launch that is over by then is not looked at any closer
 
 
@@ -130,6 +131,7 @@ class NodeLaunch:
         self._resources = LaunchResources(listener)
         self._argvs: dict[tuple[str, ...], list[bytes]] = {}
         self._encodings: dict[str, bytes] = {}  # of words that most ranks have alike
+        self._ways: dict[int, tuple[int, int]] = {}  # of outputs, by their id
         self._history: list[Event] = []  # until there is an outcome that knows them
         self._outcome: Outcome | None = None
         self._watchdog: Watchdog | None = None  # where a deadline was asked for, or once one is needed
@@ -445,7 +447,7 @@ class NodeLaunch:
         return [self._spec(worker) for worker in self.plan.workers]
 
     def _spec(self, worker: Worker) -> SpawnSpec:
-        env = os.fsencode("\0".join(map("=".join, worker.env))).split(b"\0")
+        env = os.fsencode("\0".join(map("=".join, worker.env)))
         spec = SpawnSpec(worker.rank, self._encoded(worker.file), self._argv(worker.argv), env)
         cwd = worker.cwd or self._cwd
         spec.cwd = self._encoded(cwd) if cwd else None
@@ -455,14 +457,12 @@ class NodeLaunch:
         spec.held = self._starts is not None and self._starts.is_held(worker.program)
         # by which thread a held one starts is unknown
         spec.dies_with_us = self._entry is not None or (is_main_thread() and not spec.held)
-        way = {"inherit": INHERIT, "pipe": PIPE}.get(worker.stdin, self._resources.null)
+        way = _STDIN.get(worker.stdin, self._resources.null)
         spec.stdio[0] = self._stdins.get(worker.rank, way)
         if worker.stdin == "inherit" and len(self.plan.workers) == 1 and self._entry is not None:
             spec.foreground = os.isatty(0)
-        for i, output in enumerate((worker.stdout, worker.stderr)):
-            spec.stdio[i + 1] = self._target(output)
-            spec.output[i] = (TO_CONSOLE if output.console else 0) | (TO_LOG if output.log else 0)
-            spec.output[i] |= UNLABELLED if output.unlabelled else 0
+        spec.stdio[1], spec.output[0] = self._way_of(worker.stdout)
+        spec.stdio[2], spec.output[1] = self._way_of(worker.stderr)
         if self.options.console in LABELLED:
             from infini_run.plan.labels import label
 
@@ -483,10 +483,16 @@ class NodeLaunch:
             self._argvs[argv] = [os.fsencode(word) for word in argv]
         return self._argvs[argv]
 
-    def _target(self, output: Output) -> int:
-        if output.piped:
-            return PIPE
-        return INHERIT if output.console else self._resources.null
+    def _way_of(self, output: Output) -> tuple[int, int]:
+        """Return where a stream goes, and what the core does with it. Few outputs differ: the plan has one for many
+        ranks."""
+        found = self._ways.get(id(output))
+        if found is None:
+            alone = INHERIT if output.console else self._resources.null
+            flags = (TO_CONSOLE if output.console else 0) | (TO_LOG if output.log else 0)
+            flags |= UNLABELLED if output.unlabelled else 0
+            found = self._ways[id(output)] = PIPE if output.piped else alone, flags
+        return found
 
     # ---- following
 

@@ -107,7 +107,7 @@ class NodeCheck:
         path = words[0] if "/" in words[0] else find_program(words[0], environ.get("PATH", os.defpath))
         if not path:
             raise ValueError(f"{words[0]} is not on PATH")
-        spec = SpawnSpec(0, os.fsencode(path), [os.fsencode(word) for word in words], [])
+        spec = SpawnSpec(0, os.fsencode(path), [os.fsencode(word) for word in words])
         spec.cwd = os.fsencode(self._cwd) if self._cwd else None
         spec.dies_with_us = is_main_thread()
         spec.stdio[1] = spec.stdio[2] = PIPE

@@ -71,7 +71,7 @@ def run_isolated(
         StartError: The kernel permits no PID namespace here.
     """
     argv = [os.fsencode(word) for word in command]
-    spec = SpawnSpec(0, argv[0], argv, [])
+    spec = SpawnSpec(0, argv[0], argv)
     spec.isolate = spec.dies_with_us = True
     spec.foreground = os.isatty(0)
     group = Group(

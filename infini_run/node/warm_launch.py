@@ -142,11 +142,11 @@ class WarmLaunch(NodeLaunch):
         for spec in specs:
             theirs = self._open_stdio(spec)
             try:
-                fork.add(spec.env, spec.argv[same:], theirs, foreground=spec.foreground)
+                fork.add(spec.env.split(b"\0"), spec.argv[same:], theirs, foreground=spec.foreground)
             finally:
                 for fd in theirs:
                     os.close(fd)
-            spec.env = []
+            spec.env = b""
         for spec, pid in zip(specs, fork.end(), strict=True):
             spec.pid = pid
         self._pids_s = time.monotonic()

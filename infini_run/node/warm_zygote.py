@@ -178,7 +178,7 @@ class WarmZygote:
         self._env = [os.fsencode(f"{name}={value}") for name, value in env.items()]
         env |= {"PYTHONPATH": f"{_FOLDER}:{path}" if path else _FOLDER}
         env[HOOK_VARIABLE] = "set" if "PYTHONPATH" in self._environ else ""
-        spec = SpawnSpec(0, os.fsencode(self._plan.workers[0].file), [os.fsencode(word) for word in self.argv], [])
+        spec = SpawnSpec(0, os.fsencode(self._plan.workers[0].file), [os.fsencode(word) for word in self.argv])
         spec.stdio = [control, PIPE, PIPE]
         is_shown = self._options.console != "none" and self._options.live != "on"
         spec.output = [TO_CONSOLE if is_shown else 0] * 2

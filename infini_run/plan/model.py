@@ -641,7 +641,8 @@ def notify_address(folder: str, launch_id: str, rank: int) -> str:
     """
     _, dot, attempt = launch_id.partition(".")
     path = f"{folder}/notify.{rank}{dot}{attempt}"
-    if not folder or len(path.encode("utf-8", "surrogateescape")) > _LONGEST_ADDRESS:
+    size = len(path) if path.isascii() else len(path.encode("utf-8", "surrogateescape"))
+    if not folder or size > _LONGEST_ADDRESS:
         return f"@infini-run/{launch_id}/{rank}"
     return path
 

@@ -148,7 +148,7 @@ class GuestRun:
         marker = f"{MARKER_VARIABLE}=guest-{os.urandom(6).hex()}"
         base = [os.fsencode(f"{key}={value}") for key, value in environ.items() if key != MARKER_VARIABLE]
         argv = [os.fsencode(word) for word in words]
-        spec = SpawnSpec(0, argv[0], argv, [os.fsencode(marker)])
+        spec = SpawnSpec(0, argv[0], argv, os.fsencode(marker))
         spec.dies_with_us = entry is not None  # in a host program the thread that started it may end before it
         self._out = self._null = -1
         try:

@@ -90,7 +90,7 @@ def test_usage_of_a_worker_is_its_own(debug):
 def test_workers_see_the_environment_the_arguments_and_the_directory_that_they_were_given(debug, tmp_path):
     reader, writer = os.pipe()
     one = spec(7, "/bin/sh", "-c", 'echo "$0|$1|$WORD|$PWD"', "a b", "", stdio=(INHERIT, writer, INHERIT))
-    one.env = [b"WORD=of its own"]
+    one.env = b"WORD=of its own"
     one.cwd = os.fsencode(tmp_path)
     with Live(one, debug=debug) as live:
         os.close(writer)

@@ -407,7 +407,7 @@ from infini_run.core.group import GUARD, INHERIT, Group, SpawnSpec, debug_flags
 group = Group(1, mark=b"", grace_s=0, stop_signal=15, stop_scope="group", guard=GUARD,
               guard_wait_s=float(sys.argv[1]), debug=debug_flags(os.environ))
 words = [b"/bin/sh", b"-c", b"sleep 1000 & echo child 0 $!; echo worker 0 $$; read line"]
-spec = SpawnSpec(0, words[0], words, [])
+spec = SpawnSpec(0, words[0], words)
 spec.stdio, spec.label = [int(sys.argv[2]), INHERIT, INHERIT], ((b"", b""), (b"", b""))
 group.spawn([spec], [os.fsencode(f"{name}={value}") for name, value in os.environ.items()])
 sys.stdin.readline()

@@ -16,14 +16,16 @@ _serial = itertools.count()
 
 
 def spec(rank, *argv, stdio=(INHERIT, INHERIT, INHERIT), output=(0, 0), log_fd=-1, env=(), cwd=None, notify=None):
-    made = SpawnSpec(rank, os.fsencode(argv[0]), [os.fsencode(word) for word in argv], [os.fsencode(e) for e in env])
+    made = SpawnSpec(
+        rank, os.fsencode(argv[0]), [os.fsencode(word) for word in argv], b"\0".join(os.fsencode(e) for e in env)
+    )
     made.stdio = list(stdio)
     made.output = list(output)
     made.log_fd = log_fd
     made.cwd = cwd
     if notify is not None:
         made.notify = os.fsencode(notify)
-        made.env.append(b"NOTIFY_SOCKET=" + made.notify)
+        made.env = b"\0".join(filter(None, (made.env, b"NOTIFY_SOCKET=" + made.notify)))
     made.label = tuple((b"[rank %d%s] " % (rank, w), b"[rank %d%s +] " % (rank, w)) for w in (b"", b" err"))
     return made
 

@@ -126,7 +126,7 @@ class ForkLaunch(NodeLaunch):
         for fd in outputs:
             os.close(fd)
         self._ends += ends
-        spec.pid, spec.env = pid, []
+        spec.pid, spec.env = pid, b""
         return spec
 
     def _child_setup(self, worker: Worker, outputs: list[int], ends: list[int], gate: int) -> ChildSetup:

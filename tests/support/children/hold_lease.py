@@ -23,7 +23,7 @@ def say(text):
 
 
 def spec(rank):
-    made = SpawnSpec(rank, words[0], words, [b"RANK=%d" % rank])
+    made = SpawnSpec(rank, words[0], words, b"RANK=%d" % rank)
     made.stdio = [INHERIT, INHERIT, INHERIT]
     made.label = ((b"", b""), (b"", b""))
     return made
