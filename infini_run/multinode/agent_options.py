@@ -56,6 +56,8 @@ def options_of_agents(options: Options) -> Options:
 
 def exported(patterns: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that --export names; a pattern may have * and ?."""
-    from fnmatch import fnmatchcase
+    if not patterns:
+        return {}
+    from fnmatch import fnmatchcase  # with the regular expressions that it needs
 
     return {name: value for name, value in environ.items() if any(fnmatchcase(name, each) for each in patterns)}

@@ -11,10 +11,7 @@ from infini_run.node.earlier_lines import earlier_lines
 from infini_run.record import fields
 from infini_run.report.text import signal_name
 from infini_run.system.poller import Poller
-from infini_run.system.procfs import ProcessTable
 from infini_run.system.signal_numbers import SIGTERM
-from infini_run.watchdog.gpu_reading import GpuReading
-from infini_run.watchdog.snapshot_collector import RankToInspect, SnapshotCollector
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,6 +26,8 @@ if TYPE_CHECKING:
     from infini_run.options.launch_options import Options
     from infini_run.plan.model import Plan, Worker
     from infini_run.report.report import Report
+    from infini_run.watchdog.gpu_reading import GpuReading
+    from infini_run.watchdog.snapshot_collector import SnapshotCollector
 
     class Launch(Protocol):
         """A NodeLaunch, as far as other processes may ask about it."""
@@ -240,6 +239,8 @@ class NodeControl:
     def _read_gpus(self, now_s: float) -> None:
         """Begin to read the GPUs, unless that was a moment ago. The next answer has what comes out."""
         if self._gpus is None and now_s >= self._gpus_due_s and not self._run.ended:
+            from infini_run.watchdog.gpu_reading import GpuReading
+
             run, self._gpus_due_s = self._run, now_s + _GPUS_S
             is_sure = any(worker.uuids for worker in run.plan.workers)
             self._gpus = GpuReading(run.group, run.entry, run.environ, is_sure=is_sure)
@@ -309,6 +310,9 @@ class NodeControl:
         """Begin to collect stacks of the ranks that run; one client at a time has them."""
         if self._stacks is not None:
             raise InfiniRunError("another process asks for stacks; try again")
+        from infini_run.system.procfs import ProcessTable
+        from infini_run.watchdog.snapshot_collector import RankToInspect, SnapshotCollector
+
         asked = set(self._ranks(request["ranks"]))
         subjects = [
             RankToInspect(

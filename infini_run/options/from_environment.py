@@ -8,7 +8,6 @@ necessary fact that neither has is an error.
 from __future__ import annotations
 
 from infini_run.environments.compressed_hostlist import compress
-from infini_run.environments.detect import detect
 from infini_run.environments.environment import BATCH, ClusterEnvironment
 from infini_run.environments.hostlist import quoted
 from infini_run.errors import UsageError, printable
@@ -62,6 +61,8 @@ def merge_environment(
     Raises:
         UsageError: It contradicts a flag, or itself, or something is still missing.
     """
+    from infini_run.environments.detect import detect  # it imports all that there are
+
     cluster = detect(environ, read)
     if cluster is None:
         return None
@@ -90,6 +91,8 @@ def merge_environment(
 
 def find_allocation(environ: Mapping[str, str], read: Reader = read_file) -> ClusterEnvironment | None:
     """Return the allocation in which this launcher is the head, as `merge_environment` does. None: there is none."""
+    from infini_run.environments.detect import detect  # it imports all that there are
+
     cluster = detect(environ, read)
     return None if cluster is None else _without_choices(cluster)
 
