@@ -38,6 +38,12 @@ def nodes_of(path):
 
 
 @functools.cache
+def is_source(name):
+    """Whether a file of the package or of the core has this path, or ends with it."""
+    return any(source.endswith(f"/{name.lstrip('/')}") for source in SOURCES)
+
+
+@functools.cache
 def exceptions():
     """The exceptions of Python, and the classes of the package that derive from one."""
     classes = [node for path in FILES for node in nodes_of(path) if isinstance(node, ast.ClassDef)]
@@ -85,7 +91,7 @@ def unknown_in(path):
     files = [name for text in texts for name in re.findall(r"[\w/]+\.(?:py|[ch])\b", text)]
     for name in files:
         is_foreign = FOREIGN_FILES.fullmatch(name) or name.removesuffix(".py") in sys.stdlib_module_names
-        if not is_foreign and not any(source.endswith(f"/{name.lstrip('/')}") for source in SOURCES):
+        if not is_foreign and not is_source(name):
             found.add(name)
     return found
 

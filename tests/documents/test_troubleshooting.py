@@ -27,22 +27,43 @@ def entries() -> dict[str, str]:
     return dict(zip(titles_and_texts[::2], texts, strict=True))
 
 
+def shown_in(text: str) -> list[str]:
+    """The messages that a part of the page shows."""
+    return [" ".join(line.split()) for block in _BLOCK.findall(text) for line in block.splitlines()]
+
+
 def lines() -> list[str]:
     """The messages that the page shows."""
-    return [line for text in entries().values() for block in _BLOCK.findall(text) for line in block.splitlines()]
+    return [line for text in entries().values() for line in shown_in(text)]
 
 
 @functools.cache
 def pattern(line: str) -> re.Pattern[str]:
     """What a line of the page stands for."""
-    words = ".*".join(re.escape(part) for part in " ".join(line.split()).split(ANY))
+    words = ".*".join(re.escape(part) for part in line.split(ANY))
     words = re.sub(r"^\.\*\\ ", r"(?:.* )?", re.sub(r"\\ \.\*$", r"(?: .*)?", words))  # either end may be empty
     return re.compile(words)
 
 
+@functools.cache
+def lines_of(text: str) -> frozenset[str]:
+    """The lines of the page that stand for a text."""
+    likely = {line for word in {"", *re.findall(r"\w+", text)} for line in lines_by_word().get(word, ())}
+    return frozenset(line for line in likely if pattern(line).fullmatch(text))
+
+
+@functools.cache
+def lines_by_word() -> dict[str, list[str]]:
+    """The lines by their longest word, which is in each of their texts; "": those without a whole word."""
+    found: dict[str, list[str]] = {}
+    for line in lines():
+        words = re.findall(rf"(?<![\w{ANY}])\w+(?![\w{ANY}])", line)
+        found.setdefault(max(words, key=len, default=""), []).append(line)
+    return found
+
+
 def test_every_message_has_an_entry():
-    patterns = [pattern(line) for line in lines()]
-    without = {m for m in messages() if not any(known.fullmatch(m.text) for known in patterns)}
+    without = {m for m in messages() if not lines_of(m.text)}
     listed = "\n".join(f"{message.place}: {message.text}" for message in sorted(without, key=lambda m: m.place))
     assert not without, f"docs/troubleshooting.md has no entry for:\n{listed}"
 
@@ -56,14 +77,10 @@ def clauses(text: str) -> list[str]:
 
 def test_fixed_words_of_every_message_are_in_its_entry():
     """Who pastes a part of a message into the search finds it: `…` stands for no fixed words."""
-    shown = [
-        [" ".join(line.split()) for b in _BLOCK.findall(text) for line in b.splitlines()]
-        for text in entries().values()
-    ]
-    known = [(block, [pattern(line) for line in block]) for block in shown]
+    shown = [shown_in(text) for text in entries().values()]
     listed = []
     for message in sorted(messages(), key=lambda m: (m.place, m.text)):
-        blocks = ["\n".join(block) for block, patterns in known if any(p.fullmatch(message.text) for p in patterns)]
+        blocks = ["\n".join(block) for block in shown if not lines_of(message.text).isdisjoint(block)]
         missing = min(
             ([part for part in clauses(message.text) if part not in block] for block in blocks), key=len, default=[]
         )
@@ -73,14 +90,14 @@ def test_fixed_words_of_every_message_are_in_its_entry():
 
 def test_every_line_of_the_page_is_a_message():
     texts = all_texts() | {message.text for message in messages()}
-    stale = [line for line in lines() if not any(pattern(line).fullmatch(text) for text in texts)]
-    assert stale == []
+    shown = {line for text in texts for line in lines_of(text)}
+    assert [line for line in lines() if line not in shown] == []
 
 
 def test_no_line_of_the_page_covers_everything():
     known = messages()
     for line in lines():
-        places = {message.place for message in known if pattern(line).fullmatch(message.text)}
+        places = {message.place for message in known if line in lines_of(message.text)}
         assert len(places) <= _BROAD, f"{line} covers {len(places)} functions: {sorted(places)}"
         assert len(re.findall(r"\w", line)) >= 3, line
 
@@ -94,9 +111,9 @@ def test_every_entry_has_messages_and_a_remedy(title):
 
 def test_errors_of_workers_and_channels_are_in_chapter_of_python():
     chapter = PAGE.read_text().partition("\n## Python\n")[2].partition("\n## ")[0]
-    patterns = [pattern(line) for block in _BLOCK.findall(chapter) for line in block.splitlines()]
+    shown = shown_in(chapter)
     made = {m for m in messages() if m.kind in ("died", "CrewFailed") or m.place.startswith("channel/")}
-    elsewhere = {m for m in made if not any(known.fullmatch(m.text) for known in patterns)}
+    elsewhere = {m for m in made if lines_of(m.text).isdisjoint(shown)}
     assert {m.text for m in elsewhere if "…; stopped (pid" not in m.text} == set()  # hang_timeout's are in hangs
 
 

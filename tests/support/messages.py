@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import functools
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -61,12 +62,26 @@ class Message:
     place: str
 
 
-@functools.cache
 def messages() -> frozenset[Message]:
     """Every message that has fixed words."""
+    return _read_package()[0]
+
+
+def all_texts() -> frozenset[str]:
+    """Every text of the source that has fixed words, a message or not."""
+    return _read_package()[1]
+
+
+@functools.cache
+def _read_package() -> tuple[frozenset[Message], frozenset[str]]:
     trees = {path: ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
     classes = error_classes(trees.values()) | _SMALL
-    return of_c() | frozenset(m for path, tree in trees.items() for m in _Module(path, tree, classes).messages())
+    found, texts = set(of_c()), set()
+    for path, tree in trees.items():
+        module = _Module(path, tree, classes)
+        found |= module.messages()
+        texts |= module.all_texts()
+    return frozenset(found), frozenset(texts)
 
 
 def of_c() -> frozenset[Message]:
@@ -103,19 +118,33 @@ class _Module:
         self.scopes = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
         self.functions = {node.name: node for node in self.scopes}
         self._open: set[str] = set()  # names that are looked into, against circles
+        self._own_nodes: dict[ast.AST, list[ast.AST]] = {}
 
     def messages(self) -> set[Message]:
         found = set()
         for scope in [self.tree, *self.scopes]:
             lists = "problems" in getattr(scope, "name", "")  # such a function returns sentences
             reports = getattr(scope, "name", "") in _REPORTS
-            for node in _own(scope):
+            for node in self._own(scope):
                 sources = self._sources(node) + (_elements(node) if lists else [])
                 sources += [("report", node.value)] if reports and isinstance(node, ast.Return) and node.value else []
                 for kind, expression in sources:
                     for text in self._texts(expression, scope):
                         found.add(Message(_tidy(text), kind, f"{self.name}:{getattr(scope, 'name', '')}"))
         return {message for message in found if re.search(r"\w\w+\W+\w\w+", message.text)}
+
+    def all_texts(self) -> set[str]:
+        """Every text that has fixed words, a message or not."""
+        return {
+            _tidy(text) for scope in [self.tree, *self.scopes] for node in self._own(scope)
+            if isinstance(node, ast.Constant | ast.JoinedStr | ast.BinOp) for text in self._texts(node, scope)
+        }  # fmt: skip
+
+    def _own(self, scope: ast.AST) -> list[ast.AST]:
+        """The nodes of a function, or of a module outside its functions, in the order of the source."""
+        if scope not in self._own_nodes:
+            self._own_nodes[scope] = list(_walk_own(scope))
+        return self._own_nodes[scope]
 
     def _sources(self, node: ast.AST) -> list[tuple[str, ast.expr]]:
         """The expressions in a node that are the text of a message, each with the kind of it."""
@@ -174,7 +203,7 @@ class _Module:
         return [ANY]
 
     def _tabled(self, name: str, scope: ast.AST) -> list[str]:
-        for node in [*_own(scope), *_own(self.tree)]:
+        for node in [*self._own(scope), *self._own(self.tree)]:
             if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == name for t in node.targets):
                 return self._values(node.value, scope) or [ANY]
         return [ANY]
@@ -206,10 +235,10 @@ class _Module:
 
     def _assigned(self, name: str, scope: ast.AST) -> list[str]:
         for place in (scope, self.tree):
-            assigned = [node for node in _own(place) if isinstance(node, ast.Assign)]
+            assigned = [node for node in self._own(place) if isinstance(node, ast.Assign)]
             given = [a for a in assigned if any(isinstance(t, ast.Name) and t.id == name for t in a.targets)]
             texts = [text for a in given for text in self._texts(a.value, place)]
-            for more in [node for node in _own(place) if isinstance(node, ast.AugAssign)]:
+            for more in [node for node in self._own(place) if isinstance(node, ast.AugAssign)]:
                 before = [a for a in given if a.lineno < more.lineno and ast.unparse(more.target) == name]
                 firsts = self._texts(before[-1].value, place) if before else []
                 texts += [first + end for end in self._texts(more.value, place) for first in firsts]
@@ -222,18 +251,21 @@ class _Module:
         if function is None or name in self._open:
             return [ANY]
         self._open.add(name)
-        values = [node.value for node in _own(function) if isinstance(node, ast.Return) and node.value is not None]
+        values = [
+            node.value for node in self._own(function) if isinstance(node, ast.Return) and node.value is not None
+        ]
         texts = [text for value in values for text in self._texts(value, function)]
         self._open.discard(name)
         return texts or [ANY]
 
 
-def _own(scope: ast.AST):
-    """The nodes of a function, or of a module outside its functions."""
-    for child in ast.iter_child_nodes(scope):
-        if not isinstance(child, ast.FunctionDef):
-            yield child
-            yield from _own(child)
+def _walk_own(scope: ast.AST) -> Iterator[ast.AST]:
+    left = [scope]
+    while left:
+        node = left.pop()
+        if node is not scope:
+            yield node
+        left += reversed([child for child in ast.iter_child_nodes(node) if not isinstance(child, ast.FunctionDef)])
 
 
 def _elements(node: ast.AST) -> list[tuple[str, ast.expr]]:
@@ -264,16 +296,3 @@ def _called(node: ast.AST) -> str:
 def _tidy(text: str) -> str:
     """One line, in which several unknown parts in a row are one."""
     return re.sub(r"^infini-(run|job):(\Z| )", "", re.sub(rf"{ANY}+", ANY, " ".join(text.split())))
-
-
-@functools.cache
-def all_texts() -> set[str]:
-    """Every text of the source that has fixed words, a message or not."""
-    found = set()
-    for path in sorted(PACKAGE.rglob("*.py")):
-        module = _Module(path, ast.parse(path.read_text()), set())
-        for scope in [module.tree, *module.scopes]:
-            for node in _own(scope):
-                if isinstance(node, ast.Constant | ast.JoinedStr | ast.BinOp):
-                    found |= {_tidy(text) for text in module._texts(node, scope)}
-    return found
