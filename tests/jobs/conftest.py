@@ -8,4 +8,4 @@ from tests.support.job_case import case, local, turnstile  # noqa: F401
 from tests.support.launch_shapes import draw, launch, launches  # noqa: F401
 from tests.support.nvml import driver, stub_folder  # noqa: F401
 from tests.support.podman import podman  # noqa: F401
-from tests.support.serve_case import service  # noqa: F401
+from tests.support.serve_case import lasting, service, shared_local, shared_service  # noqa: F401

@@ -19,6 +19,8 @@ from tests.support.processes import is_alive
 from tests.support.serve_case import Events, Service
 from tests.support.waiting import LIMIT_S, until
 
+pytestmark = pytest.mark.xdist_group(__name__)  # one service for most of them
+
 HOLD = "exec sleep 1000"
 HOST = os.uname().nodename
 OWN = "only for the command; use POST /v1/scripts to show or check a script"
@@ -27,6 +29,27 @@ OWN = "only for the command; use POST /v1/scripts to show or check a script"
 def hold(bell):
     """A rank that rings, and lives until it is told to end."""
     return ("sh", "-c", f"echo up; echo $$ > {bell.path}; {HOLD}")
+
+
+@pytest.fixture
+def local(shared_local):
+    """Jobs that the service of this module serves."""
+    return shared_local
+
+
+@pytest.fixture
+def service(shared_service):
+    """One for most tests of this module."""
+    return shared_service
+
+
+@pytest.fixture
+def own_service(local, tmp_path):
+    """A service of the test alone."""
+    service = Service(local, tmp_path / "s")
+    yield service
+    service.end()
+    assert service.command.err == b""
 
 
 @pytest.fixture
@@ -161,21 +184,21 @@ def test_logs_of_one_rank_or_node(service):
     assert answer.json()["detail"] == f"--attempt=1: job {name} ran 1 time, counted from 0"
 
 
-def test_who_stops_following_leaves_nothing_behind(service, bell):
-    name = service.submit(*hold(bell))
+def test_who_stops_following_leaves_nothing_behind(own_service, bell):
+    name = own_service.submit(*hold(bell))
     bell.hear(1)
-    service.get(f"/v1/jobs/{name}")
-    before = service.descriptors()
-    with service.client.stream("GET", f"/v1/jobs/{name}/logs", params={"follow": True}) as answer:
+    own_service.get(f"/v1/jobs/{name}")
+    before = own_service.descriptors()
+    with own_service.client.stream("GET", f"/v1/jobs/{name}/logs", params={"follow": True}) as answer:
         assert next(answer.iter_lines()) == "[rank 0] up"
-        assert service.descriptors() != before
-    until(lambda: len(service.descriptors()) <= len(before))
-    events = Events(service)
+        assert own_service.descriptors() != before
+    until(lambda: len(own_service.descriptors()) <= len(before))
+    events = Events(own_service)
     events.until(name, "RUNNING")
     events.close()
-    until(lambda: len(service.descriptors()) <= len(before))
-    service.client.post(f"/v1/jobs/{name}/cancel")
-    service.end_of(name)
+    until(lambda: len(own_service.descriptors()) <= len(before))
+    own_service.client.post(f"/v1/jobs/{name}/cancel")
+    own_service.end_of(name)
 
 
 def test_events_tell_of_every_change(service, local, bell):
@@ -204,17 +227,17 @@ def test_events_tell_of_a_job_whose_process_was_killed(service, local, bell):
     until(lambda: not is_alive(int(pid)))
 
 
-def test_term_ends_streams_and_leaves_jobs(service, local, bell):
-    name = service.submit(*hold(bell))
+def test_term_ends_streams_and_leaves_jobs(own_service, local, bell):
+    name = own_service.submit(*hold(bell))
     (pid,) = bell.hear(1)
-    events = Events(service)
+    events = Events(own_service)
     events.next()
-    with service.client.stream("GET", f"/v1/jobs/{name}/logs", params={"follow": True}) as answer:
+    with own_service.client.stream("GET", f"/v1/jobs/{name}/logs", params={"follow": True}) as answer:
         lines = answer.iter_lines()
         assert next(lines) == "[rank 0] up"
-        service.command.signal(signal.SIGTERM)
+        own_service.command.signal(signal.SIGTERM)
         assert list(lines) == []
-    assert service.command.wait() == 0
+    assert own_service.command.wait() == 0
     assert is_alive(int(pid))
     local.call("cancel", name)
     local.wait(name)
@@ -450,26 +473,26 @@ def test_bytes_that_are_no_text_do_not_break_the_list(service, local):
     events.close()
 
 
-def test_no_more_follow_at_once_than_are_served(service, local, bell):
-    name = service.submit(*hold(bell))
+def test_no_more_follow_at_once_than_are_served(own_service, local, bell):
+    name = own_service.submit(*hold(bell))
     bell.hear(1)
     streams = []
     for _ in range(32):
         streams.append(socket.socket(socket.AF_UNIX))
         streams[-1].settimeout(LIMIT_S)
-        streams[-1].connect(service.path)
+        streams[-1].connect(own_service.path)
         ask = f"GET /v1/jobs/{name}/logs?follow=true HTTP/1.1\r\nHost: localhost\r\n\r\n"
         streams[-1].sendall(ask.encode())
         assert streams[-1].recv(12) == b"HTTP/1.1 200"
-    answer = service.client.get(f"/v1/jobs/{name}/logs", params={"follow": True})
+    answer = own_service.client.get(f"/v1/jobs/{name}/logs", params={"follow": True})
     assert (answer.status_code, answer.json()["detail"]) == (
         503,
         "32 requests already follow logs; close one of them",
     )
-    assert service.get(f"/v1/jobs/{name}")["state"] == "RUNNING"  # who follows is in nobody's way
+    assert own_service.get(f"/v1/jobs/{name}")["state"] == "RUNNING"  # who follows is in nobody's way
     for stream in streams:
         stream.close()
-    service.client.post(f"/v1/jobs/{name}/cancel")
+    own_service.client.post(f"/v1/jobs/{name}/cancel")
     local.wait(name)
 
 

@@ -35,10 +35,22 @@ def browser():
 
 
 @pytest.fixture
-def address(service):
+def local(shared_local):
+    """Jobs that the service of this module serves."""
+    return shared_local
+
+
+@pytest.fixture
+def service(shared_service):
+    """One for all tests of this module."""
+    return shared_service
+
+
+@pytest.fixture(scope="module")
+def address(lasting):
     """Where the page is."""
     bridge = subprocess.Popen(
-        [sys.executable, str(CHILDREN / "bridge.py"), service.path],
+        [sys.executable, str(CHILDREN / "bridge.py"), lasting[0].path],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     yield f"http://localhost:{int(bridge.stdout.readline())}/"
@@ -48,7 +60,7 @@ def address(service):
 
 
 @pytest.fixture
-def page(request, browser, address):
+def page(request, browser, service, address):
     """The page, open, in a window of the size that is the parameter. What its console says wrong fails the test."""
     context = browser.new_context(viewport=getattr(request, "param", None))
     page = context.new_page()

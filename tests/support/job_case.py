@@ -17,6 +17,7 @@ from tests.support.processes import OURS
 from tests.support.waiting import LIMIT_S, until
 
 JOB = [sys.executable, "-m", "infini_run.jobs"]
+LOCAL = {"INFINI_JOB_SCHEDULER": "local"}
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OOM", "PREEMPTED", "LOST")
 
 
@@ -114,7 +115,7 @@ def case():
 @pytest.fixture
 def local(tmp_path, case):
     """Jobs of this machine. Nothing of them is left at the end."""
-    jobs = Jobs(tmp_path / "jobs", case, {"INFINI_JOB_SCHEDULER": "local"})
+    jobs = Jobs(tmp_path / "jobs", case, LOCAL)
     yield jobs
     jobs.close()
     case.end()
