@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import re
@@ -438,6 +437,8 @@ def test_futures_are_those_of_concurrent_futures(crew):
 
 
 def test_asyncio_awaits_asks_and_events():
+    import asyncio
+
     async def main():
         async with ir.Crew(obey, nproc=2) as crew:
             answers = await asyncio.gather(*(crew.ask(("square", n)) for n in range(50)))
@@ -456,6 +457,8 @@ def test_asyncio_awaits_asks_and_events():
 
 
 def test_cancelling_a_coroutine_cancels_its_task(crew, bell):
+    import asyncio
+
     async def main():
         async def ask():
             await crew.worker(0).ask(("wait for cancel", bell.path))
@@ -478,6 +481,8 @@ def select_ready(bell):
 
 
 def test_async_iteration_ends_when_the_crew_is_closed():
+    import asyncio
+
     async def main():
         crew = ir.Crew(obey)
         closing = asyncio.ensure_future(crew.aclose())

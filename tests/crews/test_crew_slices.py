@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
 import os
 import sys
@@ -46,6 +45,8 @@ def asked():
 
 
 def test_broadcast_has_one_answer_of_each_worker(asked):
+    import asyncio
+
     assert asked.broadcast("it").result(LIMIT_S) == [(0, "it"), (1, "it"), (2, "it")]
 
     async def main():

@@ -5,7 +5,6 @@ The suites of CPython and of loky run it in the place of their own executors: te
 
 from __future__ import annotations
 
-import asyncio
 import multiprocessing
 import os
 import pickle
@@ -222,6 +221,8 @@ def test_chunksize_below_one_is_refused():
 
 
 def test_asyncio_runs_calls_in_it():
+    import asyncio
+
     async def main(executor):
         loop = asyncio.get_running_loop()
         return await asyncio.gather(*(loop.run_in_executor(executor, pow, n, 2) for n in range(10)))
@@ -231,6 +232,8 @@ def test_asyncio_runs_calls_in_it():
 
 
 def test_cancelled_coroutine_cancels_a_waiting_call(gate):
+    import asyncio
+
     async def main(executor):
         running = executor.submit(read_fifo, gate)
         task = asyncio.wrap_future(executor.submit(int))

@@ -5,7 +5,6 @@ executor_cases.md has the cases of CPython's and loky's test suites, and the tes
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import gc
 import logging
@@ -250,6 +249,8 @@ def test_an_exception_is_made_by_the_thread_that_asks_for_it(crew):
 
 
 def test_every_event_loop_may_await_an_ask(crew):
+    import asyncio
+
     ask = crew.ask(FAIL)
 
     async def main():
@@ -261,6 +262,8 @@ def test_every_event_loop_may_await_an_ask(crew):
 
 
 def test_asyncio_wraps_an_ask(crew, slow):
+    import asyncio
+
     async def main():
         found, failing, waiting = (
             asyncio.wrap_future(crew.worker(rank).ask(task))
@@ -319,6 +322,7 @@ def test_a_failure_that_was_raised_keeps_no_variable_of_its_callers(crew):
 
 def test_a_stopiteration_of_a_task_does_not_keep_its_awaiter_waiting():
     """PEP 479; asyncio's own future takes none (gh-112182)."""
+    import asyncio
 
     def serve(ctx, task):
         raise StopIteration(task)
@@ -336,6 +340,8 @@ def test_a_stopiteration_of_a_task_does_not_keep_its_awaiter_waiting():
 
 
 def test_a_coroutine_that_is_cancelled_cancels_its_task(crew, slow):
+    import asyncio
+
     async def main():
         waiting = crew.worker(0).ask("pid")
         with pytest.raises(asyncio.TimeoutError):
@@ -348,6 +354,8 @@ def test_a_coroutine_that_is_cancelled_cancels_its_task(crew, slow):
 
 
 def test_a_launch_is_awaited_and_its_failure_raised():
+    import asyncio
+
     def half(n):
         return n // 2 if n % 2 == 0 else 1 / 0
 
@@ -363,6 +371,8 @@ def test_a_launch_is_awaited_and_its_failure_raised():
 
 
 def test_a_coroutine_that_is_cancelled_stops_its_launch(bell):
+    import asyncio
+
     def stay(path):
         import signal
 

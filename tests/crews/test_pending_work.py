@@ -3,7 +3,6 @@ nothing refers any more to what was to do it."""
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import os
 import signal
@@ -92,6 +91,8 @@ def test_a_limit_that_passes_is_an_error_that_names_what_was_left(bell, shut):
 
 
 def test_a_limit_that_passes_in_a_coroutine_is_the_same_error(bell, shut):
+    import asyncio
+
     async def main():
         async with ir.Crew(obey, drain_s=0.3, grace=1) as crew:
             crew.ask(("be slow", bell.path, shut))
@@ -350,6 +351,8 @@ def test_a_failure_that_nothing_waits_for_is_told_when_its_handle_is_dropped(is_
 
 
 def test_a_wait_that_was_broken_off_is_no_wait(capfd):
+    import asyncio
+
     async def give_up(handle):
         with pytest.raises(asyncio.TimeoutError):
             await asyncio.wait_for(handle, 0.01)

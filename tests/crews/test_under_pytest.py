@@ -64,8 +64,9 @@ def test_what_the_documents_say_of_pytest(tmp_path, words, configuration, failed
     (tmp_path / "checks").mkdir()
     (tmp_path / "checks/test_mine.py").write_text(textwrap.dedent(CHECKS))
     (tmp_path / "pytest.ini").write_text(f"[pytest]\n{configuration}\n")
-    command = [PYTEST, "-q", "-p", "no:cacheprovider", *words]
+    command = [PYTEST, "-q", "-p", "no:cacheprovider", "-p", "xdist", *words]
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    env["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # other plugins of these tests load modules in each of its processes
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=LIMIT_S)
     found = re.search(r"(?:(\d+) failed, )?(\d+) passed", done.stdout)
     assert found is not None, done.stdout + done.stderr

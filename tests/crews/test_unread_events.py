@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 import threading
 
@@ -119,6 +118,8 @@ def test_leaving_the_block_does_not_wait_for_events_to_be_read():
 
 
 def test_a_coroutine_that_reads_gets_all_and_one_that_waits_for_an_answer_is_no_reader():
+    import asyncio
+
     async def main():
         async with ir.Crew(obey, max_events=MOST) as crew:
             values = []
