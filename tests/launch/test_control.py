@@ -147,17 +147,9 @@ def test_suspended_launch_does_not_answer(running):
     stop(command)
 
 
-def test_nothing_is_left_when_launcher_is_killed(running):
-    _kill(running)
-
-
-@pytest.mark.slow
-def test_nothing_is_left_when_launcher_is_killed_100_times(running):
-    for _ in range(100):
-        _kill(running)
-
-
-def _kill(running):
+@pytest.mark.rows(8)
+@pytest.mark.parametrize("turn", range(100))
+def test_nothing_is_left_when_launcher_is_killed(running, turn):
     command, ranks = running()
     folder = found(command.pid).folder
     command.signal(signal.SIGKILL)
