@@ -19,7 +19,7 @@ from infini_run.system import procfs
 from infini_run.watchdog.hang_detector import HangDetector
 from infini_run.watchdog.pyspy import find_pyspy
 from tests.launch.test_terminal import terminal  # noqa: F401
-from tests.support.command import play
+from tests.support.command import play, play_in_python
 from tests.support.processes import is_alive, marked
 from tests.support.waiting import LIMIT_S
 
@@ -361,7 +361,7 @@ def test_a_job_that_is_stopped_for_a_hang_fails_with_1_and_ten_lines(infini_run,
     report = tmp_path / "report"
     command = infini_run(
         *("--nproc_per_node=3", "--hang_timeout=500ms", "--on_hang=stop", f"--report={report}", "--grace=200ms"),
-        *play("ignore=TERM", "wait"),
+        *play_in_python("ignore=TERM", "wait"),
     )
     assert command.wait() == 1
     content = reads(report)
@@ -377,7 +377,7 @@ def test_a_file_of_a_hang_is_never_written_through_a_link(infini_run, tmp_path):
     victim.write_text("untouched")
     logs.mkdir()
     (logs / "hang_0.txt").symlink_to(victim)
-    command = infini_run("--hang_timeout=300ms", f"--log_dir={logs}", *play("wait"))
+    command = infini_run("--hang_timeout=300ms", f"--log_dir={logs}", *play_in_python("wait"))
     command.read_error_until(f"infini-run: {logs}/hang_0.txt cannot be written: ".encode())
     command.signal(signal.SIGTERM)
     assert command.wait() == 143
@@ -403,7 +403,7 @@ HANGS = ("--hang_timeout=300ms", "--console=prefix")
 def test_a_signal_is_not_kept_waiting_by_a_pyspy_that_does_not_end(infini_run, fake, bell, tmp_path, nproc):
     environ = fake(f"echo $$ > {bell.path}; exec sleep 1000")
     command = infini_run(
-        *HANGS, f"--report={tmp_path}/report", f"--nproc_per_node={nproc}", *play("wait"), env=environ
+        *HANGS, f"--report={tmp_path}/report", f"--nproc_per_node={nproc}", *play_in_python("wait"), env=environ
     )
     pids = [int(pid) for pid in bell.hear(min(nproc, 4))]
     command.signal(signal.SIGTERM)
@@ -418,7 +418,7 @@ def test_a_signal_is_not_kept_waiting_by_a_pyspy_that_does_not_end(infini_run, f
 def test_ranks_that_end_meanwhile_end_the_job_and_the_pyspy(infini_run, every_path, fake, bell, gate):
     until_told = gate()
     environ = fake(f"echo $$ > {bell.path}; exec sleep 1000")
-    command = infini_run(*HANGS, *play(f"hold={until_told}", "exit=0"), env=environ, gates=(until_told,))
+    command = infini_run(*HANGS, *play_in_python(f"hold={until_told}", "exit=0"), env=environ, gates=(until_told,))
     (pid,) = bell.hear(1)
     until_told.open()
     assert command.wait() == 0
@@ -429,7 +429,7 @@ def test_ranks_that_end_meanwhile_end_the_job_and_the_pyspy(infini_run, every_pa
 def test_a_pyspy_gets_the_users_signal_mask_and_no_descriptor_of_ours(infini_run, fake, tmp_path):
     seen = tmp_path / "seen"
     environ = fake(f"grep SigBlk /proc/self/status > {seen}; ls /proc/self/fd >> {seen}; exit 1")
-    command = infini_run("--hang_timeout=300ms", "--on_hang=stop", *play("wait"), env=environ)
+    command = infini_run("--hang_timeout=300ms", "--on_hang=stop", *play_in_python("wait"), env=environ)
     assert command.wait() == 1
     mask, *fds = seen.read_text().splitlines()
     assert int(mask.split()[1], 16) == 0
@@ -445,7 +445,7 @@ def test_a_pyspy_gets_the_users_signal_mask_and_no_descriptor_of_ours(infini_run
     ],
 )
 def test_a_pyspy_that_fails_is_told_and_does_no_harm(infini_run, fake, script, note):
-    command = infini_run("--hang_timeout=300ms", "--on_hang=stop", *play("wait"), env=fake(script))
+    command = infini_run("--hang_timeout=300ms", "--on_hang=stop", *play_in_python("wait"), env=fake(script))
     assert command.wait() == 1
     assert f"  no Python stack: {note}\n".encode() in command.err
 
@@ -454,7 +454,7 @@ def test_a_pyspy_that_cannot_be_executed_is_told(infini_run, fake):
     environ = fake("")
     program = Path(environ["PATH"].split(":")[0]) / "py-spy"
     program.write_bytes(b"\x7fELF, but no more")
-    command = infini_run("--hang_timeout=300ms", "--on_hang=stop", *play("wait"), env=environ)
+    command = infini_run("--hang_timeout=300ms", "--on_hang=stop", *play_in_python("wait"), env=environ)
     assert command.wait() == 1
     assert b"no Python stack: py-spy cannot be started: executing the program: Exec format error" in command.err
 
@@ -496,5 +496,5 @@ def test_a_thread_of_a_host_hears_of_a_hang_and_the_report_has_the_stacks(tmp_pa
 
 def test_a_hang_may_end_a_launch_of_the_library():
     with pytest.raises(ir.WorkerError, match="hung: no writes and no CPU used for") as caught:
-        ir.run(play("wait"), hang_timeout=0.3, on_hang="stop")
+        ir.run(play_in_python("wait"), hang_timeout=0.3, on_hang="stop")
     assert (caught.value.rank, caught.value.exit_code) == (0, 1)

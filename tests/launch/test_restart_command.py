@@ -283,7 +283,7 @@ def test_fifty_restarts_leave_no_descriptor_open(launch):
     assert command.wait() == 3
     counts = [int(words[1]) for words in command.read_lines(b"parents_descriptors")]
     assert len(counts) == 51
-    assert min(counts[-10:]) <= min(counts[:10]) + 3  # some are looked at while the others are being started
+    assert min(counts[-10:]) <= max(counts[:10])  # any of them may be a look while the others are being started
 
 
 def test_during_the_delay_nothing_wakes_us(infini_run):

@@ -17,7 +17,7 @@ from infini_run.report.hang_snapshot import BEFORE_RESTART, BEFORE_STOP, HangSna
 from infini_run.watchdog import snapshot_collector, watchdog
 from infini_run.watchdog.pyspy import find_pyspy
 from tests.launch.test_hang import fake  # noqa: F401
-from tests.support.command import CHILDREN, COMMAND, PATIENT, PYTHON, play
+from tests.support.command import CHILDREN, COMMAND, PATIENT, PYTHON, play_in_python
 from tests.support.processes import is_alive, state_of
 from tests.support.waiting import until
 
@@ -97,7 +97,7 @@ def test_failure_shows_nothing_if_all_others_are_in_one_place(fails):
 
 @pytest.mark.parametrize("flags", [(), ("--snapshots=hang",), ("--snapshots=off",)])
 def test_failure_takes_no_snapshots_unless_asked(infini_run, tmp_path, flags):
-    words = play("@0", "exit=3", "@*", "wait")
+    words = play_in_python("@0", "exit=3", "@*", "wait")
     command = infini_run("--nproc_per_node=2", *flags, f"--report={tmp_path}/report", *words)
     assert command.wait() == 3
     assert reads(tmp_path / "report")["snapshots"] == []
@@ -105,7 +105,7 @@ def test_failure_takes_no_snapshots_unless_asked(infini_run, tmp_path, flags):
 
 def test_hang_is_reported_without_a_look_if_snapshots_are_off(infini_run, tmp_path):
     flags = ("--hang_timeout=500ms", "--on_hang=stop", "--snapshots=off", f"--log_dir={tmp_path}/logs")
-    command = infini_run("--nproc_per_node=3", *flags, f"--report={tmp_path}/report", *play("wait"))
+    command = infini_run("--nproc_per_node=3", *flags, f"--report={tmp_path}/report", *play_in_python("wait"))
     assert command.wait() == 1
     content = reads(tmp_path / "report")
     assert f"rank {content['first_failure']} on {HOST} hung: no output and no CPU used for ".encode() in command.err
@@ -150,7 +150,7 @@ def test_forks_of_preload_are_seen_with_their_python_stacks(fails):
 
 def test_without_pyspy_the_kernel_says_where_ranks_wait(monkeypatch):
     monkeypatch.setattr(snapshot_collector, "find_pyspy", lambda environ: "")
-    with ir.ProcessLauncher(play("wait"), nproc_per_node=4, snapshots="failure") as launcher:
+    with ir.ProcessLauncher(play_in_python("wait"), nproc_per_node=4, snapshots="failure") as launcher:
         launcher.launch()
         until(lambda: all(is_in_place(exit_.pid) for exit_ in launcher.status()))
         launcher.signal(signal.SIGKILL, rank=0)
@@ -163,14 +163,14 @@ def test_without_pyspy_the_kernel_says_where_ranks_wait(monkeypatch):
 
 
 def test_last_rank_that_fails_is_not_waited_for(infini_run, tmp_path):
-    command = infini_run("--snapshots=failure", f"--report={tmp_path}/report", *play("exit=3"))
+    command = infini_run("--snapshots=failure", f"--report={tmp_path}/report", *play_in_python("exit=3"))
     assert command.wait() == 3
     assert reads(tmp_path / "report")["snapshots"] == []
 
 
 def test_keep_going_takes_no_snapshots(infini_run, tmp_path):
     flags = ("--nproc_per_node=2", "--snapshots=failure", "--keep_going", f"--report={tmp_path}/report")
-    command = infini_run(*flags, *play("@0", "exit=3", "@*", "exit=0"))
+    command = infini_run(*flags, *play_in_python("@0", "exit=3", "@*", "exit=0"))
     assert command.wait() == 3
     assert reads(tmp_path / "report")["snapshots"] == []
 
@@ -229,7 +229,7 @@ def test_end_of_job_during_look_at_one_program(infini_run, fake, bell, tmp_path,
     """A signal ends the look. After another failure, the ranks that still run are looked at before the stop."""
     flags = (*ALONE, "--grace=1", f"--report={tmp_path}/report")
     other = ("--program=t", "sh", "-c", f"read go < {bell.path}.go; exit 4")
-    program = ("--program=r", "--nproc_per_node=2", "--max_restarts=2", *play("say=up", "wait"))
+    program = ("--program=r", "--nproc_per_node=2", "--max_restarts=2", *play_in_python("say=up", "wait"))
     os.mkfifo(f"{bell.path}.go")
     words = (*flags, *other, ":", *program)
     command = infini_run(*words, env=fake(f"echo $$ > {bell.path}; exec sleep 1000"))
@@ -267,7 +267,7 @@ def test_rank_that_hung_is_looked_at_once(infini_run, tmp_path):
 def test_pyspy_that_does_not_end_delays_the_stop_of_64_ranks_by_its_limit_only(infini_run, fake, tmp_path):  # noqa: F811
     command = infini_run(
         *("--nproc_per_node=64", "--snapshots=failure", f"--report={tmp_path}/report"),
-        *play("say=up", "wait"),
+        *play_in_python("say=up", "wait"),
         env=fake("exec sleep 1000"),
     )
     pids = command.pids_of(b"up", 64)
@@ -289,7 +289,7 @@ def endless(monkeypatch, fake, bell):  # noqa: F811
 
 @pytest.mark.parametrize("how", ["terminate", "kill", "close"])
 def test_stop_does_not_wait_for_a_look(endless, bell, how):
-    launcher = ir.ProcessLauncher(play("wait"), nproc_per_node=3, snapshots="failure", env=endless)
+    launcher = ir.ProcessLauncher(play_in_python("wait"), nproc_per_node=3, snapshots="failure", env=endless)
     with launcher:
         launcher.launch()
         until(lambda: all(is_in_place(exit_.pid) for exit_ in launcher.status()))
@@ -308,7 +308,7 @@ def test_signal_does_not_wait_for_a_look(infini_run, fake, bell, tmp_path):  # n
     """The core stops the ranks; the look ends, and the report has what it saw."""
     command = infini_run(
         *("--nproc_per_node=3", "--snapshots=failure", f"--report={tmp_path}/report"),
-        *play("say=up", "wait"),
+        *play_in_python("say=up", "wait"),
         env=fake(f"echo $$ > {bell.path}; exec sleep 1000"),
     )
     pids = command.pids_of(b"up", 3)

@@ -19,13 +19,13 @@ from infini_run.errors import InfiniRunError
 from infini_run.questions import top_view
 from tests.display.test_live_table import window  # noqa: F401
 from tests.launch.test_control import ask, found, running, stop, waiting  # noqa: F401
-from tests.support.command import play
+from tests.support.command import play_in_python
 from tests.support.waiting import until
 
 
 def test_without_a_terminal_the_table_comes_once(running):  # noqa: F811
     command, ranks = running(
-        "--console=lines", "--keep_going", nproc=3, program=play("say=up", "@2", "exit=3", "@*", "wait")
+        "--console=lines", "--keep_going", nproc=3, program=play_in_python("say=up", "@2", "exit=3", "@*", "wait")
     )
     # a rank has a CPU from 0.2 s after its start on
     until(lambda: "exit 3" in (table := ask("--top", command.pid)) and table.count("%") >= 2)

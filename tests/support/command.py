@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
-import py_compile
 import select
 import shlex
 import signal
@@ -14,21 +14,32 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.support.paths import C
 from tests.support.processes import state_of
 from tests.support.waiting import LIMIT_S, until
 
 CHILDREN = Path(__file__).parent / "children"
 
 
-def _compiled(path: Path) -> str:
-    """What is started as a file is compiled at every start, and a run of the tests starts thousands."""
-    try:
-        return str(py_compile.compile(str(path), doraise=True))
-    except OSError:  # nothing can be written there
-        return str(path)
+@functools.cache
+def _build_play() -> str:
+    """Build the worker, once for all runs: an interpreter takes twenty times as long to start, and a run of the tests
+    starts thousands. It is where other users of this machine find it, and needs no library if it can."""
+    from tests.support.build_c import compiler
 
-
-_PLAY = _compiled(CHILDREN / "play.py")
+    source = C / "play.c"
+    made = CHILDREN / "__pycache__" / f"play-{os.uname().machine}"
+    if not made.exists() or made.stat().st_mtime <= source.stat().st_mtime:
+        made.parent.mkdir(exist_ok=True)
+        new = made.with_name(f"{made.name}.{os.getpid()}")
+        words = [compiler(), "-std=c11", "-D_GNU_SOURCE", "-O1", "-pthread", "-o", str(new), str(source)]
+        for link in (["-static"], []):  # not every system has a libc to link statically
+            done = subprocess.run([*words, *link], capture_output=True, text=True, check=False)
+            if done.returncode == 0:
+                break
+        assert done.returncode == 0, done.stderr
+        new.replace(made)
+    return str(made)
 
 
 PATHS = ("", "fork", "nopidfd", "fork,nopidfd")  # both ways to spawn, both ways to wait
@@ -66,8 +77,13 @@ class Bell:
 
 
 def play(*words: str) -> list[str]:
-    """A worker that does what the words say (children/play.py)."""
-    return [sys.executable, "-ISu", _PLAY, *map(str, words)]
+    """A worker that does what the words say (tests/c/play.c)."""
+    return [_build_play(), *map(str, words)]
+
+
+def play_in_python(*words: str) -> list[str]:
+    """The same in Python, for tests of stacks, or of the memory of a rank (children/python_rank.py)."""
+    return [sys.executable, "-ISu", str(CHILDREN / "python_rank.py"), *map(str, words)]
 
 
 class Gate:
