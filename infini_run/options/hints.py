@@ -30,6 +30,8 @@ _NEEDLESS = "drop it, infini-run does not need it"
 _MPI = "drop it, infini-run does not use MPI to communicate; use --link_address=ADDR to choose where the head listens"
 _SCHEDULER = "use it with sbatch, salloc, qsub, or infini-job submit"
 
+_ALIKE = "use it with infini-job submit, before all programs: its nodes are equal"
+
 # By a flag's name with underscores: those of mpirun, mpiexec, srun, accelerate, deepspeed, torch.distributed.launch
 _FLAGS = {
     **dict.fromkeys(("n", "np", "N", "ntasks", "num_processes", "num_procs", "nprocs", "tasks"), _PROCESSES),
@@ -61,6 +63,8 @@ _FLAGS = {
     **dict.fromkeys(("mca", "gmca", "am", "tune", "iface"), _MPI),
     **dict.fromkeys(("rankfile", "rf", "seq"), "use --hosts=a,b:4 or --hostfile=FILE, whose order ranks follow"),
     **dict.fromkeys(("p", "partition", "A", "account", "qos", "constraint", "exclusive"), _SCHEDULER),
+    **dict.fromkeys(("slots", "slots_per_node", "slot_type", "gpu_type", "cpus_per_slot", "mem_per_slot"), _ALIKE),
+    "pool": _ALIKE,
     "mixed_precision": "set it before the command: ACCELERATE_MIXED_PRECISION=bf16 infini-run ...",
     **dict.fromkeys(("use_deepspeed", "use_fsdp"), "use Accelerator(deepspeed_plugin=...) in the script"),
     "V": "use --version",

@@ -133,6 +133,11 @@ def _allocated(asked: str, engine: str, environ: Mapping[str, str], read: Reader
         raise UsageError(f"{asked}: needs an allocation; {way}")
     if site.form != BATCH:
         raise UsageError(f"{asked}: already one process of a step; use --engine=auto to take its place in it")
+    if engine == "mpi" and "_HET_GROUP_" in site.source("hosts"):
+        raise UsageError(
+            f"{asked}: cannot reach all components of a heterogeneous Slurm job, because mpirun starts only in the "
+            "first; use --engine=slurm"
+        )
     if not site.hosts:
         raise UsageError(f"{asked}: {site.engine} job {site.job_id} has no host in its allocation")
     return site.hosts, site.source("hosts") or f"{site.engine} job {site.job_id}"

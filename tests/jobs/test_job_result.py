@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from infini_run.errors import NodeLost, ProgramMissing
-from infini_run.jobs.allocation.result import check_timeouts, classify
+from infini_run.jobs.allocation.result import check_timeouts, classify, restart_reason
 from infini_run.report.exit import Exit
 from infini_run.report.hang_snapshot import HangSnapshot
 from infini_run.report.report import Report
@@ -84,6 +84,14 @@ def test_what_was_seen_is_judged(seen, state, code, node, rank, scheduler_ended_
     assert (ending.state, ending.code, ending.node, ending.rank) == (state, code, node, rank)
     assert (ending.scheduler_ended_it, ending.attempt) == (scheduler_ended_it, 3)
     assert bool(ending.reason) is (state != "COMPLETED")
+
+
+def test_result_names_program_and_its_rank():
+    first = ended(code=85, program="server", program_rank=1)
+    for seen in ({"first": first}, {"told": 15, "preempted": True, "also": (first,)}):
+        result = judged(**seen)
+        assert (result.node, result.rank, result.program, result.program_rank) == ("n2", 5, "server", 1)
+        assert restart_reason(result, failures=0, restarts=0) == "server 1 on n2 asked to run again (exit code 85)"
 
 
 @pytest.mark.parametrize(

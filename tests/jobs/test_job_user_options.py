@@ -205,8 +205,9 @@ def test_memory_is_said_once():
 
 
 def test_a_job_of_several_parts_is_refused():
-    assert problems("slurm", "hetjob") == ["hetjob: not an option; use quotes around a value with blanks"]
-    assert problems("slurm", ":") == [":: not an option; use quotes around a value with blanks"]
+    line = "cannot be: all nodes of a job are equal; use #SBATCH hetjob in a script that runs infini-run"
+    assert problems("slurm", "hetjob") == [f"hetjob: {line}"]
+    assert problems("slurm", "-C a : -C b : -C c") == [f":: {line}"]
 
 
 # ---- merging

@@ -148,7 +148,7 @@ def test_programs_are_on_nodes_of_components(run, case, tmp_path, engine):
 
 @pytest.mark.parametrize(("fails", "check"), ENDS, ids=IDS)
 def test_one_program_restarts_alone_across_components(run, case, tmp_path, fails, check):
-    command = run(*JOB_FLAGS, *programs(tmp_path, fails))
+    command = run(*JOB_FLAGS, *programs(tmp_path, fails, nodes=3))
     code = command.wait()
     check(code, command.out.decode().splitlines(), command.err.decode().splitlines(), nodes=3)
     case.end()
@@ -217,6 +217,15 @@ def test_host_of_no_component_is_refused(run):
     command = run("--hosts=node3,node4", "--nproc_per_node=1", "true")
     assert command.wait() == 2
     assert command.err == b"infini-run: node4: not a node of this job; use node[3,1-2]\n"
+
+
+def test_mpi_in_heterogeneous_job_is_refused(run):
+    command = run("--nproc_per_node=1", "true", engine="mpi")
+    assert command.wait() == 2
+    assert command.err == (
+        b"infini-run: --engine=mpi: cannot reach all components of a heterogeneous Slurm job, because mpirun starts "
+        b"only in the first; use --engine=slurm\n"
+    )
 
 
 def test_job_that_heterogeneous_job_submits_is_not_taken_for_it(slurm, case, tmp_path):

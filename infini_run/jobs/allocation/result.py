@@ -21,6 +21,7 @@ from infini_run.system.signal_numbers import SIGKILL, SIGTERM
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from infini_run.errors import InfiniRunError
+    from infini_run.report.exit import Exit
     from infini_run.report.report import Report
 
 AGAIN = 85  # what a rank exits with that wants to be run again: it has saved what it needs
@@ -76,21 +77,27 @@ def classify(
     # Slurm without cgroups signals every process: ranks that save nothing die before the one that saves.
     asked = next((each for each in report.exits if each.code == AGAIN), None) if stop_signal and may_ask else None
     if asked is not None and (first is None or first.shell_code == 128 + stop_signal):
-        reason = f"rank {asked.rank} on {asked.host} exited with {AGAIN}"
-        return _changed(end, FAILED, reason, code=AGAIN, node=asked.host, rank=asked.rank)
+        reason = f"{asked.name} on {asked.host} exited with {AGAIN}"
+        return _changed(end, FAILED, reason, code=AGAIN, **_place(asked))
     if stop_signal and (
         first is None or first.shell_code == 128 + stop_signal or (first.code == AGAIN and not may_ask)
     ):
         return _of_signal(stop_signal, end, is_cancelled, is_preempted, is_late)
     if first is not None and first.signal == SIGTERM:  # no process of this run: the scheduler may say whose it was
-        return _changed(end, FAILED, report.headline(), node=first.host, rank=first.rank, scheduler_ended_it=True)
+        return _changed(end, FAILED, report.headline(), **_place(first), scheduler_ended_it=True)
     if first is not None:
         state = OOM if first.out_of_memory else FAILED
-        place = {"node": first.host, "rank": first.rank} if report.is_caused_by_rank else {}
+        place = _place(first) if report.is_caused_by_rank else {}
         return _changed(end, state, report.headline(), **place)
     if end.code:
         return _changed(end, FAILED, "some of its processes did not end")
     return end
+
+
+def _place(exit_: Exit) -> dict[str, object]:
+    """Return the fields of a result that name a rank."""
+    program = {"program": exit_.program, "program_rank": exit_.program_rank} if exit_.program else {}
+    return {"node": exit_.host, "rank": exit_.rank, **program}
 
 
 def _of_signal(stop_signal: int, end: JobResult, is_cancelled: bool, is_preempted: bool, is_late: bool) -> JobResult:
@@ -145,7 +152,7 @@ def restart_reason(ending: JobResult, *, failures: int, restarts: int) -> str:
     if ending.state in (COMPLETED, CANCELLED, TIMEOUT):
         return ""
     if ending.code == AGAIN:
-        return f"rank {ending.rank} on {ending.node} asked to run again (exit code {AGAIN})"
+        return f"{ending.rank_name} on {ending.node} asked to run again (exit code {AGAIN})"
     if failures < restarts:
         return f"restart {failures + 1} of {restarts}: {ending.reason}"
     return ""

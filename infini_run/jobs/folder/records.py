@@ -99,6 +99,7 @@ class JobResult:
         state: one of the final states.
         code: infini-run's exit code, that of the first rank to fail.
         node, rank: the place of the failure; "" and -1: none.
+        program, program_rank: of a job of several programs, the program of that rank, and its rank in it.
         reason: a sentence.
         attempt: the run that ended.
         scheduler_ended_it: the scheduler ended it, and may know better why.
@@ -110,8 +111,15 @@ class JobResult:
     code: int
     node: str = ""
     rank: int = -1
+    program: str = ""
+    program_rank: int = -1
     reason: str = ""
     attempt: int = 0
     scheduler_ended_it: bool = False
     end_s: float
     at_limit: bool = False
+
+    @property
+    def rank_name(self) -> str:
+        """What people call the rank: `rank 5`, or `server 1`."""
+        return f"{self.program} {self.program_rank}" if self.program else f"rank {self.rank}"

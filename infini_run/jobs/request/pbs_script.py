@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _LETTERS = {letter: (letter, VALUE) for letter in "aACcehJjklmMNopPqrRSuvW"}
 _LETTERS |= {letter: (letter, NONE) for letter in "fhIVXzG"}
-OPTIONS = Table(longs={}, shorts=_LETTERS)
+OPTIONS = Table(longs={}, shorts=_LETTERS, words={})
 
 _FILES = "the job's output goes to its directory; run infini-job logs to see it"
 _ENV = "use --env of infini-job"

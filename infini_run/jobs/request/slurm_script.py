@@ -40,7 +40,12 @@ A=account B=extra-node-info C=constraint D=chdir F=nodefile G=gpus H=hold J=job-
 O=overcommit Q=quiet S=core-spec V=version W=wait a=array b=begin c=cpus-per-task d=dependency e=error h=help i=input
 k=no-kill m=distribution n=ntasks o=output p=partition q=qos s=oversubscribe t=time v=verbose w=nodelist x=exclude
 """
-OPTIONS = Table(longs=_LONGS, shorts={pair[0]: (pair[2:], _LONGS[pair[2:]]) for pair in _SHORTS.split()})
+_EQUAL_NODES = "cannot be: all nodes of a job are equal; use #SBATCH hetjob in a script that runs infini-run"
+OPTIONS = Table(
+    longs=_LONGS,
+    shorts={pair[0]: (pair[2:], _LONGS[pair[2:]]) for pair in _SHORTS.split()},
+    words=dict.fromkeys((":", "hetjob", "packjob"), _EQUAL_NODES),  # begin a component of a heterogeneous job
+)
 
 _SIZE = "computed from the slots; use --slots and --slots_per_node"
 _CPUS = "use --cpus_per_slot of infini-job"

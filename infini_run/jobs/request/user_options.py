@@ -19,10 +19,11 @@ NONE, VALUE, MAYBE = 0, 1, 2  # what follows an option: nothing, its value, a va
 @record
 class Table:
     """A command's options. longs: without dashes; shorts: the letter's long name, or the letter. Each says what
-    follows."""
+    follows. words: those that are no options, and why they are refused."""
 
     longs: Mapping[str, int]
     shorts: Mapping[str, tuple[str, int]]
+    words: Mapping[str, str]
 
     @property
     def has_longs(self) -> bool:
@@ -117,7 +118,8 @@ class _Scan:
             self._shorts(word)
         else:
             hint = "" if word.startswith("-") else "; use quotes around a value with blanks"
-            self.problems.append(f"{quote(word)}: not an option{hint}")
+            problem = f"{quote(word)}: {self.table.words.get(word, f'not an option{hint}')}"
+            self.problems += [problem] if problem not in self.problems else []
 
     def _pieces(self, text: str) -> list[str]:
         """Split a line as a shell does."""

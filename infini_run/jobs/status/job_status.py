@@ -48,6 +48,8 @@ class Status:
         code: The exit code; -1: none.
         node: Host of the first failure; "": no rank has failed.
         rank: Rank of the first failure; -1: no rank has failed.
+        program: Of a job of several programs, that of the first failure; "": one program, or no rank has failed.
+        program_rank: Rank of the first failure in that program; -1: one program, or no rank has failed.
         reason: Why it waits, or how it ended, in a sentence.
         hold: Of a job that waits, waiting, passing or hopeless.
         advice: What to change in a hopeless one.
@@ -75,6 +77,8 @@ class Status:
     code: int = -1
     node: str = ""
     rank: int = -1
+    program: str = ""
+    program_rank: int = -1
     reason: str = ""
     hold: str = ""
     advice: str = ""
@@ -105,7 +109,8 @@ class Status:
             words.append(f"exit {self.code}")
         words += [f"on {self.node}"] if self.node else []
         parts = [" ".join(words)]
-        parts += [f"rank {self.rank}"] if self.rank >= 0 else []
+        if self.rank >= 0:
+            parts.append(f"{self.program} {self.program_rank}" if self.program else f"rank {self.rank}")
         parts += [f"task {self.task}"] if self.tasks and self.task >= 0 else []
         return ", ".join(parts)
 
