@@ -40,6 +40,8 @@ class ClusterEnvironment:
         nproc: ranks on each node.
         counts: ranks on each node, if they differ and each node knows those of all.
         gpus: GPUs of this node.
+        is_mixed: Whether other nodes may have other numbers of GPUs, because the scheduler chose them by another
+            request.
         hosts: of all nodes, in their order.
         master_addr, master_port: the rendezvous address.
         job_id: id of the job.
@@ -56,6 +58,7 @@ class ClusterEnvironment:
     nproc: int = 0
     counts: tuple[int, ...] = ()
     gpus: int = 0
+    is_mixed: bool = False
     hosts: tuple[Host, ...] = ()
     master_addr: str = ""
     master_port: int = 0

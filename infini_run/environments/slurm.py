@@ -52,6 +52,7 @@ def _step(around: Variables) -> ClusterEnvironment:
         nnodes=around.fact("SLURM_STEP_NUM_NODES", 1),
         node_rank=(node_rank, "SLURM_NODEID"),
         gpus=around.fact("SLURM_GPUS_ON_NODE"),
+        is_mixed=(_is_mixed(around, hosts), "SLURM_HET_SIZE"),
         tasks_per_node=(tasks, "SLURM_STEP_TASKS_PER_NODE"),
         local_rank=around.fact("SLURM_LOCALID"),
         rank=around.fact("SLURM_PROCID", unset=-1),
@@ -97,6 +98,12 @@ def _in_order(around: Variables, listed: tuple[Host, ...], node_rank: int) -> tu
             f"{around.settings(*_lists(len(found)))}: they contradict each other; use --engine=local to ignore them"
         )
     return hosts
+
+
+def _is_mixed(around: Variables, hosts: tuple[Host, ...]) -> bool:
+    """Return whether these hosts are of several components."""
+    names = {host.name for host in hosts}
+    return sum(any(host.name in names for host in component) for component in components(around)) > 1
 
 
 def components(around: Variables) -> tuple[tuple[Host, ...], ...]:

@@ -12,7 +12,7 @@ from infini_run.environments.environment import BATCH, ClusterEnvironment
 from infini_run.environments.hostlist import quoted
 from infini_run.errors import UsageError, printable
 from infini_run.options.grammar import COMMAND_LINE, Setting
-from infini_run.options.table import ALLOCATION_ENGINES, DEFAULTS, ENVIRONMENT_PRECEDENCE, PREFIXES
+from infini_run.options.table import ALLOCATION_ENGINES, DEFAULTS, ENVIRONMENT_PRECEDENCE, PREFIXES, TOKEN
 from infini_run.record import replace
 from infini_run.value_types import MARKER_VARIABLE, address
 
@@ -84,6 +84,8 @@ def merge_environment(
         cluster = replace(cluster, counts=())
     _apply(given, cluster)
     _require_missing(given, cluster, asked)
+    if cluster.is_mixed and not (environ.get(TOKEN) or ("token_file" in given and given["token_file"].value)):
+        _require_count(given, cluster)
     nproc = given.get("nproc_per_node")
     is_used = nproc is not None and nproc.origin == cluster.source("nproc")
     return cluster if is_used else replace(cluster, nproc=0)  # --dry_run shows what counts
@@ -251,6 +253,19 @@ def _require_missing(given: Given, cluster: ClusterEnvironment, asked: str) -> N
         raise UsageError(f"{knows} the rank of this node; add --node_rank=N")
     if not given.keys() & {"master_addr", "rdzv_endpoint"}:
         raise UsageError(f"{knows} the address of node 0; add --rdzv_endpoint=HOST:PORT")
+
+
+def _require_count(given: Given, cluster: ClusterEnvironment) -> None:
+    """Check that a launcher without a connection to the others knows how many ranks each node has."""
+    nproc = given.get("nproc_per_node")
+    is_counted = nproc is not None and (
+        not isinstance(nproc.value, int) or nproc.origin == cluster.source("gpus") != ""
+    )
+    if nproc is not None and is_counted and not cluster.is_task:
+        raise UsageError(
+            f"{nproc.origin}: other components of the job may have other numbers; add --nproc_per_node=N, or set the "
+            f"same {TOKEN}=... on every node"
+        )
 
 
 def describe(cluster: ClusterEnvironment) -> list[str]:

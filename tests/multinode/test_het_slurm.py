@@ -272,6 +272,22 @@ def test_tasks_of_component_are_its_nodes_alone(slurm, case):
     case.end()
 
 
+def test_tasks_without_token_need_number_of_ranks(slurm, case):
+    """Each launcher knows the GPUs of its node alone: two and one here, of which each would count other ranks."""
+    shape = ("--nodelist=node3", "--gpus-per-node=2", ":", "--nodelist=node1", "--gpus-per-node=1")
+    say = "echo is $RANK/$WORLD_SIZE"
+    words = ("srun", "--het-group=0,1", *COMMAND, "--engine=auto", "--console=none", "sh", "-c", say)
+    done = call(slurm, case, "salloc", "-Q", *shape, *words)
+    assert done.returncode == 2
+    advice = "add --nproc_per_node=N, or set the same INFINI_RUN_TOKEN=... on every node"
+    for gpus in (1, 2):
+        line = f"infini-run: SLURM_GPUS_ON_NODE={gpus}: other components of the job may have other numbers; {advice}"
+        assert line in done.stderr.splitlines()
+    done = call(slurm, case, "salloc", "-Q", *shape, *words, INFINI_RUN_TOKEN=os.urandom(16).hex())
+    assert done.returncode == 0, done.stderr
+    case.end()
+
+
 def test_several_tasks_per_node_of_components_become_ranks(slurm, case):
     say = "echo is $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $GROUP_RANK $SLURMD_NODENAME $MASTER_ADDR"
     rank = (*COMMAND, "--engine=auto", "sh", "-c", say)

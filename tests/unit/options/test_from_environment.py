@@ -144,6 +144,23 @@ def test_spares_are_some_of_the_nodes():
         assert (got.nnodes, got.spares) == (2, 1)
 
 
+def test_step_of_components_without_token_needs_number_of_ranks():
+    """GPUs are counted by each node, and those of another component may be more."""
+    lists = {"SLURM_JOB_NODELIST_HET_GROUP_0": "n2", "SLURM_JOB_NODELIST_HET_GROUP_1": "n[1,3]"}
+    names = {"SLURM_HET_SIZE": "2", "SLURM_JOB_ID_HET_GROUP_0": SRUN["SLURM_JOB_ID"], "SLURM_GPUS_ON_NODE": "8"}
+    step = SRUN | lists | names | {
+        "SLURM_STEP_NODELIST": "n[1-3]", "SLURM_STEP_NUM_NODES": "3", "SLURM_STEP_NUM_TASKS": "3",
+        "SLURM_STEP_TASKS_PER_NODE": "1(x3)", "SLURM_NODEID": "1", "SLURM_PROCID": "1", "SLURMD_NODENAME": "n1",
+    }  # fmt: skip
+    assert refused(environ=step).startswith("SLURM_GPUS_ON_NODE=8: other components of the job may have other ")
+    assert refused("--nproc_per_node=gpu", environ=step).startswith("--nproc_per_node=gpu: other components of ")
+    assert options("--nproc_per_node=2", environ=step).nproc_per_node == 2
+    found = options(environ=step, INFINI_RUN_TOKEN="0123456789abcdef")
+    assert (found.nproc_per_node, found.node_rank, found.master_addr) == (8, 1, "n2")
+    one = step | {"SLURM_STEP_NODELIST": "n[1,3]", "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NUM_TASKS": "2"}
+    assert options(environ=one | {"SLURM_NODEID": "0", "SLURM_PROCID": "0"}).nproc_per_node == 8
+
+
 def test_one_node_meets_on_itself():
     step = SRUN | {"SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NODELIST": "n9", "SLURM_NODEID": "0"}
     step |= {"SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_TASKS_PER_NODE": "1", "SLURM_PROCID": "0"}
