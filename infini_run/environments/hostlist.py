@@ -288,7 +288,7 @@ def _item(at: int, text: str, room: int) -> list[Host]:
             start,
             rest,
             f"not a port, but room for {count} processes on {names[0]}; set ports in --ssh_config, or use "
-            f"{names[0]} slots={count} in a file of hosts",
+            f"a line '{names[0]} slots={count}' in --hostfile",
         )
     return [Host(name=each, slots=count, user=user) for each in names]
 

@@ -305,8 +305,8 @@ _ALL = (
     _flag("where", "node_timeout", value_types.patience, 10.0, "TIME",
          "treat nodes silent for TIME as lost", shown="10s"),
     _flag("where", "export", _variable_names, (), "NAME,...",
-         "pass these variables to other nodes; with --engine=auto, keep these variables of an MPI launcher for "
-         "ranks", shown="none"),
+         "pass these variables to other nodes; with --engine=auto, ranks also get these variables of an MPI "
+         "launcher, which they otherwise lose", shown="none"),
 
     _flag("membership", "spares", value_types.bounded_int(0, value_types.MAX_LISTED), 0, "N",
          "keep N more nodes waiting, to replace lost ones"),

@@ -88,7 +88,11 @@ def test_a_file_of_hosts(tmp_path):
         (["--hosts=a:4,b"], ["--hosts=a:4,b: missing the number of processes for b", "--nproc_per_node"]),
         (
             ["--hosts=host1:22178"],
-            ["column 1", "not a port, but room for 22178 processes on host1", "host1 slots=22178"],
+            [
+                "column 1",
+                "not a port, but room for 22178 processes on host1",
+                "a line 'host1 slots=22178' in --hostfile",
+            ],
         ),
         (["--hosts=a:4,b:2", "--nproc_per_node=3"], ["--nproc_per_node=3", "the 2 slots of b"]),
         (["--engine=ssh"], ["--engine=ssh: needs a list of hosts; add --hosts"]),
