@@ -55,7 +55,7 @@ def _pidfd(libc: ctypes.CDLL) -> Finding:
     text = "infini-run signals and reaps exactly its ranks, never a process that reuses a number"
     if sent in (-errno.EINVAL, -errno.ENOSYS):
         return ok("pidfd", f"{text}; process groups by a checked number (by pidfd since Linux 6.9)")
-    return ok("pidfd", f"{text}, and exactly their process groups")
+    return ok("pidfd", f"{text}; it signals exactly their process groups, too")
 
 
 def _subreaper(libc: ctypes.CDLL) -> Finding:
@@ -72,7 +72,7 @@ def _memfd() -> Finding:
         return failing(
             "memfd", f"refused ({error.strerror}): no leases for jobs that may lose nodes, and no infini-job"
         )
-    return ok("memfd", "leases of nodes and infini-job can keep files in memory")
+    return ok("memfd", "infini-job, and leases of nodes, can keep files in memory")
 
 
 def _close_range(libc: ctypes.CDLL) -> Finding:

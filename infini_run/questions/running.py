@@ -21,7 +21,7 @@ class RunningLaunch:
     Attributes:
         launch_id: The id, which its processes have as INFINI_RUN_ID.
         state: running, restarting (between two attempts), `does not answer`, `does not answer (stopped)`, or lost
-            (its launcher was SIGKILLed).
+            (SIGKILL ended its launcher and guard at once, or its launcher between two attempts).
         uid: The user.
         pid: The launcher.
         start_s: The start of the launch, in seconds since the epoch.
