@@ -47,7 +47,7 @@ class Bed:
 
     def rounds(self, full: int) -> int:
         """How often to measure what deserves `full` rounds in a full run."""
-        return max(3, full // 4) if self.quick else full
+        return min(full, max(3, full // 4)) if self.quick else full
 
 
 def child_env(env: Mapping[str, str]) -> dict[str, str]:

@@ -25,7 +25,7 @@ from elastic import Job, Kind, Start, by_hand, by_ssh, kill, torch_like
 from sample import Case, CommandFailed, failures, interleave, raw
 
 GRACE_S, TIMEOUT_S = 2.0, 3.0
-ROUNDS, WRITE_ROUNDS, SHORT_CUTS = 3, 2, 3  # waits of the timeout are nearly all of their time, and of one length
+ROUNDS, WRITE_ROUNDS, SHORT_CUTS = 3, 1, 2  # waits of the timeout are nearly all of their time, and of one length
 WITHIN_S = 30.0
 PEER_S = 100.0  # for a peer's next world
 CUT_PEER_S = 60.0
