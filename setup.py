@@ -76,7 +76,8 @@ def check_compiler(version: str) -> None:
         return
     libc = "musllinux_1_2" if "musl" in (sysconfig.get_config_var("HOST_GNU_TYPE") or "") else "manylinux_2_17"
     wheel = f"infini_run-{version}-cp310-abi3-{libc}_{platform.machine()}.whl"
-    other = f", or install the wheel {wheel}, which needs none of it" if platform.machine() in WHEEL_MACHINES else ""
+    fits = platform.machine() in WHEEL_MACHINES and not sysconfig.get_config_var("Py_GIL_DISABLED")
+    other = f", or install the wheel {wheel}, which needs none of it" if fits else ""
     raise SystemExit(f"infini-run: to build it, {missing} is missing: install it ({PACKAGES_OF_A_COMPILER}){other}")
 
 

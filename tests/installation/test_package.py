@@ -37,6 +37,9 @@ def slow_group(name):
 with_wheel, with_sdist = slow_group("wheel"), slow_group("sdist")
 
 
+FREE_THREADED = "import sysconfig\nsysconfig.get_config_vars()['Py_GIL_DISABLED'] = 1"
+
+
 def call(*words, **kwargs):
     return subprocess.run(
         [*map(str, words)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
@@ -104,8 +107,7 @@ def test_one_wheel_is_for_every_python_from_3_10_on(wheel):
 def test_a_free_threaded_python_has_a_wheel_of_its_own(tree, tmp_path):
     """PEP 703: it has no limited API. What this Python says of itself is changed, and nothing else."""
     shutil.copytree(tree, tmp_path / "tree", ignore=shutil.ignore_patterns("build", "*.egg-info"))
-    before = "import sysconfig\nsysconfig.get_config_vars()['Py_GIL_DISABLED'] = 1"
-    wheel = build("wheel", tmp_path / "tree", tmp_path, before=before)
+    wheel = build("wheel", tmp_path / "tree", tmp_path, before=FREE_THREADED)
     assert f"-{PYTHON}-{PYTHON}-linux_" in wheel.name
     with zipfile.ZipFile(wheel) as archive:
         assert f"infini_run/_irun{sysconfig.get_config_var('EXT_SUFFIX')}" in archive.namelist()
@@ -173,6 +175,18 @@ def test_one_line_says_what_is_missing_and_names_the_wheel(sdist, tmp_path, comp
         rf"infini-run: to build it, {missing} is missing: install it \(.+\), or install the wheel {end}", line
     )
     assert "Traceback" not in done.stdout
+
+
+@with_sdist
+def test_a_free_threaded_python_without_a_compiler_gets_no_name_of_a_wheel(tree, tmp_path):
+    """No wheel of ours fits it."""
+    code = f"{FREE_THREADED}\nfrom setuptools import build_meta\nbuild_meta.build_wheel({str(tmp_path)!r})"
+    done = call(sys.executable, "-c", code, cwd=tree, env=os.environ | {"CC": "no-such-compiler"})
+    assert done.returncode == 1
+    line = done.stdout.splitlines()[-1]
+    assert re.fullmatch(
+        r"infini-run: to build it, a C compiler \(no-such-compiler\) is missing: install it \([^()]+\)", line
+    )
 
 
 def test_every_package_of_the_source_is_installed():
