@@ -175,6 +175,17 @@ def test_socket_without_a_launch_is_lost(running):
     stop(command)
 
 
+def test_launch_whose_launcher_alone_is_killed_is_in_no_list(running):
+    """The guard removes the folder last, so a list sees either ranks that end or nothing."""
+    command, ranks = running()
+    launch = found(command.pid)
+    command.signal(signal.SIGKILL)
+    assert command.wait() == -signal.SIGKILL
+    until(lambda: not os.path.exists(launch.folder))
+    assert not any(map(is_alive, ranks.values()))
+    assert launch.launch_id not in ask("--list")
+
+
 @pytest.mark.parametrize("by", ["list", "running"])
 def test_list_removes_lost_launch(by):
     """Not the folder of the last minute, nor one with a lock. Lists of other tests do the same at any time."""
