@@ -24,6 +24,7 @@
 #define STAT_START_CODE 26
 #define STAT_ENV_START 50
 #define FLAG_EXITING 4u /* PF_EXITING, include/linux/sched.h */
+#define FLAG_FORKED 64u /* PF_FORKNOEXEC */
 
 /* A file of /proc is one of many: an interrupted read must not look as if the file had gone. */
 static ssize_t read_again(int fd, char *buffer, size_t size) {
@@ -59,6 +60,7 @@ static int stat_parse(char *stat, pid_t pid, struct process *ret) {
         return -ESRCH;
     ret->start_ticks = start;
     ret->exiting = (flags & FLAG_EXITING) != 0;
+    ret->forked = (flags & FLAG_FORKED) != 0;
     *close_paren = '\0';
     (void)snprintf(ret->name, sizeof ret->name, "%.15s", open_paren + 1);
     return 0;
@@ -230,7 +232,7 @@ int process_sees_itself(pid_t self) {
 
 /* What proc_pid_status(5) says of its signals; a line of that file can be as long as a user has groups. */
 struct status {
-    uint64_t pending, blocked, ignored, held; /* held: blocked, ignored, or caught */
+    uint64_t pending, blocked, held; /* held: blocked, ignored, or caught */
     bool has_memory;
 };
 
@@ -246,7 +248,6 @@ static void status_line(const char *line, void *with) {
         strncmp(line, "SigCgt:", 7) == 0)
         status->held |= mask;
     if (strncmp(line, "SigBlk:", 7) == 0) status->blocked = mask;
-    if (strncmp(line, "SigIgn:", 7) == 0) status->ignored = mask;
     if (strncmp(line, "VmSize:", 7) == 0) status->has_memory = true;
 }
 
@@ -274,18 +275,18 @@ bool process_is_exiting(pid_t pid) {
 /* What exits by itself once everything that holds its pipe is gone: Python's resource tracker
  * (multiprocessing/resource_tracker.py, and loky's), which ignores TERM, and its fork server
  * (multiprocessing/forkserver.py). The forks of that server have its arguments, but only the
- * server ignores INT, also while it exits. Of the arguments the first piece is enough. */
+ * server has called exec. Of the arguments the first piece is enough. */
 bool process_is_tracker(pid_t pid) {
     static const char tracker[] = "resource_tracker import main";
     static const char server[] = "forkserver import main";
     char path[32], arguments[1024];
-    struct status status;
+    struct process process;
     (void)snprintf(path, sizeof path, "/proc/%d/cmdline", (int)pid);
     ssize_t size = process_file(path, arguments, sizeof arguments);
     if (size <= 0) return false;
     if (memmem(arguments, (size_t)size, tracker, sizeof tracker - 1) != NULL) return true;
     return memmem(arguments, (size_t)size, server, sizeof server - 1) != NULL &&
-           status_read(pid, &status) && (status.ignored & SIGNAL_BIT(SIGINT)) != 0;
+           process_read(pid, &process) && !process.forked;
 }
 
 /* It may be a resource tracker whose start has not reached its exec: Python blocks both signals

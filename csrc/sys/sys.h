@@ -78,6 +78,7 @@ struct process {
     int threads;
     char state;      /* of its first thread */
     bool exiting;    /* that thread */
+    bool forked;     /* and since then without an exec */
     bool decided;    /* whether it is a leftover: */
     bool ours;
     char name[16];

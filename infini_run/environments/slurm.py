@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from infini_run.environments.environment import Fact
     from infini_run.environments.hostlist import Host
 
-# slurm/slurm.h: steps that are no srun's. A shell of salloc may be one (LaunchParameters=use_interactive_step).
 _MOST_DIGITS = 9  # of a number of CPUs
+# slurm/slurm.h: steps that are no srun's. A shell of salloc may be one (LaunchParameters=use_interactive_step).
 _OWN_STEPS = ("4294967290", "4294967291", "4294967292", "4294967293")
 
 

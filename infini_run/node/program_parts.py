@@ -1,9 +1,8 @@
 """--restart_scope=program: how the ranks of one program end and restart, while those of the others run on.
 
 With --snapshots=failure, the launcher looks at its ranks first. These get the stop signal, then SIGKILL; so does what
-they leave. Once nothing of it is left, its ranks start in
-the same group, when they may. Who decides that is elsewhere: on one node program_restarts.py, of many nodes a head,
-for which headed_programs.py acts.
+they leave. Once nothing of it is left, its ranks start in the same group, when they may. Who decides that is
+elsewhere: on one node program_restarts.py, of many nodes a head, for which headed_programs.py acts.
 """
 
 from __future__ import annotations

@@ -105,11 +105,13 @@ def test_fork_server_is_no_leftover_when_its_rank_ended(infini_run, flags, code,
     assert json.loads((tmp_path / "report").read_text())["leftover_processes"] == []
 
 
+@pytest.mark.parametrize("under", [(), ("sh", "-c", """trap '' INT; exec "$0" "$@" """)], ids=["plain", "background"])
 @pytest.mark.parametrize(("grace", "n"), [("0.2", 2), ("0", 1)])
-def test_fork_of_a_fork_server_is_a_leftover(infini_run, grace, n, tmp_path):
-    """It has the server's arguments. After the grace the tracker, whose pipe it holds, is one, too."""
+def test_fork_of_a_fork_server_is_a_leftover(infini_run, grace, n, under, tmp_path):
+    """It has the server's arguments; in the background of a script, both ignore INT. After the grace the tracker,
+    whose pipe it holds, is one, too."""
     (tmp_path / "rank.py").write_text(SERVED)
-    command = infini_run(f"--grace={grace}", tmp_path / "rank.py", "0", "held")
+    command = infini_run(f"--grace={grace}", tmp_path / "rank.py", "0", "held", under=under)
     assert command.wait() == 0
     assert re.search(rb"stopped (\d+) process(es)? left behind", command.err)[1] == b"%d" % n
 
