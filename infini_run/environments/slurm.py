@@ -72,11 +72,12 @@ def explain_binding(environ: Mapping[str, str], cpus: int, online: int) -> str:
         online: How many this machine has. Slurm may be configured to count more.
 
     Returns:
-        A sentence. Empty: it has them all, or is no task of srun.
+        A sentence. Empty: it has them all, is no task of srun, or shares a node with other tasks, as a rank does.
     """
     here = environ.get("SLURM_CPUS_ON_NODE", "")
     is_task = environ.get("SLURM_STEP_ID", _OWN_STEPS[0]) not in _OWN_STEPS
-    if not is_task or not (here.isascii() and here.isdecimal()) or len(here) > _MOST_DIGITS:
+    is_alone = environ.get("SLURM_STEP_NUM_TASKS") == environ.get("SLURM_STEP_NUM_NODES")
+    if not (is_task and is_alone) or not (here.isascii() and here.isdecimal()) or len(here) > _MOST_DIGITS:
         return ""
     most = min(int(here), online)
     if cpus >= most:

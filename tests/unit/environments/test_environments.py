@@ -515,6 +515,7 @@ STEP = {"SLURM_STEP_ID": "0", "SLURM_CPUS_ON_NODE": "64"}
         ({**STEP, "SLURM_STEP_ID": "4294967291"}, 1, 64, ""),  # a batch script
         ({"SLURM_CPUS_ON_NODE": "64"}, 1, 64, ""),
         ({"SLURM_STEP_ID": "0"}, 1, 64, ""),
+        ({**STEP, "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NUM_NODES": "2"}, 1, 64, ""),
         ({**STEP, "SLURM_CPUS_ON_NODE": "6x"}, 1, 64, ""),
         ({**STEP, "SLURM_CPUS_ON_NODE": "9" * 5000}, 1, 64, ""),
     ],
