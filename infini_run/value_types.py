@@ -212,6 +212,15 @@ def named_ranks(text: str) -> tuple[int | str, ...] | None:
     return tuple(found)
 
 
+def one_rank(text: str) -> int | str:
+    """A rank by its number, or `trainer:0` by that of its program."""
+    name, colon, digits = text.rpartition(":")
+    rank = number(digits)
+    if rank is None or rank > MAX_INT or bool(name) != bool(colon):
+        raise ValueError(f"expected a rank from 0 to {MAX_INT}, or trainer:0 of a program")
+    return f"{name}:{rank}" if name else rank
+
+
 def streams(text: str) -> RankStreams:
     """torchrun's: one of 0 to 3 for every local rank, or `0:3,10:1` for those named and 0 for the others."""
     every = number(text)

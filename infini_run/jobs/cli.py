@@ -357,7 +357,7 @@ def _logs(values: dict[str, Any], args: Sequence[str], environ: Mapping[str, str
     folder, tasks = narrow(named, values["task"])
     out = sys.stdout.buffer
     if values["scheduler_log"]:
-        if values["follow"] or values["rank"] >= 0 or values["node"] or values["attempt"] >= 0:
+        if values["follow"] or values["rank"] != -1 or values["node"] or values["attempt"] >= 0:
             raise UsageError("--scheduler_log: shows the whole job once; drop --follow, --rank, --node, --attempt")
         out.write(last_lines(scheduler_log(folder, tasks), values["tail"]))
         return 0

@@ -444,7 +444,7 @@ class Job(Generic[R]):
             )
 
     def logs(
-        self, *, follow: bool = False, task: int | Sequence[int] | None = None, rank: int | None = None,
+        self, *, follow: bool = False, task: int | Sequence[int] | None = None, rank: int | str | None = None,
         node: str | int | None = None, attempt: int | None = None, tail: int | None = None,
         scheduler_log: bool = False,
     ) -> Iterator[str]:  # fmt: skip
@@ -454,7 +454,7 @@ class Job(Generic[R]):
             follow: Continue until the job is finished.
             task: Index of a task of an array, or several; None: all. Of more than one, each line has its task in
                 front.
-            rank: Its lines only; None: those of all ranks.
+            rank: Its lines only, by its number through all programs, or as `"trainer:0"`; None: those of all ranks.
             node: Index or host of the node whose lines to return; None: all.
             attempt: This run only, counted from 0; None: all.
             tail: At most this many last lines of the present ones; None: all.
@@ -463,7 +463,7 @@ class Job(Generic[R]):
         Raises:
             UsageError: There is no such task, rank, node or attempt, or `tail` is no number from 0 on.
         """
-        from infini_run.jobs.status.logs import blocks, last_lines, narrow
+        from infini_run.jobs.status.logs import blocks, last_lines, narrow, read_rank
         from infini_run.jobs.status.logs import scheduler_log as read
 
         if tail is not None and (isinstance(tail, bool) or not isinstance(tail, int) or tail < 0):
@@ -478,7 +478,7 @@ class Job(Generic[R]):
         for block in blocks(
             folder,
             self._scheduler if follow else None,
-            rank=-1 if rank is None else rank,
+            rank=-1 if rank in (None, -1) else read_rank(rank),
             node="" if node is None else str(node),
             attempt=-1 if attempt is None else attempt,
             tasks=tasks,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def ask_job(
-    verb: str, request: JobRequest, status: Status, ranks: Sequence[int] | None, environ: Mapping[str, str]
+    verb: str, request: JobRequest, status: Status, ranks: Sequence[int | str] | None, environ: Mapping[str, str]
 ) -> int:
     """Ask the launch of a job, and return the exit code. On Slurm this process becomes srun.
 

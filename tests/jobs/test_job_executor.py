@@ -197,6 +197,8 @@ def test_checkpoint_gets_arguments_of_call(executor):
         ("[ranks 0-3,7 and 4 more err] x", ("stderr", "x")),
         ("2026-11-29T12:00:00.000Z [rank 0] x", ("stdout", "x")),
         ("\033[33m[rank 0 err]\033[0m x", ("stderr", "x")),
+        ("[rank 0 err +] x", ("stderr", "x")),
+        ("[node-1:trainer 3 +] x", ("stdout", "x")),
         ("[rank 0] ", ("stdout", "")),
         ("[1, 2] \udcff", ("stdout", "[1, 2] \udcff")),
     ],

@@ -370,7 +370,7 @@ def test_logs_of_one_rank(local):
     assert sorted(local.lines(name, "--rank=1")) == ["[rank 1 err] [rank 1] I am", "[rank 1] from 1"]
     assert len(local.lines(name, "--node=0")) == 6
     done = local.call("logs", "--rank=3", name)
-    assert (done.returncode, done.stderr) == (2, "infini-job: --rank=3: unknown rank; use 0 to 2\n")
+    assert (done.returncode, done.stderr) == (2, "infini-job: --rank: unknown rank 3; use ranks 0 to 2\n")
     done = local.call("logs", "--node=nosuch", name)
     assert done.returncode == 2
     assert done.stderr.startswith("infini-job: --node=nosuch: unknown node; use ")

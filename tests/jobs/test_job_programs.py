@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+import infini_run as ir
 from tests.support.job_case import Jobs
 from tests.support.restarting_programs import ENDS, IDS, JOB_FLAGS, check_job, programs
 
@@ -28,6 +29,31 @@ def test_programs_are_one_job(local, ends):
         "[trainer 1] trainer 1/2",
     ]
     assert local.lines(name, "--rank=1") == ["[trainer 1] trainer 1/2"]
+    assert local.lines(name, "--rank=2") == ["[server 0] server 0/1"]
+    assert local.lines(name, "--rank=trainer:0") == ["[trainer 0] trainer 0/2"]
+    assert list(ir.find_job(name, dir=local.path).logs(rank="server:0")) == ["[server 0] server 0/1"]
+
+
+def test_unknown_rank_of_programs_has_no_logs(local):
+    name = local.submit("--wait", *two())
+    for rank, line in {
+        "3": "unknown rank 3; use ranks 0 to 2",
+        "server:1": "unknown rank server:1; use server:0 to server:0",
+        "tester:0": "unknown program tester; use trainer, server",
+        "trainer:": "expected a rank from 0 to 2147483647, or trainer:0 of a program",
+    }.items():
+        wrong = local.call("logs", f"--rank={rank}", name)
+        assert (wrong.returncode, wrong.stdout) == (2, "")
+        assert line in wrong.stderr
+    with pytest.raises(ir.UsageError, match="rank=trainer: expected a rank"):
+        list(ir.find_job(name, dir=local.path).logs(rank="trainer"))
+
+
+def test_first_failure_has_the_number_of_its_logs(local):
+    name = local.submit(*two(second=f"{SAY}; exit 7"))
+    assert local.wait(name)["program"] == "server"
+    job = ir.find_job(name, dir=local.path)
+    assert list(job.logs(rank=job.status().rank)) == ["[server 0] server 0/1"]
 
 
 def test_programs_in_a_file_are_one_job(local, tmp_path):

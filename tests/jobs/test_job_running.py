@@ -59,6 +59,22 @@ def test_running_job_of_this_machine_answers(local, bell, gate):
     ask_all(local, name, bell, gate, 2)
 
 
+def test_rank_of_a_program_of_a_running_job_answers(local, bell, gate):
+    wait = waits(bell, gate)
+    name = local.submit("--slots=2", "--program=trainer", *wait, ":", "--program=server", *wait)
+    bell.hear(2)
+    stacks = local.call("stacks", "--ranks=server:0", name)
+    assert stacks.returncode == 0, stacks.stderr
+    assert "server 0" in stacks.stdout
+    assert "trainer" not in stacks.stdout
+    unknown = local.call("stacks", "--ranks=server:1", name)
+    assert (unknown.returncode, unknown.stdout) == (2, "")
+    assert "unknown rank server:1; use server:0 to server:0" in unknown.stderr
+    with open(gate, "w") as file:
+        file.write("go\ngo\n")
+    local.wait(name, "COMPLETED")
+
+
 def test_running_job_of_slurm_answers_on_the_login_node(queue, bell, gate):  # noqa: F811
     """Two nodes; the commands run outside of them."""
     name = queue.submit("--slots=8", "--slots_per_node=4", "--", *waits(bell, gate))

@@ -179,7 +179,7 @@ def test_logs_of_one_rank_or_node(service):
     assert len(service.client.get(f"/v1/jobs/{name}/logs", params={"node": HOST}).text.splitlines()) == 3
     for follow in (False, True):
         answer = service.client.get(f"/v1/jobs/{name}/logs", params={"rank": 3, "follow": follow})
-        assert (answer.status_code, answer.json()["detail"]) == (400, "--rank=3: unknown rank; use 0 to 2")
+        assert (answer.status_code, answer.json()["detail"]) == (400, "--rank: unknown rank 3; use ranks 0 to 2")
     answer = service.client.get(f"/v1/jobs/{name}/logs", params={"attempt": 1})
     assert answer.json()["detail"] == f"--attempt=1: job {name} ran 1 time, counted from 0"
 

@@ -64,6 +64,8 @@ class JobRun:
         self._start_s = time.time()
         self._phase = Phase(state=STARTING, since_s=self._start_s)
         self._nodes: tuple[str, ...] = ()
+        self._names: tuple[str, ...] = ()  # of its programs, if it has several
+        self._programs: tuple[tuple[str, int], ...] = ()  # and the ranks of each
         self._spares: tuple[str, ...] = ()  # hosts that wait to take the place of one that is lost
         self._lost: tuple[str, ...] = ()  # hosts that are not here any more
         self._left_s = 0.0  # of the limit, when the ranks are to be warned
@@ -78,6 +80,7 @@ class JobRun:
         self._open_log()
         try:
             asked, options, environ = self._prepare()
+            self._names = tuple(program.name for program in options.programs)
             try:
                 options = self._open_files(options, environ)
             except UsageError as error:
@@ -257,6 +260,7 @@ class JobRun:
             spares=self._spares,
             lost=self._lost,
             nproc=0 if names_programs(self._job.request.command) else self._job.slots_per_node,
+            programs=self._programs,
             reason=reason,
             begun_s=self._phase.begun_s or (now_s if state == RUNNING else 0.0),
         )
@@ -279,6 +283,8 @@ class JobRun:
         if head.world[0].state != "running" or not (is_first or self._job.request.spares):
             return
         self._take_nodes(head)
+        sizes = map(sum, zip(*(map(len, agent.ranks.spans) for agent in head.world), strict=True))
+        self._programs = tuple(zip(self._names, sizes, strict=False))  # no name: a job of one program
         now = {"nodes": self._nodes, "spares": self._spares, "lost": self._lost}
         if is_first:
             self._write_phase(RUNNING)

@@ -377,6 +377,10 @@ _IS_OF: dict[str, Callable[[Any], bool]] = {  # what JSON has where a record's f
     "bool": lambda value: isinstance(value, bool),
     "bool | None": lambda value: value is None or isinstance(value, bool),
     "tuple[str, ...]": lambda value: isinstance(value, tuple) and all(isinstance(item, str) for item in value),
+    "tuple[tuple[str, int], ...]": lambda value: (
+        isinstance(value, tuple)
+        and all(isinstance(item, tuple) and tuple(map(type, item)) == (str, int) for item in value)
+    ),
 }
 
 

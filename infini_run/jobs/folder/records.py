@@ -71,7 +71,8 @@ class Phase:
         nodes: hosts in the order of their node ranks.
         spares: hosts that run nothing.
         lost: hosts that were lost, or excluded.
-        nproc: ranks on each.
+        nproc: ranks on each; 0: of several programs.
+        programs: of a job of several, the name and the number of ranks of each; empty: not known yet.
         reason: why it is in that state; empty: no reason to report.
         begun_s: the start of the ranks; 0: not yet.
         at_limit: whether another one follows because of the time limit.
@@ -83,6 +84,7 @@ class Phase:
     spares: tuple[str, ...] = ()
     lost: tuple[str, ...] = ()
     nproc: int = 0
+    programs: tuple[tuple[str, int], ...] = ()
     reason: str = ""
     begun_s: float = 0.0
     at_limit: bool = False

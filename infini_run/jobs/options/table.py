@@ -10,7 +10,7 @@ from infini_run.jobs.request.array import indices, notation
 from infini_run.jobs.request.container import RUNTIMES
 from infini_run.jobs.request.job_request import CPU, CUDA, DEFAULT, DETERMINED, ROCM
 from infini_run.options.grammar import Flag, Prefix, boolean, index, plain, switch
-from infini_run.value_types import MAX_LISTED, bounded_int, duration, ranks, stop_signal, timeout
+from infini_run.value_types import MAX_LISTED, bounded_int, duration, named_ranks, one_rank, stop_signal, timeout
 
 PREFIXES = (Prefix(text="INFINI_JOB_"),)
 OF_A_RANK = ("INFINI_JOB_ATTEMPT", "INFINI_JOB_TASK")  # what ranks find there is no flag of --attempt and --task
@@ -161,7 +161,7 @@ SUBMIT = (
 LOGS = (
     switch("follow", "answer", "keep printing until the job finishes", aliases=("f",)),
     _flag("task", indices, (), "answer", "LIST", "print only these tasks of an array: 4, or 0,3-5", shown="all"),
-    _flag("rank", bounded_int(0), -1, "answer", "R", "print only this rank", shown="all"),
+    _flag("rank", one_rank, -1, "answer", "R", "print only this rank; trainer:0: that of a program", shown="all"),
     _flag("node", plain, "", "answer", "N|HOST", "print only this node", shown="all"),
     _flag("attempt", bounded_int(0), -1, "answer", "K", "print only run K (not attempt K), from 0", shown="all"),
     _flag("tail", bounded_int(0), -1, "answer", "N", "print the last N lines at most; -f: then follow", shown="all"),
@@ -170,7 +170,15 @@ LOGS = (
 )
 
 OF_RUNNING = (
-    _flag("ranks", ranks, None, "answer", "all|0,4-7", "ask about these ranks only", shown="all"),
+    _flag(
+        "ranks",
+        named_ranks,
+        None,
+        "answer",
+        "all|0,4-7",
+        "ask about these ranks only; trainer:0: of a program",
+        shown="all",
+    ),
     DIR,
 )
 VERBS: dict[str, tuple[Flag, ...]] = {

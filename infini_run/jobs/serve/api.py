@@ -31,7 +31,7 @@ from infini_run.jobs.serve.job_cache import JobCache
 from infini_run.jobs.serve.job_timeline import read_timelines
 from infini_run.jobs.serve.stream import Stream, Threads, events, lines
 from infini_run.jobs.status.each_job import ask_one
-from infini_run.jobs.status.logs import check, narrow
+from infini_run.jobs.status.logs import check, narrow, read_rank
 from infini_run.jobs.submit import SubmissionPlan, submit
 from infini_run.options.from_python import check_environment
 from infini_run.version import VERSION
@@ -99,24 +99,24 @@ class Api:
         name: Name,
         follow: Annotated[bool, Query(description="keep sending until the job finishes")] = False,
         task: Annotated[str, Query(description="only these tasks of an array: 4, or 0,3-5")] = "",
-        rank: Annotated[int, Query(ge=-1, description="only this rank; -1: all")] = -1,
+        rank: Annotated[str, Query(description="only this rank, such as 0, or trainer:0; -1: all")] = "-1",
         node: Annotated[str, Query(description="only this node: its index or host")] = "",
         attempt: Annotated[int, Query(ge=-1, description="only this attempt, counted from 0; -1: all")] = -1,
         tail: Annotated[int, Query(ge=-1, description="only the last lines of what exists now; -1: all")] = -1,
     ) -> Response:
         """Return the output of its ranks, merged, each line with the name of its rank in front; of an array that of
         its task, too."""
-        chosen = _tasks(task)
+        chosen, one = _tasks(task), -1 if rank == "-1" else read_rank(rank)
 
         def call() -> tuple[JobDir, Sequence[int], Scheduler | None]:
             folder, tasks = self._narrowed(name, chosen)
-            check(folder, rank=rank, node=node, attempt=-1 if follow else attempt, tasks=tasks)
+            check(folder, rank=one, node=node, attempt=-1 if follow else attempt, tasks=tasks)
             return folder, tasks, self._scheduler_of(folder) if follow else None
 
         path = os.path.join(self._above, split(name)[0])
         folder, tasks, scheduler = await self._threads.do(lambda: ask_one(path, call))
         stop = self._threads.stop()
-        chosen_lines = {"rank": rank, "node": node, "attempt": attempt, "tasks": tasks, "tail": tail}
+        chosen_lines = {"rank": one, "node": node, "attempt": attempt, "tasks": tasks, "tail": tail}
         content = lines(self._threads, folder, scheduler, stop, **chosen_lines)
         return Stream(content, "text/plain", release=lambda: self._threads.release(stop))
 

@@ -10,12 +10,14 @@ import re
 import select
 from collections import deque
 
-from infini_run.errors import InfiniRunError, UsageError
+from infini_run.errors import InfiniRunError, UsageError, printable
 from infini_run.jobs.folder.task import task_of, tasks_of
 from infini_run.jobs.status.watch import JobWatcher
+from infini_run.plan.rank_numbers import RankNumbers
 from infini_run.system.file_tail import start_of_last
 from infini_run.system.io_sizes import READ_CHUNK
 from infini_run.system.secure_files import open_regular
+from infini_run.value_types import one_rank
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,8 +33,7 @@ if TYPE_CHECKING:
 # output of a rank is no label
 _BEFORE = rb"(?:[\d-]{10}T[\d:.]{12}Z )?(?:\033\[3\dm)?"  # --timestamps, --color
 _LABEL = re.compile(
-    _BEFORE
-    + rb"\[(?:rank (\d{1,9})|([^\]\s]{0,255}):(?:[\w-]{1,64} )?(\d{1,9})|[\w-]{1,64} (\d{1,9}))(?: err| ERROR)?\]"
+    _BEFORE + rb"\[(?:rank |([^\]\s]{0,255}):(?:([\w-]{1,64}) )?|([\w-]{1,64}) )(\d{1,9})(?: err| ERROR)?(?: \+)?\]"
 )
 _FOLDED = re.compile(_BEFORE + rb"\[ranks ([\d,-]{1,200})( and \d+ more)?(?: err)?\]")  # --console=fold
 
@@ -43,19 +44,27 @@ def split_label(line: str) -> tuple[str, str]:
     label = _LABEL.match(data) or _FOLDED.match(data)
     if label is None:
         return "stdout", line
-    name = "stderr" if label[0].endswith((b" err]", b" ERROR]")) else "stdout"
+    name = "stderr" if label[0].removesuffix(b"]").removesuffix(b" +").endswith((b" err", b" ERROR")) else "stdout"
     text = data[label.end() :].removeprefix(b"\033[0m").removeprefix(b" ")
     return name, text.decode("utf-8", "surrogateescape")
+
+
+def read_rank(rank: int | str) -> int | str:
+    """Return a rank that a program or a client names: 5, "5", or "trainer:0". Raises UsageError: it is none."""
+    try:
+        return one_rank(str(rank))
+    except ValueError as error:
+        raise UsageError(f"rank={printable(str(rank))}: {error}") from None
 
 
 class Chosen:
     """Which lines: of one rank, of one node, or all."""
 
-    def __init__(self, rank: int, node: str, phase: Phase | None, *, may_lack_node: bool = False) -> None:
+    def __init__(self, rank: int | str, node: str, phase: Phase | None, *, may_lack_node: bool = False) -> None:
         """Choose lines.
 
         Args:
-            rank: -1: all.
+            rank: its number through all programs, or "trainer:0"; -1: all.
             node: its index or its host; "": all.
             phase: None: not known yet.
             may_lack_node: a node of another job is no error, and has no lines.
@@ -65,11 +74,18 @@ class Chosen:
         """
         nodes, nproc = (phase.nodes, phase.nproc) if phase else ((), 0)
         hosts = (*nodes, *phase.spares, *phase.lost) if phase else ()  # some may have run ranks before
-        self._rank, self._host = rank, b""
-        self.lacks_node = False
+        programs = phase.programs if phase else ()
+        if nodes and nproc:
+            programs = (("", len(nodes) * nproc),)
+        self._program, self._rank = b"", -1
+        if rank != -1 and programs:
+            names, sizes = zip(*programs, strict=True)
+            numbers = RankNumbers(names, sizes)
+            program, self._rank = numbers.place(numbers.number(rank, "--rank"))
+            self._program = program.encode()
+        self._lacks_rank = rank != -1 and not programs  # so far
+        self._host, self.lacks_node = b"", False
         self.is_sure = bool(nodes)
-        if nodes and nproc and rank >= len(nodes) * nproc:
-            raise UsageError(f"--rank={rank}: unknown rank; use 0 to {len(nodes) * nproc - 1}")
         if node and nodes:
             known = nodes if node.isdecimal() else hosts
             index = int(node) if node.isdecimal() else hosts.index(node) if node in hosts else -1
@@ -80,17 +96,18 @@ class Chosen:
         self._is_single = len(hosts) == 1
 
     def has(self, line: bytes) -> bool:
-        if self.lacks_node:
+        if self.lacks_node or self._lacks_rank:
             return False
         if self._rank < 0 and not self._host:
             return True
         label = _LABEL.match(line)
         if label is None:
             return self._has_folded(line)
-        rank = label[1] or label[3] or label[4]
-        if self._rank >= 0 and int(rank) != self._rank:
+        if self._rank >= 0 and int(label[4]) != self._rank:
             return False
-        return not self._host or self._is_single or label[2] == self._host
+        if self._rank >= 0 and (label[2] or label[3] or b"") != self._program:
+            return False
+        return not self._host or self._is_single or label[1] == self._host
 
     def _has_folded(self, line: bytes) -> bool:
         """Return whether it is a line of several ranks, theirs among them. Their nodes are unknown, so any node
@@ -168,7 +185,7 @@ def attempts_of(folder: JobDir, asked: int, tasks: Sequence[int] = ()) -> list[i
     return list(range(count)) if asked < 0 else [asked]
 
 
-def check(folder: JobDir, *, rank: int, node: str, attempt: int, tasks: Sequence[int] = ()) -> None:
+def check(folder: JobDir, *, rank: int | str, node: str, attempt: int, tasks: Sequence[int] = ()) -> None:
     """Check that the choice can exist, as far as is known by now. A task of an array may lack the runs or nodes of
     another.
 
@@ -185,7 +202,7 @@ def check(folder: JobDir, *, rank: int, node: str, attempt: int, tasks: Sequence
             Chosen(rank, node, phase)
 
 
-def _check_tasks(tasks: Sequence[Task], rank: int, node: str) -> None:
+def _check_tasks(tasks: Sequence[Task], rank: int | str, node: str) -> None:
     """Raises UsageError: no task has the rank or the node, nor can one that is still to begin."""
     each = [
         [phase for number in range(task.attempts()) if (phase := task.phase(number)) and phase.nodes]
@@ -203,7 +220,7 @@ def blocks(
     folder: JobDir,
     scheduler: Scheduler | None,
     *,
-    rank: int = -1,
+    rank: int | str = -1,
     node: str = "",
     attempt: int = -1,
     tasks: Sequence[int] = (),
@@ -216,7 +233,7 @@ def blocks(
     Args:
         folder: Of the job, array or task.
         scheduler: The scheduler of a job to follow until its end; None: do not follow.
-        rank: Its lines only; -1: all.
+        rank: Its lines only, by its number through all programs, or as "trainer:0"; -1: all.
         node: Its index or host; "": all.
         attempt: This run only, counted from 0; -1: all.
         tasks: Of an array, these only; empty: all.
@@ -268,7 +285,9 @@ def last_lines(text: bytes, count: int) -> bytes:
 class _Runs:
     """The runs of a job, or of a task, read one after the other. is_labelled: each line says which task it is of."""
 
-    def __init__(self, folder: JobDir, rank: int, node: str, attempt: int, is_labelled: bool, tail: int = -1) -> None:
+    def __init__(
+        self, folder: JobDir, rank: int | str, node: str, attempt: int, is_labelled: bool, tail: int = -1
+    ) -> None:
         self.folder = folder
         self._tail = tail
         self.is_over = False
@@ -303,19 +322,19 @@ class _Log:
     """The log of one attempt, whose nodes may become known during the reading."""
 
     def __init__(
-        self, folder: JobDir, number: int, rank: int, node: str, may_lack_node: bool, tail: int = -1
+        self, folder: JobDir, number: int, rank: int | str, node: str, may_lack_node: bool, tail: int = -1
     ) -> None:
         self._folder, self._number, self._rank, self._node = folder, number, rank, node
         self._may_lack_node = may_lack_node
-        self._reader = Reader(folder.log(number), tail if rank < 0 and not node else -1)
+        self._reader = Reader(folder.log(number), tail if rank == -1 and not node else -1)
         self._chosen: Chosen | None = None
 
     def blocks(self) -> Iterator[bytes]:
         phase = self._folder.phase(self._number)
         if self._chosen is None or not self._chosen.is_sure:
             self._chosen = Chosen(self._rank, self._node, phase, may_lack_node=self._may_lack_node)
-        if self._node and not self._chosen.is_sure:
-            return  # the file is empty so far
+        if (self._node or self._rank != -1) and not self._chosen.is_sure:
+            return  # no rank has written so far
         held, size = [], 0
         for line in self._reader.lines():
             if self._chosen.has(line):
