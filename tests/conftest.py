@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support.cluster import Case
 from tests.support.command import COMMAND, PATHS, Bell, Command, Freezer, Gate, Tracer
 from tests.support.processes import OURS, children, descriptors, marked, state_of, thread_names
 from tests.support.rows import SEED, TAKES_ALL, sample
@@ -249,6 +250,14 @@ def suspended():
     for pid in pids:
         if state_of(pid) == "T":
             os.kill(pid, signal.SIGCONT)
+
+
+@pytest.fixture
+def case():
+    """What marks the processes that a test starts, on whichever node. At its end none is left."""
+    case = Case()
+    yield case
+    case.clear()
 
 
 @pytest.fixture

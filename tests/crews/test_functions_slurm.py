@@ -11,7 +11,7 @@ import pytest
 
 import infini_run as ir
 from tests.multinode.test_many_slurm import Allocation, Slurm
-from tests.support.cluster import Case, need
+from tests.support.cluster import need
 from tests.support.command import Command
 from tests.support.processes import OURS, marked
 from tests.support.waiting import LIMIT_S, until
@@ -27,13 +27,6 @@ def two():
     yield allocation
     allocation.close()
     slurm.close()
-
-
-@pytest.fixture
-def case():
-    case = Case()
-    yield case
-    case.clear()
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 from infini_run.doctor.finding import OK, PROBLEM
 from infini_run.version import VERSION
 from tests.multinode.test_many_slurm import Allocation, Slurm
-from tests.support.cluster import Case, need
+from tests.support.cluster import need
 from tests.support.processes import OURS
 
 pytestmark = pytest.mark.xdist_group(__name__)
@@ -21,13 +21,6 @@ def two():
     yield allocation
     allocation.close()
     slurm.close()
-
-
-@pytest.fixture
-def case():
-    case = Case()
-    yield case
-    case.clear()
 
 
 @pytest.fixture

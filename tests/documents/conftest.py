@@ -2,5 +2,4 @@
 
 from __future__ import annotations
 
-from tests.support.job_case import case  # noqa: F401
 from tests.support.nvml import stub_folder  # noqa: F401

@@ -2,5 +2,4 @@
 
 from __future__ import annotations
 
-from tests.support.job_case import case  # noqa: F401
 from tests.support.launch_shapes import draw, launch, launches  # noqa: F401

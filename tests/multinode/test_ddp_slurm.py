@@ -9,7 +9,6 @@ import pytest
 
 from tests.multinode.test_elastic_slurm import bed, run  # noqa: F401
 from tests.multinode.test_elastic_ssh import launcher_of
-from tests.multinode.test_many_slurm import case  # noqa: F401
 from tests.support.elastic_training import LOSSES, NODES, await_start, final_loss, lose_nodes, training
 
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group(__name__)]

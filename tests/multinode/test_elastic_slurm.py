@@ -1,7 +1,5 @@
 """Jobs that lose a node and go on, on a real Slurm: an agent that is killed, and a node that is down."""
 
-# ruff: noqa: F811
-
 from __future__ import annotations
 
 import os
@@ -12,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.multinode.test_elastic_ssh import FailingRank, hear_world, in_world, launcher_of, ring
-from tests.multinode.test_many_slurm import Allocation, Slurm, case, left  # noqa: F401
+from tests.multinode.test_many_slurm import Allocation, Slurm, left
 from tests.support.cluster import need
 from tests.support.hosts import agents
 from tests.support.processes import OURS

@@ -12,9 +12,8 @@ import sys
 import pytest
 
 from tests.multinode.test_many_slurm import HARD, SAY, SURE, Allocation, Slurm, agents_of, left, read_up, said
-from tests.support.cluster import Case, need
+from tests.support.cluster import need
 from tests.support.command import COMMAND, PYTHON
-from tests.support.processes import OURS
 from tests.support.restarting_programs import ENDS, IDS, JOB_FLAGS, programs
 from tests.support.waiting import LIMIT_S, until
 
@@ -57,22 +56,9 @@ def het(slurm):
 
 
 @pytest.fixture
-def case():
-    case = Case()
-    yield case
-    case.clear()
-
-
-@pytest.fixture
 def run(infini_run, het, case):
     """`infini-run --engine=slurm` in that job."""
-
-    def start(*words, engine="slurm", env=None, **kwargs):
-        environ = {**(env or het.env), **case.env, "=".join(OURS[:1]): OURS[1]}
-        kwargs.setdefault("cwd", "/tmp")
-        return infini_run(f"--engine={engine}", *words, env=environ, **kwargs)
-
-    return start
+    return het.runner(infini_run, case)
 
 
 def call(slurm, case, *words, **env):

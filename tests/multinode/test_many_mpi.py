@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cluster import AS_CASE, Bed, Case, free_ports, need
+from tests.support.cluster import AS_CASE, Bed, free_ports, need
 from tests.support.hosts import KEY_EXCHANGE
 from tests.support.processes import OURS, processes
 from tests.support.restarting_programs import ENDS, IDS, JOB_FLAGS, programs
@@ -41,13 +41,6 @@ def bed():
             os.symlink(path, f"{bed.folder}/{kind}/{name}")
     yield bed
     bed.close()
-
-
-@pytest.fixture
-def case():
-    case = Case()
-    yield case
-    case.clear()
 
 
 @pytest.fixture(params=list(KINDS))

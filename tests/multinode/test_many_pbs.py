@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cluster import AS_CASE, Case
+from tests.support.cluster import AS_CASE
 from tests.support.command import LOCALES, in_locale
 from tests.support.paths import SUPPORT
 from tests.support.processes import OURS
@@ -23,13 +23,6 @@ FAKES = SUPPORT / "fakes"
 NODES = ("node1", "node2", "node3", "node4")
 SLOW = 'trap "sleep 1; echo graceful; exit 0" TERM; setsid sleep 1000 & echo up; sleep 1000 & wait'
 HARD = 'trap "" TERM INT; setsid sleep 1000 & echo up; sleep 1000; sleep 1000'
-
-
-@pytest.fixture
-def case():
-    case = Case()
-    yield case
-    case.clear()
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from infini_run.errors import counted
-from tests.support.cluster import Bed, Case, free_ports, need
+from tests.support.cluster import Bed, free_ports, need
 from tests.support.command import COMMAND, PYTHON
 from tests.support.processes import OURS, is_alive, state_of
 from tests.support.restarting_programs import ENDS, IDS, JOB_FLAGS, programs
@@ -94,6 +94,16 @@ class Allocation:
         self.env = dict(os.fsdecode(word).split("=", 1) for word in said.split(b"\0")[:-1])
         self.job = self.env["SLURM_JOB_ID"]
 
+    def runner(self, infini_run, case):
+        """`infini-run --engine=slurm` in it."""
+
+        def start(*words, engine="slurm", env=None, **kwargs):
+            environ = {**(env or self.env), **case.env, OURS[0]: OURS[1]}
+            kwargs.setdefault("cwd", "/tmp")
+            return infini_run(f"--engine={engine}", *words, env=environ, **kwargs)
+
+        return start
+
     def close(self) -> None:
         self.process.communicate()
 
@@ -126,22 +136,9 @@ def four(slurm):
 
 
 @pytest.fixture
-def case():
-    case = Case()
-    yield case
-    case.clear()
-
-
-@pytest.fixture
 def run(infini_run, four, case):
     """`infini-run --engine=slurm` in the allocation of four nodes."""
-
-    def start(*words, engine="slurm", env=None, **kwargs):
-        environ = {**(env or four.env), **case.env, "=".join(OURS[:1]): OURS[1]}
-        kwargs.setdefault("cwd", "/tmp")
-        return infini_run(f"--engine={engine}", *words, env=environ, **kwargs)
-
-    return start
+    return four.runner(infini_run, case)
 
 
 def said(command):

@@ -106,13 +106,6 @@ class Jobs:
 
 
 @pytest.fixture
-def case():
-    case = Case()
-    yield case
-    case.clear()
-
-
-@pytest.fixture
 def local(tmp_path, case):
     """Jobs of this machine. Nothing of them is left at the end."""
     jobs = Jobs(tmp_path / "jobs", case, LOCAL)
