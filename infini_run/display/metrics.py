@@ -47,7 +47,7 @@ _HELP = {  # name: (type, text)
 }
 
 
-class _Program:
+class _ProgramNumbers:
     """One of several programs; or all ranks, where programs have no names."""
 
     def __init__(self, name: str) -> None:
@@ -84,7 +84,7 @@ class LaunchNumbers:
         self._states: dict[int, str] = {}  # by rank, in the attempt
         self._signs_s: dict[int, float] = {}  # by rank: its last sign of life in a fact
         self._progress: dict[int, int] = {}  # by rank
-        self._programs: dict[str, _Program] = {}
+        self._programs: dict[str, _ProgramNumbers] = {}
         self._nodes = self._ranks = self._restarts = self._lost_nodes = 0
         self._hung: set[str] = set()  # programs of one hang: its ranks are reported one by one
         self._phase, self._since_s = PHASES[0], now_s
@@ -106,7 +106,7 @@ class LaunchNumbers:
         self._nodes, self._ranks, self._restarts = fact["nodes"], fact["ranks"], fact["restarts"]
         first = 0
         for name, count in fact.get("programs", {"": self._ranks}).items():
-            program = self._programs.setdefault(name, _Program(name))
+            program = self._programs.setdefault(name, _ProgramNumbers(name))
             program.first, program.count = first, count
             first += count
         self._states.clear()
@@ -212,7 +212,7 @@ class LaunchNumbers:
         return samples
 
     def _numbers_of(
-        self, program: _Program, now_s: float, last_sign_ns: Callable[[int], int | None]
+        self, program: _ProgramNumbers, now_s: float, last_sign_ns: Callable[[int], int | None]
     ) -> dict[str, float | None]:
         """Return the numbers that each program has. None: it is unknown."""
         values = {rank: value for rank, value in self._progress.items() if program.has(rank)}

@@ -183,16 +183,16 @@ class ProgramParts:
         latest = self._launch.pace.latest()
         return max((latest[rank][0] for rank in part.ranks if rank in latest), default=-1)
 
-    def _end(self, part: Part, *, looks: bool = True) -> None:
+    def _end(self, part: Part, *, with_snapshot: bool = True) -> None:
         """Begin to end the ranks of a program.
 
         Args:
             part: The program.
-            looks: With --snapshots=failure after a look at them.
+            with_snapshot: With --snapshots=failure after a look at them.
         """
         self._launch.renew_counts(part.indexes)
         part.enter(LOOKING)
-        part.due_s = self._launch.look_before_restart(part.indexes) if looks else 0.0
+        part.due_s = self._launch.look_before_restart(part.indexes) if with_snapshot else 0.0
 
     def _has_look_ended(self, part: Part, now_s: float) -> bool:
         return now_s >= part.due_s or not self._launch.is_looking_before_restart

@@ -76,12 +76,12 @@ class ProgramRestarts(ProgramParts):
         restarts = self._restarts_of(part)
         restarts.note_progress(self._latest_progress(part))
         first = launch.outcome.first_failure()
-        looks = first is not None and not first.watchdog_reason  # a rank that hung, or was late, had its look
-        return self._restart_or_stop(part, rank, restarts.decide(self._report(part)), looks=looks)
+        with_snapshot = first is not None and not first.watchdog_reason  # a rank that hung, or was late, had its look
+        return self._restart_or_stop(part, rank, restarts.decide(self._report(part)), with_snapshot=with_snapshot)
 
-    def _restart_or_stop(self, part: Part, rank: int, line: str, *, looks: bool = False) -> list[Event]:
-        """Begin the restart that `line` announces, after a look at its ranks if `looks`. Empty: the failure ends the
-        job."""
+    def _restart_or_stop(self, part: Part, rank: int, line: str, *, with_snapshot: bool = False) -> list[Event]:
+        """Begin the restart that `line` announces, after a look at its ranks if `with_snapshot`. Empty: the failure
+        ends the job."""
         launch, name = self._launch, part.program.name
         if not line:
             self.cancel()
@@ -91,7 +91,7 @@ class ProgramRestarts(ProgramParts):
         launch.outcome.clear_failures(part.ranks)
         launch.notice(f"{name}: {line}", is_kept=False)
         self._causes[name] = rank
-        self._end(part, looks=looks)
+        self._end(part, with_snapshot=with_snapshot)
         total = self._restarts_of(part).total
         event = Event(kind="restarting", code=total, name=name, time_ns=time.monotonic_ns())
         launch.observe(event)

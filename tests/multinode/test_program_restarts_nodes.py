@@ -198,11 +198,13 @@ def test_failure_of_another_program_during_the_end_ends_the_job(many, bell, tmp_
     trainer = sh(f'test "$RANK" = 1 && read go < {bell.path}.go && exit 4; {STAY}')
     for name in ("go", "fail"):
         os.mkfifo(f"{bell.path}.{name}")
-    command = on_two(many, *alone(trainer, server, "--grace=1000", f"--report={tmp_path}/r", of_second=()))
+    files = (f"--report={tmp_path}/r", f"--events={tmp_path}/e")
+    command = on_two(many, *alone(trainer, server, "--grace=1000", *files, of_second=()))
     command.read_until(b"up")
     _write(f"{bell.path}.fail")
     command.read_until(b"asked")
     _write(f"{bell.path}.go")
+    until(lambda: '"code":4' in (tmp_path / "e").read_text().replace(" ", ""))  # the head knows
     bell.ring("go")
     assert command.wait() == 4
     assert command.out.count(b"asked") == 1

@@ -7,6 +7,7 @@ takes all points.
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import signal
 import subprocess
@@ -95,9 +96,12 @@ def guarded(folder, fault, end):
 
 def waits_for_its_launcher(guard):
     try:
-        return Path(f"/proc/{guard}/syscall").read_text().startswith(("72 ", "128 "))  # fcntl, rt_sigtimedwait
-    except OSError:
+        call = Path(f"/proc/{guard}/syscall").read_text().split()
+    except ProcessLookupError:  # it exits
+        return False
+    except OSError:  # the kernel does not tell
         return True
+    return call[0] == "128" or (call[0] == "72" and int(call[2], 16) == fcntl.F_SETLKW)  # rt_sigtimedwait, fcntl
 
 
 def leftovers():
