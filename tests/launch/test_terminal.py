@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import re
@@ -107,7 +108,8 @@ class Terminal:
     def close(self):
         for pid, (parent, _, _) in processes().items():
             if parent == self.shell.pid:
-                os.kill(pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):  # the shell has reaped it
+                    os.kill(pid, signal.SIGKILL)
         self.shell.kill()
         self.shell.wait()
         os.close(self.master)

@@ -42,7 +42,8 @@ def test_near_names_only_paths_that_exist():
         ("csrc/io/output_pump.c", None, "tests/launch"),
         (TEXT, TEXT, TEXT),
         ("tests/jobs/conftest.py", "tests/jobs", "tests/jobs"),
-        ("tests/support/job_case.py", "tests/jobs", "tests/documents"),
+        ("tests/support/nvml.py", None, "tests/documents"),
+        ("tests/support/job_case.py", "tests/jobs", "tests/jobs"),
         ("tests/support/children/hold_lease.py", "tests/launch/test_lease.py", "tests/launch/test_lease.py"),
     ],
 )
