@@ -1,7 +1,7 @@
 # One word for each thing a developer does. Every target works on a fresh clone; PYTHON chooses the interpreter.
 PYTHON ?= python3
-# Tests wait more than they compute, so there are three for each core.
-JOBS ?= $(shell echo $$(( 3 * $$(nproc) )))
+# Tests wait more than they compute, so there are five for each core.
+JOBS ?= $(shell echo $$(( 5 * $$(nproc) )))
 VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 VENV := .venv/$(VERSION)
 # What the environment has besides the package; .ci/run makes smaller ones, each as a VENV of its own.

@@ -84,17 +84,27 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def spread_groups(items: list[pytest.Item]) -> list[pytest.Item]:
     """Groups wait, most other tests compute: so the groups begin one after the other while others are run. Those with
-    slow tests are first, then the largest."""
+    slow tests are first, then the largest. The other tests of a file are spread over the whole run: whether they wait
+    or compute is mostly their file's."""
     groups: dict[str, list[pytest.Item]] = {"": []}
     for item in items:
         mark = item.get_closest_marker("xdist_group")
         groups.setdefault(mark.args[0] if mark else "", []).append(item)
-    others = groups.pop("")
+    others = evenly(groups.pop(""))
     step = int(len(others) * 0.7 / max(len(groups), 1))  # the last one has time to end among the others, too
     spread: list[pytest.Item] = []
     for k, group in enumerate(sorted(groups.values(), key=_weight, reverse=True)):
         spread += group + others[k * step : (k + 1) * step]
     return spread + others[len(groups) * step :]
+
+
+def evenly(items: list[pytest.Item]) -> list[pytest.Item]:
+    """The tests of each file in their order, at equal distances from the first item to the last."""
+    files: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        files.setdefault(item.nodeid.partition("::")[0], []).append(item)
+    placed = [((k + 0.5) / len(each), item) for each in files.values() for k, item in enumerate(each)]
+    return [item for _place, item in sorted(placed, key=lambda pair: pair[0])]
 
 
 def _weight(group: list[pytest.Item]) -> tuple[int, int]:

@@ -104,8 +104,8 @@ def marked(mark: bytes = b"INFINI_RUN_ID=", known: Container[str] = ()) -> dict[
 
 def carrying(string: bytes, beginning: bytes = b"", known: Container[str] = ()) -> dict[int, str]:
     """Live processes with this string in their environment, and with one that begins so."""
-    each = ((pid, content.split(b"\0")) for pid, content in _each("environ", known) if string in content)
-    found = [pid for pid, strings in each if string in strings and any(s.startswith(beginning) for s in strings)]
+    words = [b"\0" + string + b"\0", b"\0" + beginning]
+    found = [pid for pid, content in _each("environ", known) if all(word in b"\0" + content for word in words)]
     alive = processes() if found else {}
     return {pid: alive[pid][2] for pid in found if pid in alive and alive[pid][1] not in "ZX"}
 
