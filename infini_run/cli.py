@@ -314,13 +314,17 @@ def _warn_of_address(options: Options) -> None:
 def _make_plan(options: Options, environ: dict[str, str], launch_id: str, cluster: ClusterEnvironment | None) -> Plan:
     """Plan the ranks of this node: alone, as one of several nodes, or as one task of a step."""
     from infini_run.node.launch import plan_node
-    from infini_run.plan.model import SingleRank, spans_of
+    from infini_run.plan.model import SingleRank
 
     task = None
     if cluster is not None and cluster.is_task:
         task = SingleRank(rank=cluster.rank, local_rank=cluster.local_rank, world_size=cluster.world_size)
         launch_id = f"ir-{cluster.engine}-{cluster.job_id}" if cluster.job_id else ""
-    span = spans_of(cluster.counts)[options.node_rank] if cluster is not None and cluster.counts else None
+    span = None
+    if cluster is not None and cluster.counts:
+        from infini_run.plan.rank_numbers import spans_of
+
+        span = spans_of(cluster.counts)[options.node_rank]
     return plan_node(options, environ, launch_id=launch_id, task=task, span=span)
 
 

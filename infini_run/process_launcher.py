@@ -27,7 +27,7 @@ from infini_run.options.from_python import (
 )
 from infini_run.options.keyword_errors import KeywordErrors
 from infini_run.options.table import TABLE
-from infini_run.plan.model import spans_of
+from infini_run.plan.rank_numbers import spans_of
 from infini_run.record import replace
 from infini_run.system.exit_hooks import close_at_exit
 from infini_run.system.fork_hooks import call_in_forked_children, stayed_with_parent

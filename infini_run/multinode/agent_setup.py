@@ -232,7 +232,7 @@ def make_node_plan(setup: NodeSetup, launch: Mapping[str, Any]) -> tuple[Plan, O
     Args:
         launch: the head's LAUNCH frame, checked.
     """
-    from infini_run.plan.model import make_plan
+    from infini_run.plan.planner import make_plan
     from infini_run.plan.program import error_folder, inspect_node, launch_folder
 
     options = replace(
@@ -259,7 +259,7 @@ def make_node_plan(setup: NodeSetup, launch: Mapping[str, Any]) -> tuple[Plan, O
         spans=spans,
     )
     if launch["restarts"]:
-        from infini_run.plan.restart_policy import with_new_launch_id
+        from infini_run.plan.changed_plan import with_new_launch_id
 
         ports = tuple(program.master_port for program in programs)
         plan = with_new_launch_id(plan, launch_id=launch_id, master_ports=ports, restarts=launch["restarts"])

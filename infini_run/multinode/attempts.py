@@ -15,8 +15,7 @@ from infini_run.multinode.rendezvous import (
     uneven_notice,
 )
 from infini_run.options.nodes import MANUAL
-from infini_run.plan.model import spans_of
-from infini_run.plan.rank_numbers import NodeRanks, RankNumbers
+from infini_run.plan.rank_numbers import NodeRanks, RankNumbers, spans_of
 from infini_run.plan.start_order import StartOrder, UpCount
 from infini_run.report.pace import Pace
 from infini_run.system.addresses import read_hosts

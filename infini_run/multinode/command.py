@@ -356,7 +356,8 @@ def render_plan(
     number of ranks depends on the devices of other nodes. cluster: what --engine=auto found. environ: has what
     --export names."""
     from infini_run.plan.dry_run import render_json, render_text
-    from infini_run.plan.model import Command, FoundProgram, make_plan
+    from infini_run.plan.model import Command, FoundProgram
+    from infini_run.plan.planner import make_plan
     from infini_run.plan.program import new_launch_id
 
     for each in options.programs or (options,):

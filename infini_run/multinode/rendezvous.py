@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from infini_run.errors import NodeLost, UsageError
-from infini_run.plan.model import spans_on
+from infini_run.plan.rank_numbers import spans_on
 from infini_run.system.addresses import unreachable_reason
 from infini_run.value_types import MAX_INT
 

@@ -26,7 +26,7 @@ from infini_run.core.group import (
 )
 from infini_run.errors import OTHER_CODE, StartError, UsageError, counted, printable
 from infini_run.node.resources import LaunchResources, has_descriptors
-from infini_run.plan.model import LABELLED, about_launch, control_address, inheriting, with_error_folder, with_folder
+from infini_run.plan.model import LABELLED, about_launch, control_address
 from infini_run.plan.program import folder_bases
 from infini_run.value_types import MARKER_VARIABLE
 
@@ -354,6 +354,8 @@ class NodeLaunch:
         if not any(output.unlabelled for worker in self.plan.workers for output in (worker.stdout, worker.stderr)):
             return
         if not has_descriptors(self.plan.workers):
+            from infini_run.plan.changed_plan import inheriting
+
             self.plan = inheriting(self.plan)
             if self.options.verbose and self._print_line is not None:
                 self._print_line(
@@ -387,6 +389,8 @@ class NodeLaunch:
         bases = folder_bases(self._environ)
         has_sockets = self._resources.open_folder(self.plan, bases)
         if self._resources.folder != self.plan.folder or not has_sockets:
+            from infini_run.plan.changed_plan import with_folder
+
             abstract_id = "" if has_sockets else os.urandom(6).hex()
             self.plan = with_folder(self.plan, self._resources.folder, abstract_id=abstract_id)
         has_console = any(o.piped and o.console for w in self.plan.workers for o in (w.stdout, w.stderr))
@@ -430,6 +434,8 @@ class NodeLaunch:
         if self.options.log_dir:
             self._log_folder = os.abspath(self.options.log_dir)
         if self._resources.error_folder is not None:
+            from infini_run.plan.changed_plan import with_error_folder
+
             self.plan = with_error_folder(self.plan, self._resources.error_folder)
 
     @property
@@ -1082,7 +1088,8 @@ def plan_node(
     Raises:
         UsageError, ProgramError, StartError: As `find_command`, `inspect_node` and `make_plan`.
     """
-    from infini_run.plan.model import FoundProgram, make_plan
+    from infini_run.plan.model import FoundProgram
+    from infini_run.plan.planner import make_plan
     from infini_run.plan.program import (
         absolute_flag_path,
         error_folder,

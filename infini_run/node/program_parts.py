@@ -12,7 +12,7 @@ import time
 
 from infini_run.errors import InfiniRunError
 from infini_run.node.stdin_offset import rewind_stdin, stdin_offset
-from infini_run.plan.restart_policy import with_restarted_program
+from infini_run.plan.changed_plan import with_restarted_program
 from infini_run.record import replace
 from infini_run.system.secure_files import heading_line, remove_error_files
 from infini_run.system.signal_numbers import SIGINT, SIGKILL, SIGQUIT, SIGTERM

@@ -1,11 +1,13 @@
-"""The numbers of the ranks of several programs. They count through all programs, in their order. Pure.
+"""The numbers of ranks: from node to node, and of several programs through all of them, in their order. Pure.
 
-A launch of one program is one of several with one, whose name is "".
+A launch of one program is one of several with one, whose name is "". A plain launch has one node, and needs none of
+this.
 """
 
 from __future__ import annotations
 
 from infini_run.errors import UsageError
+from infini_run.plan.model import RankRange
 from infini_run.record import replace
 
 TYPE_CHECKING = False
@@ -13,6 +15,33 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from infini_run.options.launch_options import Options
+
+
+def spans_of(counts: Sequence[int]) -> list[RankRange]:
+    """Return the ranks of each node, from their numbers: those of all nodes before it come first.
+
+    Args:
+        counts: How many ranks each node has; at least one node.
+    """
+    world_size, most, first = sum(counts), max(counts), 0
+    spans = []
+    for count in counts:
+        spans.append(RankRange(first=first, world_size=world_size, most=most))
+        first += count
+    return spans
+
+
+def spans_on(counts: Sequence[int]) -> list[RankRange]:
+    """Return the ranks of one of several programs on each node. Nodes without any don't count.
+
+    Args:
+        counts: How many ranks of it each node has; at least one node.
+    """
+    spans, at, nnodes = [], 0, sum(count > 0 for count in counts)
+    for span, count in zip(spans_of(counts), counts, strict=True):
+        spans.append(replace(span, node=at, nnodes=nnodes))
+        at += count > 0
+    return spans
 
 
 class RankNumbers:

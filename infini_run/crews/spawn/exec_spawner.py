@@ -12,7 +12,8 @@ from infini_run.channel.errors import ChannelError
 from infini_run.crews.spawn.worker_group import WorkerGroup
 from infini_run.errors import UsageError
 from infini_run.options.from_python import check_path, read_flags
-from infini_run.plan.model import FoundProgram, make_plan
+from infini_run.plan.model import FoundProgram
+from infini_run.plan.planner import make_plan
 from infini_run.plan.program import (
     error_folder,
     find_command,

@@ -22,7 +22,8 @@ from infini_run.node.launch import NodeLaunch
 from infini_run.node.outcome import Outcome
 from infini_run.node.ports import free_port, let_go
 from infini_run.options.from_python import read_flags
-from infini_run.plan.model import FoundProgram, make_plan
+from infini_run.plan.model import FoundProgram
+from infini_run.plan.planner import make_plan
 from infini_run.plan.program import find_command, inspect_node, new_launch_id
 from infini_run.record import replace
 from infini_run.report.text import describe_end

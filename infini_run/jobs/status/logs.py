@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from infini_run.jobs.scheduler import Scheduler
     from infini_run.jobs.status.job_status import Status
 
-# a label of plan/model.py, of one node or of many; stderr has its own word (ERROR in 0.2 and before). Bounded: the
+# a label of plan/planner.py, of one node or of many; stderr has its own word (ERROR in 0.2 and before). Bounded: the
 # output of a rank is no label
 _BEFORE = rb"(?:[\d-]{10}T[\d:.]{12}Z )?(?:\033\[3\dm)?"  # --timestamps, --color
 _LABEL = re.compile(

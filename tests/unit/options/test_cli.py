@@ -304,6 +304,7 @@ PLAIN = {
             "options.options",
             "plan",
             "plan.model",
+            "plan.planner",
             "record",
             "node.resources",
             "plan.program",

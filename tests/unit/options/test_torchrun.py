@@ -19,8 +19,8 @@ from infini_run.options.torchrun import translate
 from infini_run.system.secure_files import open_logs
 from tests.support.command import COMMAND
 from tests.support.paths import ROOT
+from tests.support.plans import plan_of
 from tests.support.torchrun_parser import options_of, torchrun_source
-from tests.unit.plan.test_model import plan_of
 
 DOCUMENT = ROOT / "docs" / "torchrun.md"
 GOLDEN = ROOT / "tests" / "support" / "golden" / "torchrun-2.15.0.txt"  # of the newest torch that we compared with

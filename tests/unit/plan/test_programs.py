@@ -7,7 +7,8 @@ import json
 import pytest
 
 from infini_run.options.options import resolve
-from infini_run.plan.model import Command, FoundProgram, Node, make_plan
+from infini_run.plan.model import Command, FoundProgram, Node
+from infini_run.plan.planner import make_plan
 
 COUNTS = (6, 1)  # ranks of trainer, and of rollout, on each of two nodes
 TRAINER_RANKS, ROLLOUT_RANKS = range(12), range(2)

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infini_run.options.options import resolve
-from infini_run.plan.model import Command, FoundProgram, Node, make_plan
 from infini_run.plan.restart_policy import (
     JITTER,
     MOST_DELAY_S,
@@ -19,7 +18,6 @@ from infini_run.plan.restart_policy import (
     describe,
     healthy_s,
     spend,
-    with_new_launch_id,
 )
 from infini_run.record import replace
 from infini_run.report.exit import Exit, LeftoverProcess
@@ -150,19 +148,6 @@ def test_only_several_nodes_do_not_all_come_back_in_one_moment(chance):
 )
 def test_good_running_is_the_time_in_which_all_were_up_and_well(flags, exits, wanted_s):
     assert healthy_s(report(*exits), options(*AGAIN, *flags)) == wanted_s
-
-
-def test_the_next_plan_differs_in_mark_port_count_and_addresses_and_in_nothing_else():
-    node = Node(index=0, host="h", nproc=2, cpus=4)
-    common = {"environ": {}, "folder": "/f", "error_dir": "/e"}
-    asked = options(*AGAIN)
-    program = FoundProgram(options=asked, command=Command(file="/p", argv=("p",)), master_port=5)
-    plan = make_plan(asked, (program,), (node,), launch_id="ir-1", **common)
-    other = with_new_launch_id(plan, launch_id="ir-1.1", master_ports=(6,), restarts=1)
-    wanted = make_plan(asked, (replace(program, master_port=6),), (node,), launch_id="ir-1.1", **common)
-    changed = [("TORCHELASTIC_RESTART_COUNT", "1") if n.endswith("RESTART_COUNT") else (n, v) for n, v in wanted.env]
-    assert other == replace(wanted, env=tuple(changed))
-    assert with_new_launch_id(plan, launch_id="ir-1", master_ports=(5,), restarts=0) == plan
 
 
 def test_a_launch_that_did_not_fail_is_not_said_to_be_not_restarted():

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from infini_run.core.group import KINDS, LAUNCHERS_OWN, STEPS, Event
 from infini_run.node.outcome import Outcome
 from infini_run.options.options import resolve
-from infini_run.plan.model import Command, FoundProgram, Node, make_plan
+from infini_run.plan.model import Command, FoundProgram, Node
+from infini_run.plan.planner import make_plan
 
 
 def outcome_of(*flags, oom_kills=-1):
