@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from infini_run.jobs.scheduler import Scheduler
 
 _HELP = ("help", "helpfull", "h")
+# What other programs call a command
+_SAME = {"ls": "list", "ps": "list", "stop": "cancel", "kill": "cancel", "rm": "forget", "run": "submit"}
 _REMOVAL_S = 600.0  # of a directory with all that is in it, at most
 _SUBMITS_OWN = frozenset(("slots", "slots_per_node", "slot_type", "cpus_per_slot", "mem_per_slot", "single_node"))
 
@@ -84,7 +86,7 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     if verb not in VERBS:
         from infini_run.options.hints import nearest
 
-        near = nearest(verb, VERBS)
+        near = _SAME.get(verb) or nearest(verb, VERBS)
         hint = f"did you mean {near}?" if near else f"use {', '.join(VERBS)}"
         raise UsageError(f"unknown command {quote(verb)}; {hint}")
     values, args, question = _read(verb, argv[1:], environ)
@@ -277,7 +279,7 @@ def _warn_of_program(program: Sequence[str], values: Mapping[str, Any], environ:
     try:
         find_command(program, environ, cwd=values["cwd"])
     except (ProgramMissing, NotExecutable) as error:
-        print_line(f"here {error}")
+        print_line(f"on this machine, {error}")
     except UsageError:  # no Python is known here; the job has one, by --python
         pass
 

@@ -46,6 +46,8 @@ def bare(tmp_path):
     ("words", "said"),
     [
         (("sumbit",), "unknown command sumbit; did you mean submit?"),
+        (("ls",), "unknown command ls; did you mean list?"),
+        (("rm", "ir-0123456789"), "unknown command rm; did you mean forget?"),
         (("frobnicate",), "unknown command frobnicate; use submit, status, list,"),
         (("submit",), "missing program; use infini-job submit [flags] [--] program [args...]"),
         (("submit", "--slotss=3", "--", "true"), "unknown flag --slotss; did you mean --slots?"),
@@ -125,10 +127,10 @@ def test_variables_of_jobs_are_known():
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("trian.py",), "here trian.py is neither in {folder} nor on PATH; did you mean train.py?"),
+        (("trian.py",), "on this machine, trian.py is neither in {folder} nor on PATH; did you mean train.py?"),
         (
             ("sh train.py",),
-            "here sh train.py is neither in {folder} nor on PATH; drop the quotes",
+            "on this machine, sh train.py is neither in {folder} nor on PATH; drop the quotes",
         ),
         (
             ("train.py", "--slots=4"),
