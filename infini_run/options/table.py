@@ -283,10 +283,10 @@ _ALL = (
           "give up if the imports of --preload take longer than TIME", shown="10m"),
 
     _choice("where", "engine", ("local", *ENGINES, "auto"),
-            "reach other nodes; auto: take the nodes, the node rank, and the endpoint from Slurm, PBS, LSF, Grid "
-            "Engine, Flux, MPI launchers, Kubernetes, or SageMaker"),
+            "choose how to reach other nodes; with --hosts, the default is ssh; auto: take the nodes, the node rank, "
+            "and the endpoint from Slurm, PBS, LSF, Grid Engine, Flux, MPI launchers, Kubernetes, or SageMaker"),
     _flag("where", "hosts", plain, "", "a,b:4,node[01-16]",
-         "list the nodes, with the number of ranks that each has room for; quote [...] in zsh", shown="none"),
+         "list the nodes; b:4: run at most 4 ranks on b, and 4 by default; quote [...] in zsh", shown="none"),
     _flag("where", "hostfile", plain, "", "FILE", "read the list of --hosts from a file", shown="none"),
     _flag("where", "ssh_config", plain, "", "FILE", "use this configuration file for ssh", shown="ssh's own"),
     _flag("where", "remote_python", plain, "", "PATH", "use this Python on other nodes; it needs infini-run",
@@ -333,8 +333,8 @@ _ALL = (
     Flag(group="devices", name="check_gpus", kind=_check_gpus, default="off", metavar="off|warn|refuse", bare="warn",
          negated="off", help="check whether other processes hold memory on the GPUs; warn, or refuse to start"),
     _flag("devices", "omp_num_threads", value_types.thread_count, 0, "N|auto",
-         "set OMP_NUM_THREADS if it is unset; auto: the cores per rank, or the CPUs that a rank is bound to, with "
-         "more than one rank",
+         "set OMP_NUM_THREADS if it is unset; auto: with more than one rank, the cores per rank, or the CPUs that "
+         "the rank is bound to",
          shown="auto"),
 
     _flag("output", "log_dir", plain, "", "DIR", "write DIR/rank_<rank>.log for each rank", shown="none"),
@@ -343,10 +343,10 @@ _ALL = (
             "id>_<random>/attempt_<restarts>/<local rank>/ with stdout.log, stderr.log, and error.json; several "
             "nodes add node_<node rank>/ before attempt_<restarts>/"),
     _choice("output", "console", ("auto", "inherit", "lines", "prefix", "fold", "none"),
-            "choose how output is shown; inherit: ranks write it themselves, lines: whole lines, which never mix, "
-            "prefix: lines marked [rank 3], fold: as prefix, but a line that several ranks write within 100 ms only "
-            "once, marked [ranks 0-7], none: no output, auto: prefix with --log_dir, --tee, --timestamps, and other "
-            "nodes, inherit for one rank, a terminal, and /dev/null, else lines", shown="auto"),
+            "choose how output is shown; inherit: ranks write it themselves; lines: whole lines, which never mix; "
+            "prefix: lines marked [rank 3]; fold: as prefix, but a line that several ranks write within 100 ms only "
+            "once, marked [ranks 0-7]; none: no output; auto: prefix with --log_dir, --tee, --timestamps, or other "
+            "nodes, else inherit for one rank, a terminal, or /dev/null, else lines", shown="auto"),
     switch("timestamps", "output", "show the time (UTC) before each line of a rank"),
     _choice("output", "color", ("auto", "always", "never"),
             "color the labels of lines; auto: if stdout and stderr are terminals and NO_COLOR is unset"),
@@ -388,11 +388,11 @@ _ALL = (
          "end the job after N attempts in a row without progress, if ranks report PROGRESS=; progress resets the "
          "restart count; 0: no limit"),
     _flag("ending", "ready_timeout", value_types.timeout, 0.0, "TIME|off",
-         "stop the job if a rank has not sent READY=1 within TIME; with --after: a rank that other programs wait "
-         "for, by default 10m", shown="off"),
+         "stop the job if a rank has not sent READY=1 within TIME; a program that --after waits for has 10m by "
+         "default", shown="off"),
     _flag("ending", "hang_timeout", value_types.timeout, 0.0, "TIME|off",
-         "treat a rank as hung without output and CPU use for TIME, noticed after one to two times TIME; once it has "
-         "sent WATCHDOG=1: without another one for TIME",
+         "treat a rank as hung after TIME without output and CPU use, noticed within twice TIME; once it has sent "
+         "WATCHDOG=1: after TIME without another one",
          shown="off"),
     _flag("ending", "progress_timeout", value_types.timeout, 0.0, "TIME|off",
          "treat the job as hung if no rank has sent a higher PROGRESS= for TIME, counted from the first one",
@@ -463,15 +463,16 @@ _ALL = (
          "your shells look for them", shown="none", aliases=("print_completion",)),
 
     _flag("torchrun", "rdzv_backend", _rdzv_backend, "static", "static|c10d",
-         "c10d on a single node without an endpoint means a free port, and an endpoint without a port "
-         "means 29400; etcd is refused"),
+         "choose the default port, as torchrun does; c10d: a free one on a single node without an endpoint, 29400 "
+         "for an endpoint without a port; etcd is refused"),
     _flag("torchrun", "rdzv_conf", _foreign("rdzv_conf"), "", "K=V,...",
-         "join_timeout=SECONDS sets --join_timeout; the rest has no effect, because ranks meet in the "
-         "program only", shown="none"),
+         "read --join_timeout from join_timeout=SECONDS; ignore the rest, because ranks meet in the program only",
+         shown="none"),
     _flag("torchrun", "role", plain, "default", "NAME", "set ROLE_NAME of the ranks"),
     Flag(group="torchrun", name="numa_binding", kind=plain, default="", shown="none",
          choices=("node", "socket", "exclusive", "core-complex"),
-         help="node is --bind=numa, socket is --bind=socket, exclusive and core-complex are --bind=cores"),
+         help="bind ranks as torchrun does; node: --bind=numa, socket: --bind=socket, exclusive and core-complex: "
+         "--bind=cores"),
     switch("virtual_local_rank", "torchrun",
            "set LOCAL_RANK to 0 for every rank, which sees only its GPU (implies --gpus_per_proc=1)"),
     _ignored("monitor_interval", "TIME", "infini-run does not poll", _foreign("monitor_interval")),

@@ -31,13 +31,13 @@ USAGE = {
     "status": "infini-job status [flags] [JOB...]",
     "list": "infini-job list [flags]",
     "logs": "infini-job logs [flags] [JOB]",
-    "top": "infini-job top JOB",
+    "top": "infini-job top [flags] JOB",
     "follow": "infini-job follow [flags] JOB",
     "stacks": "infini-job stacks [flags] JOB",
-    "cancel": "infini-job cancel JOB...",
-    "forget": "infini-job forget JOB...",
+    "cancel": "infini-job cancel [flags] JOB...",
+    "forget": "infini-job forget [flags] JOB...",
     "clusters": "infini-job clusters [flags]",
-    "serve": "infini-job serve --socket=PATH",
+    "serve": "infini-job serve [flags] --socket=PATH",
 }
 TITLES = {
     "slots": "Size",
@@ -51,7 +51,7 @@ GRAMMAR_TEXT = """\
 --name=value and --name value are the same, and so are one dash or two, - and
 _. A switch is --name or --noname. The variable INFINI_JOB_SLOTS sets --slots,
 and so on, if the command line does not. Variables INFINI_RUN_... of the job's
-environment set flags of infini-run, which starts its ranks.
+environment set flags of infini-run, which starts the ranks of the job.
 """
 COMPLETION_TEXT = """\
 infini-job --completion=bash|zsh|fish prints a completion script for a shell;

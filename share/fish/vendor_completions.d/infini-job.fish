@@ -68,7 +68,7 @@ function __infini_job_flags --argument-names verb current
             printf '%s\t%s\n' \
                 slots= 'request N devices (GPUs or CPUs) in all, one rank each' \
                 slots_per_node= 'request N slots per node' \
-                slot_type= 'set what a slot is' \
+                slot_type= 'choose what one slot is: a GPU (cuda, rocm) or a CPU' \
                 gpu_type= 'request GPUs of this type in the pool' \
                 cpus_per_slot= 'request N CPUs per slot' \
                 mem_per_slot= 'request SIZE of memory per slot, such as 16G' \
@@ -89,8 +89,8 @@ function __infini_job_flags --argument-names verb current
                 title= 'show TEXT before the job\'s name in squeue, qstat, and infini-job list' \
                 dir= 'keep jobs in DIR, on storage that the nodes share' \
                 cwd= 'start ranks in DIR' \
-                env= 'set variables of the ranks, in addition to your environment' \
-                python= 'run the nodes\' Python FILE, which needs infini-run' \
+                env= 'set variables of the ranks, such as \'A=1 B=2\', in addition to your environment' \
+                python= 'use the Python FILE of the nodes, which needs infini-run' \
                 run_options= 'pass flags to infini-run, such as --hang_timeout=10m' \
                 warn= 'send ranks SIGNAL (by default USR2) TIME before the limit' \
                 array= 'run a task per index of 0-9, 1,3,7, or 0-20:5, at most M at a time' \
@@ -98,8 +98,8 @@ function __infini_job_flags --argument-names verb current
                 max_timeouts= 'run the job again after exit code 85 at its time limit, at most N times' \
                 container= 'run ranks in IMAGE' \
                 runtime= 'use this container runtime' \
-                container_python= 'run the image\'s Python FILE, which needs infini-run' \
-                bind= 'bind HOST[:THERE[:ro]] paths, in addition to the job\'s directories' \
+                container_python= 'use the Python FILE of the image, which needs infini-run' \
+                bind= 'show paths of the host in the container, HOST[:THERE[:ro]], in addition to the job\'s directories' \
                 container_options= 'pass options to the runtime' \
                 wait 'wait until the job finishes, and exit with the code of the first rank to fail' \
                 print 'print the script and submit nothing' \
@@ -140,7 +140,7 @@ function __infini_job_flags --argument-names verb current
                 task= 'print only these tasks of an array: 4, or 0,3-5' \
                 rank= 'print only this rank' \
                 node= 'print only this node' \
-                attempt= 'print only run K (not attempt K), from 0' \
+                attempt= 'print only run K of the job, from 0' \
                 tail= 'print the last N lines at most' \
                 scheduler_log 'print what the scheduler wrote about the job' \
                 dir= 'look for jobs in DIR' \
@@ -163,7 +163,7 @@ function __infini_job_flags --argument-names verb current
                 version 'print the version'
         case follow
             printf '%s\t%s\n' \
-                ranks= 'ask about these ranks only' \
+                ranks= 'show these ranks only' \
                 dir= 'look for jobs in DIR' \
                 flagfile= 'read flags from FILE: one per line, # comments, further flag files' \
                 fromenv= 'read flags a and b from the variables FLAGS_a and FLAGS_b' \
@@ -174,7 +174,7 @@ function __infini_job_flags --argument-names verb current
                 version 'print the version'
         case stacks
             printf '%s\t%s\n' \
-                ranks= 'ask about these ranks only' \
+                ranks= 'show these ranks only' \
                 dir= 'look for jobs in DIR' \
                 flagfile= 'read flags from FILE: one per line, # comments, further flag files' \
                 fromenv= 'read flags a and b from the variables FLAGS_a and FLAGS_b' \

@@ -159,8 +159,8 @@ function __infini_run_flags --argument-names verb current
                 distributed_args 'add --distributed-rank=R --distributed-world-size=W to each rank\'s arguments' \
                 preload= 'import these modules once per node, and fork all ranks from that process, also at restarts' \
                 preload_timeout= 'give up if the imports of --preload take longer than TIME' \
-                engine= 'reach other nodes' \
-                hosts= 'list the nodes, with the number of ranks that each has room for' \
+                engine= 'choose how to reach other nodes' \
+                hosts= 'list the nodes' \
                 hostfile= 'read the list of --hosts from a file' \
                 ssh_config= 'use this configuration file for ssh' \
                 remote_python= 'use this Python on other nodes' \
@@ -201,7 +201,7 @@ function __infini_run_flags --argument-names verb current
                 restart_window= 'reset the restart count after TIME without a failure' \
                 max_no_progress= 'end the job after N attempts in a row without progress, if ranks report PROGRESS=' \
                 ready_timeout= 'stop the job if a rank has not sent READY=1 within TIME' \
-                hang_timeout= 'treat a rank as hung without output and CPU use for TIME, noticed after one to two times TIME' \
+                hang_timeout= 'treat a rank as hung after TIME without output and CPU use, noticed within twice TIME' \
                 progress_timeout= 'treat the job as hung if no rank has sent a higher PROGRESS= for TIME, counted from the first one' \
                 on_hang= 'choose what follows a hang' \
                 snapshots= 'choose when to look at what ranks wait in' \
@@ -228,10 +228,10 @@ function __infini_run_flags --argument-names verb current
                 doctor 'check this machine, and every node of --hosts or --engine, for what a launch needs, and start nothing' \
                 completion= 'print a script that completes flags in this shell, and start nothing' \
                 print_completion= 'print a script that completes flags in this shell, and start nothing' \
-                rdzv_backend= 'c10d on a single node without an endpoint means a free port, and an endpoint without a port means 29400' \
-                rdzv_conf= 'join_timeout=SECONDS sets --join_timeout' \
+                rdzv_backend= 'choose the default port, as torchrun does' \
+                rdzv_conf= 'read --join_timeout from join_timeout=SECONDS' \
                 role= 'set ROLE_NAME of the ranks' \
-                numa_binding= 'node is --bind=numa, socket is --bind=socket, exclusive and core-complex are --bind=cores' \
+                numa_binding= 'bind ranks as torchrun does' \
                 virtual_local_rank 'set LOCAL_RANK to 0 for every rank, which sees only its GPU (implies --gpus_per_proc=1)' \
                 flagfile= 'read flags from FILE: one per line, # comments, further flag files' \
                 fromenv= 'read flags a and b from the variables FLAGS_a and FLAGS_b' \
