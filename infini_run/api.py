@@ -63,8 +63,8 @@ def run(
         cwd: Where the ranks start, and where a relative program is looked for. None: this process's.
         flags: The command's flags by their names: `nproc_per_node=8` (or `nproc=8`), `log_dir="logs"`, `grace=30`.
             `hosts=["a", "b"]` or `engine="slurm"` reach many nodes. With `engine="auto"` this process is the
-            launcher of the node that the cluster environment names, or of a whole allocation. `stdin` is "none"
-            unless it is given: typed input is for the host program.
+            launcher of the node that the cluster environment names, or of a whole allocation. By default, `stdin` is
+            "none", because typed input is for the host program.
 
     Returns:
         How every rank ended.

@@ -44,7 +44,7 @@ def counted(count: int, what: str) -> str:
 
 
 class InfiniRunError(Exception):
-    """The root of the tree."""
+    """The base class of all errors of infini-run."""
 
     exit_code = 1
 
@@ -62,7 +62,7 @@ class UsageError(InfiniRunError):
 
 
 class DeviceError(UsageError):
-    """A lack of the requested devices, or devices that cannot be counted."""
+    """The requested devices are missing, or cannot be counted."""
 
 
 class ProgramError(InfiniRunError):
@@ -118,12 +118,13 @@ class NodeLost(InfiniRunError):
 
 
 class LaunchTimeout(InfiniRunError, TimeoutError):
-    """A launch that did not end within the caller's time limit, and was stopped."""
+    """A launch did not finish within its time limit (`timeout_s`, `agent_timeout_s`), and was stopped."""
 
 
 class RemoteError(InfiniRunError):
-    """An exception of a worker that cannot be rebuilt here. The text has its type and its message. `kind` is the full
-    name of the type, `trace` the traceback as text; `rank` and `host` name the worker."""
+    """An exception or a result of a worker cannot be rebuilt here. The text has the type and the message of the
+    exception. `kind` is the full name of its type, `trace` its traceback as text; `rank` and `host` name the
+    worker."""
 
     def __init__(self, message: str, kind: str = "", trace: str = "", rank: int = -1, host: str = "") -> None:
         super().__init__(message)

@@ -203,9 +203,9 @@ class ProcessLauncher:
             timeout_s: Seconds to wait at most. None: until there is an event.
 
         Returns:
-            The events in order. Empty: the time is up, or everything exited. With max_restarts the kind
-                `restarting` says that all ranks restart, or with restart_scope="program" those of the program `name`;
-                this call starts them.
+            The events in order; none if `timeout_s` passed, or if everything exited. An event `restarting` means that
+                all ranks restart, or with restart_scope="program" those of the program `name`. A later call of
+                `events` or `wait` starts them.
         """
         return self._launched().events(read_wait("timeout_s", timeout_s))
 
@@ -227,8 +227,8 @@ class ProcessLauncher:
             timeout_s: Seconds to wait at most. None: for ever.
 
         Returns:
-            False if the time was up first, or as soon as a rank exited without it: see `first_failure`. With
-            max_restarts a rank that failed may still come back.
+            True; False after `timeout_s`, or as soon as a rank exited without READY=1 (see `first_failure`), unless
+            max_restarts may still restart it.
         """
         limit_s = read_wait("timeout_s", timeout_s)
         programs = self._options.programs

@@ -17,24 +17,25 @@ from infini_run.errors import NO_MEMORY, InfiniRunError
 
 
 class ChannelError(InfiniRunError):
-    """The root of a channel's errors."""
+    """The base class of a channel's errors."""
 
 
 class ChannelClosed(ChannelError):
-    """An end that this process closed."""
+    """This process closed the endpoint itself."""
 
 
 class ChannelBroken(ChannelError):
-    """The other side died, or, to a sender, closed its receiver. A receiver got everything that it sent whole."""
+    """The other side died. Or, when sending, the other side closed its Receiver. A Receiver first gets every message
+    that the other side sent whole."""
 
 
 class ChannelEnd(ChannelError):
-    """The other side closed its end in good order, and this side received everything."""
+    """The other side closed its Sender, and this side received everything."""
 
 
 class MessageTooLong(ChannelError, ValueError):
-    """A message that is over the channel's limit, or finds no memory. Of a sent one nothing has gone; the receiver
-    skipped a received one. `size` and `limit` are bytes."""
+    """A message exceeds the channel's limit, or there is no memory for it. When sending, no part of it was sent. When
+    receiving, this message is lost, and the channel continues with the next one. `size` and `limit` are bytes."""
 
     def __init__(self, size: int, limit: int, finds_no_memory: bool = False) -> None:
         why = f"finds no memory; {NO_MEMORY}" if finds_no_memory else f"exceeds the channel's limit of {limit}"
@@ -48,7 +49,7 @@ class MessageTooLong(ChannelError, ValueError):
 
 
 class UnpicklableError(ChannelError, PicklingError, TypeError):
-    """An object that does not pickle, so nothing was sent. `path` says where in it the fault is."""
+    """An object does not pickle, so nothing was sent. `path` names the part at fault, such as `config['lock']`."""
 
     def __init__(self, message: str, path: str = "") -> None:
         super().__init__(message)
@@ -59,4 +60,4 @@ class UnpicklableError(ChannelError, PicklingError, TypeError):
 
 
 class CannotUnpickle(ChannelError):
-    """A message that came whole, but does not become an object here. The channel continues with the next one."""
+    """A message arrived whole, but cannot be unpickled here. The channel continues with the next one."""

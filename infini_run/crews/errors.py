@@ -22,8 +22,9 @@ _LINES = 9  # of them
 
 
 class CrewFailed(WorkerError, BrokenExecutor):
-    """A crew has stopped all its workers, because they failed more often than its restart policy allows. `causes`:
-    what failed, in time; `rank` and `exit_code` are those of the first that has them."""
+    """A crew failed and stopped all its workers: a worker failed, and its restart policy allows no further restart.
+    `causes` are the failures in the order of time; `rank` and `exit_code` are those of the first cause that has
+    them."""
 
     def __init__(self, message: str, causes: tuple[BaseException, ...] = ()) -> None:
         InfiniRunError.__init__(self, message)
@@ -37,12 +38,12 @@ class CrewFailed(WorkerError, BrokenExecutor):
 
 
 class CrewClosed(InfiniRunError, RuntimeError):
-    """A closed crew: it takes no more tasks, or dropped one that it had accepted."""
+    """A crew was closed: it takes no more tasks, or dropped an accepted task."""
 
 
 class DrainTimeout(InfiniRunError, TimeoutError):
-    """A crew that did not finish its accepted tasks within its drain_s. `tasks`: how many; `ranks`: the workers that
-    had some of them."""
+    """A crew did not finish its accepted tasks within its `drain_s`. `tasks` is the number of unfinished tasks,
+    `ranks` the workers that had some of them."""
 
     def __init__(self, message: str, tasks: int = 0, ranks: tuple[int, ...] = ()) -> None:
         super().__init__(message)

@@ -6,8 +6,9 @@ from infini_run.errors import InfiniRunError
 
 
 class SubmitError(InfiniRunError):
-    """A batch scheduler did not take a job. `kind`: `refused`; `timed_out`, and the job may be there all the same;
-    `unreachable`, and it is not. `text`: the scheduler's own words."""
+    """A batch scheduler did not confirm a job. `kind`: `refused`: it rejected the job; `timed_out`: it did not
+    respond in time, and may have the job; `unreachable`: it does not have the job. `text` is the scheduler's own
+    text."""
 
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(text)
@@ -19,12 +20,12 @@ class SubmitError(InfiniRunError):
 
 
 class QueryError(InfiniRunError):
-    """A batch scheduler did not answer, or nothing that can be understood: no news of any job."""
+    """A batch scheduler did not respond, or infini-run cannot understand its answer. The state of jobs is unknown."""
 
 
 class JobFailed(InfiniRunError):
-    """A function's job that ended without a result, and no rank has written an exception. `name`: of the job or the
-    task; `state`: how it ended."""
+    """The job of a function ended without a result, and without an exception of a rank: it was canceled, reached its
+    limit, lost a node, or a rank exited. `name` is that of the job or task, `state` the job's last state."""
 
     def __init__(self, message: str, name: str, state: str, exit_code: int = 1) -> None:
         super().__init__(message)

@@ -99,9 +99,9 @@ def submit(
         command: What each rank runs: a program and its arguments; or a function, such as `functools.partial(train,
             lr=0.1)`, which each rank calls. `Job.result` returns what that returned. If it has a method `checkpoint`,
             rank 0 calls that before the time limit, and the next run makes the call that it returns.
-        arguments: None: those of a function go into `functools.partial`, those of a program into its list.
-        array: Run it as one task per item of a list or range, and call the function with that item; a text such as
-            "0-9%3" or a number are indices, and the function gets its task's index. None: no array.
+        arguments: Pass none: a function's arguments belong into `functools.partial`, a program's into its list.
+        array: A list or range: run one task per item, and call the function with that item. A text such as "0-9%3",
+            or a number, selects indices, and the function gets its task's index. None: no array.
         env: Variables to add to the environment of the ranks, which goes with the job; None: none.
         inherit_env: The ranks have this process's environment, too.
         cwd: The directory in which the ranks start, on every node; None: the current one.
@@ -251,7 +251,8 @@ class Job(Generic[R]):
         return self._folder.id
 
     def status(self) -> Status:
-        """Return how the job is at present, by at most one query of its scheduler; none after its end."""
+        """Return the present state of the job. That takes at most one query of its scheduler, and none after the
+        job's end."""
         from infini_run.jobs.status.status_query import query_status
 
         return query_status([self._folder], lambda _: self._scheduler)[0]
@@ -338,7 +339,7 @@ class Job(Generic[R]):
         return found
 
     def exception(self, timeout_s: float | None = None) -> BaseException | None:
-        """Wait for the job of a function, and return why it has no result: what `result` raises; None: it has one.
+        """Wait for the job of a function, and return the exception that `result` raises, or None if it returns.
 
         Args:
             timeout_s: Seconds to wait at most; None: no limit.
@@ -487,12 +488,12 @@ class Job(Generic[R]):
             yield from block.decode("utf-8", "surrogateescape").split("\n")[:-1]
 
     def cancel(self) -> bool:
-        """Ask for the end of the job; a finished one stays as it is.
+        """Cancel the job, unless it has finished.
 
-        The ranks get the launcher's grace; asked again, that of the scheduler.
+        The ranks get the grace of infini-run. If you call it again, the scheduler stops them, with its own grace.
 
         Returns:
-            Whether it had to end: False, it was already finished.
+            True; False if the job had already finished.
 
         Raises:
             QueryError: The scheduler does not answer.
@@ -600,8 +601,9 @@ def find_jobs(
     Args:
         names: Of these jobs; empty: of all.
         dir: The directory of all jobs; "": ~/.infini-run/jobs.
-        problem: Gets a line per job that is unreadable, or whose directory does not answer within 10 s, and drops the
-            job. None: with names such a job raises, without them it is a RuntimeWarning.
+        problem: A function that gets a line about each job that is unreadable, or whose directory does not respond
+            within 10 s. That job is not in the result. None: if you named such a job, it raises an error, else a
+            RuntimeWarning.
 
     Raises:
         UsageError: There is no such job, or the directory of all jobs is unreadable.

@@ -83,8 +83,8 @@ class JobExecutor:
     """Submits functions as jobs, with the calls of submitit's AutoExecutor.
 
     Args:
-        folder: The directory of all jobs; "": ~/.infini-run/jobs. It ends before the first part with a tag of
-            submitit, such as `%j`: each job has its own directory in there.
+        folder: The directory of all jobs; "": ~/.infini-run/jobs. Each job makes its own directory there, so
+            infini-run drops a part with a tag of submitit, such as `%j`, and all parts after it.
         parameters: Keywords of `submit`, such as `slots=16, time="4h"`, or submitit's, such as `nodes=2,
             timeout_min=240`; `update_parameters` lists those.
 

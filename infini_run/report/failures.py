@@ -27,9 +27,10 @@ class WorkerError(InfiniRunError):
 
 
 class WorkerDied(WorkerError):
-    """A worker ended, or was ended, before it had done what it was asked for. `exit`: how its process ended, as far
-    as that is known (with pid, log and the rest); `rank`, `host`, `exit_code` (as a shell says it), `signal` (its
-    number, or 0) and `last_lines` (of its stderr) are those. `report`: of what was started with it, or None."""
+    """A worker's process ended, or infini-run stopped it, before the worker finished its work. `exit` is an Exit: how
+    the process ended, with its pid and log. `rank`, `host`, `exit_code` (128 + the signal, as in a shell), `signal`
+    (its number, or 0), and `last_lines` (of its stderr) are taken from there. `report` has the whole launch, or is
+    None."""
 
     def __init__(self, message: str, exit_: Exit, report: Report | None = None) -> None:
         InfiniRunError.__init__(self, message)

@@ -29,17 +29,31 @@ _JOINS = ("Thread.join (threading.py:", "join (threading.py:", "_shutdown (threa
 class HangSnapshot:
     """One rank at one moment.
 
-    kind: hung, late (not ready in time), or "" where another rank was the reason. why: in words, BEFORE_STOP, or
-    BEFORE_RESTART.
-    status: its last STATUS=. python: what py-spy said of its processes; python_note: why it said nothing of one.
-    file: where all of it is written. finding: the number of the hang on its node. is_sure: there were two looks, 2 s
-    apart. What both agree on: frames, the Python frames of its telling_thread, innermost first; beside, those of the
-    other threads, if the main thread waits for one of several; wait, the kernel's
-    function; state, the letter of its state (`X`: the rank has exited, and wait says how). cpu: how much it used
-    between them, in CPUs. When its signs of life stopped, in seconds since the epoch: output_s, the last output or
-    message; idle_s, since when it uses no CPU; progress and progress_s, its highest PROGRESS= and when it came; None:
-    never, or not. gpu: how busy its GPUs are, from 0 to 1; None: unknown.
-    program and program_rank: of a job of several programs, the rank's program, and its rank in that.
+    Attributes:
+        rank, pid, host: Which rank.
+        time_s: When, in seconds since the epoch.
+        kind: `hung`, or `late` (not ready in time); empty: another rank was the reason to look.
+        why: The reason, or when infini-run looked (BEFORE_STOP, BEFORE_RESTART).
+        status: Its last STATUS=.
+        processes: The processes of the rank, with their threads.
+        python: The stacks of its processes, from py-spy.
+        python_note: Why a stack is missing.
+        file: The file that has all of this as text.
+        finding: The number of the hang on its node.
+        is_sure: infini-run looked twice, 2 s apart. The next fields have what both looks agree on.
+        frames: The Python frames of its telling_thread, innermost first.
+        beside: The frames of its other threads, if the main thread waits for one of several.
+        wait: The kernel's function, or how a rank exited.
+        state: The letter of its state; `X`: it exited.
+        cpu: How many CPUs it used between the two looks. None: unknown.
+        records: The last collectives in each process group of torch.
+        output_s: When its last output or message came, in seconds since the epoch. None: none came.
+        idle_s: Since when it uses no CPU, in seconds since the epoch. None: it uses CPU.
+        progress: Its highest PROGRESS=. None: none came.
+        progress_s: When that came.
+        gpu: How busy its GPUs are, from 0 to 1. None: unknown.
+        program: With several programs, the name of the rank's program.
+        program_rank: Its rank in that program.
     """
 
     rank: int

@@ -66,7 +66,7 @@ class Report:
         launch_id: The launch's id, the value of INFINI_RUN_ID.
         run_id: The id that the user gave (`--rdzv_id`); empty: none.
         host: The name of the launcher's host.
-        world_size: How many ranks there were to be.
+        world_size: The number of ranks that the launch should have.
         start_s: When the first worker was created: seconds since the epoch, by the head's clock.
         end_s: When the last process was gone.
         exits: How each worker ended, by rank.
@@ -74,27 +74,27 @@ class Report:
             None: none did.
         received_signal: The signal from outside that ended the launch; 0: none did.
         forwarded_signals: Signals from outside that were passed on to the ranks.
-        user_interrupted: The user ended a single rank by Ctrl-C in its own terminal.
+        user_interrupted: Ctrl-C at the terminal reached one rank alone, and ended it.
         leftover_processes: The first few processes that outlived the workers.
         leftover_count: How many there were.
         stuck: Processes that SIGKILL did not end.
         notices: Sentences that the user was shown while the job ran.
-        snapshots: What ranks were doing when they hung or were late.
+        snapshots: What ranks were doing when a rank hung, or was not ready in time.
         unanswered: The hosts that did not answer at the last hang: `snapshots` may lack their ranks.
         port_in_use: The rendezvous port, if another program listens there; else 0.
-        ended_by: The program with --ends_job whose good end stopped the others. Empty: none.
-        silent: How many nodes have sent no report.
+        ended_by: The program with --ends_job that exited with 0, and so ended the job. Empty: none.
+        silent: The number of nodes that sent no report.
         restarts: How often all ranks restarted.
-        earlier_failures: The first failure of each earlier attempt, the last hundred; after the loss of a node, the
-            node's first rank.
-        not_restarted: Why no restart followed the last failure. Empty: it is plain.
-        clocks: The clocks of the nodes of many.
+        earlier_failures: The first failure of each earlier attempt, at most of the last 100 attempts. After the loss
+            of a node, it is the node's first rank.
+        not_restarted: Why no restart followed the last failure, if the reason is not plain, such as a stop request.
+        clocks: With several nodes, the difference of each node's clock.
         preload: What --preload did, by node. Empty: without the flag.
         slow: The ranks that were slow in the last attempt, the worst first: 64 at most.
-        error: Why the job ended, if no rank was the cause: a node was lost, or would not begin. Empty: a rank was.
-        error_code: The exit code of that.
-        lost: The nodes that were lost, each in a sentence, at most a hundred: those of the last attempt come first.
-        advice: What to do about the first failure, in the words of the caller. Empty: as the command says it.
+        error: Why the job ended, if no rank was the cause: a node was lost, or did not start. Empty: a rank was.
+        error_code: The exit code for that `error`.
+        lost: A sentence per lost node, at most 100. The nodes of the last attempt come first.
+        advice: What to do about the first failure, in the words of the caller. Empty: as the command words it.
     """
 
     launch_id: str

@@ -87,15 +87,16 @@ class Crew(MethodCalls, Generic[T, R]):
     """Long-lived workers, and a channel to each.
 
     Leaving the `with` block closes the crew once its accepted tasks are done. An exception that leaves the block
-    closes it without that wait. A crew that nothing refers to finishes its tasks too, and so does one that is open
+    closes it without that wait. A crew also finishes its tasks if you drop it without closing it, or if it is open
     when the interpreter exits. `nproc` is the number of workers.
 
     Args:
         target: a function `serve(ctx, task)`, which each worker calls for each task, or one of the task alone,
             `serve(task)`. Or a class with `task(self, ctx, task)`, of which each worker makes one object;
             `start(self, ctx)` and `stop(self, ctx)` are optional. Or a functools.partial of either, or an object with
-            these methods, of which each worker gets a copy. It travels by value if no module has it (`__main__`,
-            closures); workers never import the caller's script. A function that fits both calls gets ctx and task.
+            these methods, of which each worker gets a copy. A function that fits both calls gets ctx and task. The
+            target travels by value if no module has it (`__main__`, closures): workers never import the caller's
+            script.
         args, kwargs: arguments for the target: each worker makes its object of a class with them; a function gets
             them after the task.
         nproc_per_node: the number of workers on each host, "auto", "gpu", or "cpu", or a list with one number per
@@ -114,19 +115,20 @@ class Crew(MethodCalls, Generic[T, R]):
         max_events: how many unread events (emitted objects, results of `send`) the crew keeps for each worker. At
             this number the worker waits, if the program reads events; otherwise the crew drops the oldest, and counts
             it.
-        max_tasks_per_child: a worker that has done this many tasks ends in order (its `stop` runs) and restarts in a
-            fresh process. No task is lost, and it counts as no failure. None: never.
+        max_tasks_per_child: after this many tasks, a worker runs its `stop`, exits, and restarts in a fresh process.
+            No task is lost, and this counts as no failure. None: never.
         env: variables to add to the workers' environment; None: none.
-        inherit_env: workers have this process's environment, too; on other hosts the variables of it that jobs
-            commonly need, over those of a login there.
+        inherit_env: workers have this process's environment, too; on other hosts, those of its variables that jobs
+            commonly need, and the variables of a login there. False: only those of env=.
         cwd: the directory in which workers start; None: the current one.
         log_dir: a directory for rank_N.log files of the workers' output; None: none.
-        log_level: the least level of the logging records ("INFO", 20) that go to the loggers of this process, with
-            `rank` and `host`. True: the root logger's level; None: the same if that has handlers; False: records stay
-            with the workers.
-        preload: modules that one process imports once; workers are forks of it, in milliseconds, restarts too.
-        spawner: starts the workers in place of one made from these arguments; None: none. It excludes all arguments
-            that say where and how workers start.
+        log_level: the lowest level ("INFO", 20) of the logging records that go from workers to the loggers of this
+            process, with `rank` and `host`. True: the root logger's level. False: records stay with the workers.
+            None: as True if the root logger has a handler, else as False.
+        preload: modules that one process imports once. Workers are forks of that process, in milliseconds, also after
+            a restart.
+        spawner: an object that starts the workers; with it, leave out all arguments about where and how workers
+            start. None: infini-run makes one from these arguments.
         flags: the command's flags by their names: console="none", gpus_per_proc=1, hang_timeout=60, ...
 
     Raises:
@@ -408,7 +410,7 @@ class Crew(MethodCalls, Generic[T, R]):
             timeout_s: how long to wait, in seconds; None: no limit.
 
         Returns:
-            The events, in order. Empty: the time is up, or the crew is closed and no event is left.
+            The events, in order; none if `timeout_s` passed, or if the crew is closed and you have read all events.
 
         Raises:
             CrewFailed: the crew failed, and no event is left.

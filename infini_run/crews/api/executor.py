@@ -82,8 +82,9 @@ class Executor(concurrent.futures.Executor):
             commonly need.
         cwd: the directory in which workers start; None: the current one.
         log_dir: a directory for rank_N.log files of the workers' output; None: none.
-        log_level: the least level of the logging records ("INFO", 20) for the loggers of this process. True: the
-            root logger's level; None: the same if that has handlers; False: records stay with the workers.
+        log_level: the lowest level ("INFO", 20) of the logging records that go from workers to the loggers of this
+            process. True: the root logger's level. False: records stay with the workers. None: as True if the root
+            logger has a handler, else as False.
         flags: the command's flags by their names: console="none", gpus_per_proc=1, engine="slurm", ...
 
     Raises:
@@ -204,10 +205,11 @@ class Executor(concurrent.futures.Executor):
             timeout: how long all results may take, in seconds from this call; None: no limit.
             chunksize: this many calls travel together, and one worker does them, which is faster for many short
                 calls.
-            more: what a later Python's `Executor.map` takes (buffersize).
+            more: further arguments of this Python's `Executor.map` (`buffersize`, from Python 3.14 on).
 
         Raises:
-            ValueError: chunksize is below 1. By the iterator: what a call raised, TimeoutError, ExecutorFailed; it
+            ValueError: chunksize is below 1.
+            BaseException: reading a result raises what its call raised, TimeoutError, or ExecutorFailed. The iterator
                 then cancels the calls that no worker has.
         """
         if chunksize < 1:
@@ -219,7 +221,7 @@ class Executor(concurrent.futures.Executor):
         return chain.from_iterable(super().map(partial(_call_each, fn), chunks, timeout=timeout, **more))
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Accept no more calls, do the submitted ones, and end the workers. Safe twice.
+        """Accept no more calls, do the submitted ones, and end the workers. You may call it again.
 
         Args:
             wait: return when everything is gone; False: at once.

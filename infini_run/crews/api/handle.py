@@ -38,10 +38,9 @@ _NOTED = 8  # later failures that an error names
 class LaunchHandle(Generic[R]):
     """A function that runs on every rank.
 
-    `await handle` gives what `result` gives; the cancellation of a waiting coroutine leaves the launch running.
-    Leaving the `with` block, or `close`, stops the launch if it still runs; then nothing of it is left. A launch
-    whose handle nothing refers to runs to its end. The thread that waits for results unpickles them. Usable from
-    several threads.
+    `await handle` gives what `result` gives. If you cancel the waiting coroutine, the launch continues. The end of
+    the `with` block, or `close`, stops a launch that still runs, and nothing of it is left. If you drop the handle,
+    the launch continues. The thread that waits for results unpickles them. Several threads may use a handle.
     """
 
     def __init__(self, launch: LaunchSupervisor) -> None:
@@ -80,7 +79,7 @@ class LaunchHandle(Generic[R]):
             timeout_s: in seconds; None: no limit.
 
         Returns:
-            Whether that is so; False: the time is up.
+            True; False if the launch still runs after `timeout_s`.
 
         Raises:
             InfiniRunError: this process is a fork, and the launch is its parent's.
@@ -113,8 +112,8 @@ class LaunchHandle(Generic[R]):
             self._launch.call(lambda: self._launch.fail_result(ask, rank, error))
 
     def done(self) -> bool:
-        """Return whether every rank exited and nothing is left. Does not wait. In a forked child a launch of its
-        parent's is done: nothing will come of it there."""
+        """Return whether every rank exited and nothing is left, without waiting. In a forked child, this is True for
+        its parent's launches, whose results never arrive there."""
         return self._launch.is_over
 
     def result(self, timeout_s: float | None = None) -> LaunchResult[R]:
@@ -216,16 +215,17 @@ class LaunchHandle(Generic[R]):
         return self._launch.signal(number, workers if rank is None else workers[rank : rank + 1])
 
     def stop(self) -> None:
-        """Begin to stop it: the stop signal, SIGKILL after the grace. Does not wait; `wait` does."""
+        """Begin to stop the launch: send the stop signal, and SIGKILL after the grace. To wait for the end, use
+        `wait`."""
         self._launch.call(self._launch.stop_all)
 
     def kill(self) -> None:
-        """Send SIGKILL to everything that is left. Does not wait, unlike `wait`."""
+        """Send SIGKILL to everything that is left. To wait for the end, use `wait`."""
         self._launch.call(self._launch.kill_all)
 
     @property
     def pids(self) -> list[int]:
-        """The process ids, by rank. 0: the start of that rank has not been reported yet."""
+        """The process ids, by rank; 0 for a rank whose start has not been reported yet."""
         return [worker.process.pid if worker.process is not None else 0 for worker in self._launch.workers]
 
     @property
@@ -235,11 +235,12 @@ class LaunchHandle(Generic[R]):
 
     @property
     def exits(self) -> Sequence[Exit | None]:
-        """How each process ended, by rank; None: it has not. One that SIGKILL did not end is `stuck`."""
+        """How each process ended, by rank; None for a process that still runs. `stuck` is True for a process that
+        SIGKILL did not end."""
         return [worker.process.exit if worker.process is not None else None for worker in self._launch.workers]
 
     def close(self) -> None:
-        """Stop what still runs, within the grace, and wait until nothing is left. Safe twice."""
+        """Stop what still runs, within the grace, and wait until nothing is left. You may call it again."""
         try:
             if not self._launch.is_over:
                 self.stop()

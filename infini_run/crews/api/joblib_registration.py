@@ -6,11 +6,11 @@ from infini_run.errors import UsageError
 
 
 def register_joblib() -> None:
-    """Register the backend "infini_run" of joblib. Safe twice.
+    """Register the backend "infini_run" of joblib. You may call it again.
 
-    Within parallel_config("infini_run", n_jobs=4, hosts=["a", "b"]) each Parallel has an Executor of these
-    keywords.
-    Within parallel_config("infini_run", executor=executor) all of them use that one, which stays open.
+    Within parallel_config("infini_run", n_jobs=4, hosts=["a", "b"]), each Parallel has its own Executor with these
+    keywords. Within parallel_config("infini_run", executor=executor), each Parallel uses your executor, which stays
+    open.
 
     Raises:
         UsageError: joblib is missing, or too old.

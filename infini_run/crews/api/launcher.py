@@ -65,8 +65,8 @@ _FORKED_FROM = 2  # workers at once, from which on one import for all is faster 
 class Launcher:
     """Functions on ranks, and how to run them. Each `run` is a separate launch; several may run at a time.
 
-    A Launcher holds nothing. As a `with` block it waits at its end for the launches that it has started; an exception
-    that leaves the block stops them.
+    A Launcher needs no close. The end of its `with` block waits for its launches; an exception that leaves the block
+    stops them.
     """
 
     def __init__(
@@ -93,9 +93,9 @@ class Launcher:
         """Check the request; nothing starts.
 
         Args:
-            hosts: names of hosts (["a", "b:4"], or "a,b:4" as for --hosts), which ssh or the allocation's own way
-                reaches. `"auto"`: the nodes of the current allocation, or this machine. None: those of hostfile=, a
-                file that names them, or this machine.
+            hosts: names of hosts, as ["a", "b:4"], or as "a,b:4"; engine= reaches them. `"auto"`: the nodes of the
+                current allocation, or this machine without one. None: the hosts in the file hostfile=, or this
+                machine.
             nproc_per_node: the number of workers on each host, "gpu" or "cpu" (one per device), "auto", or a list
                 with one number per host. None: what each has room for ("b:4"), else one.
             nproc: another name of nproc_per_node.
@@ -104,24 +104,24 @@ class Launcher:
             backend: "gloo", "nccl", or another that torch has: the function runs within torch.distributed's process
                 group; None: without an import of torch.
             env: variables to add to the workers' environment; None: none.
-            inherit_env: workers have this process's environment, too.
-            copy_env: patterns of the variables that they have of it; None: all of them on this machine, those that
-                jobs commonly need on other hosts.
+            inherit_env: False: workers have no variable of this process, except those of env= and env_file=.
+            copy_env: names or patterns (NCCL*) of the variables of this process that workers get. None: on this
+                machine all variables, on other hosts those that jobs commonly need.
             env_file: a file of variables, NAME=value on each line; None: none.
             cwd: the directory in which workers start; None: the current one.
             log_dir: a directory for rank_N.log files of the workers' output, which also goes to this console; None:
                 none.
-            log_level: the least level of the logging records ("INFO", 20) that go to the loggers of this process,
-                with `rank` and `host`. True: the root logger's level; None: the same if that has handlers; False:
-                records stay with the workers.
+            log_level: the lowest level ("INFO", 20) of the logging records that go from workers to the loggers of
+                this process, with `rank` and `host`. True: the root logger's level. False: records stay with the
+                workers. None: as True if the root logger has a handler, else as False.
             worker_timeout_s: how long an operation of the process group of `backend` may take, in seconds;
                 default 600.
             agent_timeout_s: how long it may take until all workers are up, in seconds; None: no limit.
             timeout_s: how long the whole launch may take, in seconds; None: no limit.
             progress: show a bar of what workers report by `this_worker().progress`: True, False, "rich" or "tqdm".
-            flags: the command's flags by their names. max_restarts=2: after a failure all ranks restart in fresh
-                processes, with the same call, at most twice. The flags restart_delay= and restart_window= are those
-                of the command. Others: console="none", grace=30, gpus_per_proc=1, keep_going=True, ...
+            flags: the command's flags by their names: console="none", grace=30, gpus_per_proc=1, keep_going=True.
+                max_restarts=2: after a failure all ranks restart in fresh processes, with the same call, at most
+                twice.
 
         Raises:
             UsageError: the request is invalid.

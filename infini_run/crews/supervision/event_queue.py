@@ -63,12 +63,13 @@ class CrewEvent:
 
     @property
     def value(self) -> Any:
-        """The emitted or returned object; each access unpickles it. Raises what that raises."""
+        """The emitted or returned object; None in other events. Each access unpickles it again, and raises what
+        unpickling raises."""
         return self.body.load() if self.body else None
 
     @property
     def error(self) -> BaseException | None:
-        """What went wrong, of a died and a failed."""
+        """What went wrong, in an event `died` or `failed`; None in other events."""
         problem = self.problem
         return to_exception(problem, self.rank, self.host) if isinstance(problem, TaskFailed) else problem
 

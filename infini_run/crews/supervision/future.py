@@ -67,13 +67,13 @@ class Ask(Future[R]):
     """The result of a task, as a concurrent.futures.Future that asyncio can await.
 
     It differs from other futures in three things. First, you can cancel a running task: the future is canceled at
-    once, and the task's next ctx.checkpoint raises Cancelled. Second, a result that does not unpickle here is a
-    RemoteError of `result` and `exception`. `concurrent.futures.wait` does not look at results, and takes it for a
-    success. Third, a task that does not pickle has no future: `ask` itself raises.
+    once, and the task's next ctx.checkpoint raises Cancelled. Second, if a result does not unpickle here, `result`
+    and `exception` have a RemoteError, but `concurrent.futures.wait` counts the ask as successful. Third, a task that
+    does not pickle has no future: `Crew.ask` itself raises.
 
     Args:
-        task: the task's number, which events about it have.
-        owner: the supervisor that has the task; None: the future cannot cancel it.
+        task: the task's number, which its events also have.
+        owner: the supervisor of the task; infini-run sets it.
     """
 
     def __init__(self, task: int, owner: TaskOwner | None = None) -> None:

@@ -115,7 +115,8 @@ class TaskInbox:
 
 
 class Context:
-    """A worker's own end of its crew. Any of its threads may call any method."""
+    """What a worker knows of itself, and how it reports to your program. Any thread of the worker may call any
+    method."""
 
     def __init__(self, setup: WorkerSetup, inbox: TaskInbox, sender: Sender) -> None:
         self.rank = setup.rank
@@ -136,8 +137,8 @@ class Context:
     # ---- up
 
     def emit(self, what: object) -> None:
-        """Send an object to the crew's program, as an event with this rank and the current task. Waits while the
-        supervisor has no room for it.
+        """Send an object to the crew's program, as an event with this rank and the current task. If the program reads
+        events, and this worker has `max_events` unread ones, the call waits until the program has read some.
 
         Args:
             what: any object that pickles.
@@ -151,18 +152,18 @@ class Context:
         """Report what the worker is doing.
 
         Args:
-            text: shown by `Crew.status`, and an event.
+            text: what `Crew.status` and an event `status` then have.
         """
         self._send(StatusText(text=str(text)))
 
     def progress(self, done: float, of: float | None = None) -> None:
-        """Report how much of the task is done, or the progress of the job.
+        """Report progress: with `of` the part of a task that is done, without `of` the step of the whole job.
 
         Args:
-            done: a number in any unit.
-            of: all of it, in that unit: this is for a bar, and an event of a crew. None: `done` is a whole number (a
-                step, a sample) that rises over all attempts, as PROGRESS= of a command's rank. From it a Launcher
-                knows whether a restart got any further (max_no_progress).
+            done: with `of`, a number in any unit. Without `of`, a whole number (a step, a sample) that rises over all
+                attempts, as PROGRESS= of a command's rank. A Launcher uses it for max_no_progress.
+            of: all of the task, in the same unit; the bar and an event `progress` of a crew show both. None: see
+                `done`.
 
         Raises:
             UsageError: without `of`, `done` is no whole number from 0 to 2**63 - 1.
@@ -175,18 +176,19 @@ class Context:
         self._send(Progress(task=self._inbox.current, done=amount, of=whole))
 
     def extend(self, seconds: float) -> None:
-        """Announce a silence, which postpones deadlines, as EXTEND_TIMEOUT_USEC of sd_notify(3) does.
+        """Postpone this worker's deadlines before a long silent step, as EXTEND_TIMEOUT_USEC of sd_notify(3) does.
 
         Args:
-            seconds: how long, from this call on; another call may extend it.
+            seconds: the time from this call until which no deadline passes; another call may prolong it.
 
         Raises:
-            UsageError: it is not above 0.
+            UsageError: `seconds` is not above 0.
         """
         self._send(Extend(seconds=read_seconds("seconds", seconds, above_zero=True)))
 
     def ready(self) -> None:
-        """Report that the worker takes tasks. Done when `start` returns; call it earlier if `start` does more."""
+        """Report that the worker takes tasks. infini-run does that when `start` returns; call this method to report
+        it earlier."""
         if not self._is_ready:
             self._is_ready = True
             self._send(Ready())

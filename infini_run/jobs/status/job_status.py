@@ -44,21 +44,22 @@ class Status:
         folder: Its directory.
         submitted_s: When, in seconds since the epoch.
         since_s: Since when it is in this state, in seconds since the epoch.
-        is_final: Whether it will not change any more.
+        is_final: Whether the state can no longer change.
         code: The exit code; -1: none.
         node: Host of the first failure; "": no rank has failed.
         rank: Rank of the first failure; -1: no rank has failed.
         program: Of a job of several programs, that of the first failure; "": one program, or no rank has failed.
         program_rank: Rank of the first failure in that program; -1: one program, or no rank has failed.
         reason: Why it waits, or how it ended, in a sentence.
-        hold: Of a job that waits, waiting, passing or hopeless.
-        advice: What to change in a hopeless one.
+        hold: Why it waits: `waiting` for its turn, `passing`, for a reason that ends soon, or `hopeless`; "": it does
+            not wait.
+        advice: What to change, if `hold` is `hopeless`.
         attempt: Its latest run, counted from 0; -1: it has not begun.
         nodes: Its hosts, in the order of their ranks.
         spares: Hosts of it that run nothing, and may replace a lost one.
         lost: Hosts of it that were lost, or excluded.
-        query_error: Why the scheduler did not answer; "": it did, or nobody asked.
-        scheduler_ended_it: Whether its scheduler ended it, which may know why, or run it again.
+        query_error: Why the scheduler did not answer; "": it did, or no query was needed.
+        scheduler_ended_it: Whether its scheduler ended it. The scheduler may then have the reason, or run it again.
         task: Of a task its index; of an array that of its first task to fail; -1: none.
         tasks: Of an array, in the order of their indices.
         title: What the user calls it; "": nothing.
