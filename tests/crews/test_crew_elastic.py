@@ -139,7 +139,7 @@ def test_all_workers_start_again_if_the_policy_says_so_and_meet_at_one_place(cre
 
 
 def test_without_a_spare_they_start_beside_those_of_another_host(bed, crew):
-    with crew(2, nnodes=(1, 2), node_timeout=5) as group:
+    with crew(2, nnodes=(1, 2), node_timeout=3) as group:
         assert places(ask_all(group)) == ["host1", "host2"]
         with bed.host_down(2):
             until(lambda: group.status().workers[1].restarts == 1)
@@ -209,11 +209,11 @@ def test_what_lost_hosts_have_cost_is_forgotten_once_their_workers_have_moved(cr
 
 
 def test_workers_for_which_no_host_comes_fail_the_crew(bed, crew):
-    group = crew(2, nnodes=(2, 3), join_window=0.1, node_timeout=5, join_timeout=8)
+    group = crew(2, nnodes=(2, 3), join_window=0.1, node_timeout=3, join_timeout=5)
     places(ask_all(group))
     with bed.host_down(2):
         until(lambda: group.failure is not None)
-    assert "no host joined for ranks 1 within 8 s (join_timeout)" in str(group.failure)
+    assert "no host joined for ranks 1 within 5 s (join_timeout)" in str(group.failure)
     group.close()
 
 
@@ -227,7 +227,7 @@ def test_a_crew_whose_host_is_gone_closes(bed, crew):
 
 def test_too_few_hosts_at_the_start_are_named(bed, crew):
     with bed.host_down(2), pytest.raises(ir.NodeLost, match=r"1 of at least 2 hosts joined .*; missing: host2"):
-        crew(2, nnodes=(2, 3), join_window=0.1, join_timeout=6)
+        crew(2, nnodes=(2, 3), join_window=0.1, join_timeout=5)
 
 
 # ---- one process of a worker at a time
@@ -255,7 +255,7 @@ def write(ctx, folder):
     return ctx.restarts, os.uname().nodename
 
 with ir.Crew(write, hosts=["host1", "host2", "host3"], nproc=1, engine="ssh", ssh_config=sys.argv[2], spares=1,
-             node_timeout=5, grace=1, restart=ir.Restart()) as crew:
+             node_timeout=3, grace=1, restart=ir.Restart()) as crew:
     asks = [crew.worker(rank).ask(sys.argv[1]) for rank in (0, 1)]
     try:
         asks[1].result()
@@ -282,11 +282,12 @@ def test_a_worker_whose_host_is_not_reached_writes_nothing_after_its_next_proces
         suspended(agent_on("host2"))
     if loss == "ssh":
         os.kill(ssh_to("host2", command.pid), signal.SIGKILL)
-    try:
-        assert command.wait() == 0, command.err
+    try:  # else its ssh is waited for at the end
+        until(lambda: command.process.poll() is not None or any(folder.glob("1-1-*")))
     finally:
         if loss == "cable":
             cabled_bed.tell("cable", 2, "up")
+    assert command.wait() == 0, command.err
     name, place = command.out.decode().split("\n")[:2]
     assert name == "NodeLost"
     assert place in ("(1, 'host3')", "(1, 'host2')")
@@ -300,7 +301,7 @@ def test_workers_of_a_host_that_was_lost_just_now_do_not_start_yet(bed, suspende
     """Their supervisor may have looked at its fence before."""
     names = ["host1", "host2", "host3"]
     reach = {"engine": "ssh", "ssh_config": str(bed.config)}
-    spawner = FailoverSpawner(names, nproc=1, spares=1, node_timeout=4, grace=1, **reach)
+    spawner = FailoverSpawner(names, nproc=1, spares=1, node_timeout=3, grace=1, **reach)
     try:
         processes = spawner.start([0, 1])
         suspended(agent_on("host2"))
@@ -328,7 +329,7 @@ def test_workers_of_a_host_that_was_lost_just_now_do_not_start_yet(bed, suspende
 )
 def test_a_host_without_what_workers_need_is_left_out(crew, capfd, needs, why):
     with pytest.raises(ir.NodeLost, match=r"0 of at least 2 hosts joined"):
-        crew(3, spares=1, join_timeout=3, **needs)
+        crew(3, spares=1, join_window=0.1, join_timeout=5, **needs)
     err = capfd.readouterr().err
     assert all(re.search(rf"excluded host{number}: .*{why}", err) for number in (1, 2, 3)), err
 

@@ -15,7 +15,7 @@ from tests.multinode.test_elastic_ssh import launcher_of
 from tests.support.command import Command
 from tests.support.hosts import Bed, agents
 from tests.support.processes import marked
-from tests.support.waiting import LIMIT_S, until
+from tests.support.waiting import LIMIT_S, stderr_so_far, until
 
 pytestmark = pytest.mark.xdist_group(__name__)
 
@@ -96,7 +96,7 @@ def test_a_world_shrinks_and_the_result_has_its_size(hosts, tmp_path):
 
 
 def test_a_host_that_is_gone_is_replaced(bed, hosts, tmp_path, capfd):
-    with ir.Launcher(**hosts(3, spares=1, node_timeout=5)).start(tell, tmp_path) as handle:
+    with ir.Launcher(**hosts(3, spares=1, node_timeout=3)).start(tell, tmp_path) as handle:
         world(tmp_path, 0, 2)
         with bed.host_down(2):
             result = handle.result(LIMIT_S)
@@ -143,7 +143,7 @@ def write(folder):
             time.sleep(0.001)
     return restarts, os.uname().nodename
 
-result = ir.Launcher(["host1", "host2", "host3"], 1, engine="ssh", ssh_config=sys.argv[2], spares=1, node_timeout=5,
+result = ir.Launcher(["host1", "host2", "host3"], 1, engine="ssh", ssh_config=sys.argv[2], spares=1, node_timeout=3,
                      grace=1, agent_timeout_s=60).run(write, sys.argv[1])
 print(list(result))
 """
@@ -162,18 +162,25 @@ def test_a_node_that_is_not_reached_writes_nothing_after_the_first_word_of_the_n
     else:
         agent = launcher_of(1)
         os.kill(agent, signal.SIGSTOP)
-    try:
-        assert command.wait() == 0, command.err
+    try:  # else its ssh is waited for at the end
+        until(lambda: "1" in worlds_in(folder) or command.process.poll() is not None)
     finally:
         if loss == "cable":
             cabled_bed.tell("cable", 2, "up")
+    assert command.wait() == 0, command.err
     assert command.out.strip() in (b"[(1, 'host1'), (1, 'host3')]", b"[(1, 'host1'), (1, 'host2')]")
+    times = worlds_in(folder)
+    assert max(times["0"]) < min(times["1"])
+
+
+def worlds_in(folder):
+    """When something was written, by world."""
     times = {}
     for host in folder.iterdir():
         for line in host.read_text().splitlines():
             number, at_s = line.split()
             times.setdefault(number, []).append(float(at_s))
-    assert max(times["0"]) < min(times["1"])
+    return times
 
 
 def test_a_silent_node_is_the_cause_though_a_rank_elsewhere_fails_before_it_is_given_up(hosts, tmp_path, suspended):
@@ -184,11 +191,11 @@ def test_a_silent_node_is_the_cause_though_a_rank_elsewhere_fails_before_it_is_g
         tell(tmp_path, gate=gate if os.environ["RANK"] == "0" else None)
         raise ConnectionError("the peer does not answer")
 
-    with ir.Launcher(**hosts(2, node_timeout=5)).start(run) as handle:
+    with ir.Launcher(**hosts(2, node_timeout=3)).start(run) as handle:
         world(tmp_path, 0, 2)
         suspended(launcher_of(1))
         gate.touch()
-        with pytest.raises(ir.NodeLost, match=r"lost node 1 \(host2\): .* for 5 s \(node_timeout=\)") as caught:
+        with pytest.raises(ir.NodeLost, match=r"lost node 1 \(host2\): .* for 3 s \(node_timeout=\)") as caught:
             handle.result(LIMIT_S)
     assert caught.value.__notes__ == ["later: rank 0: ConnectionError: the peer does not answer"]
 
@@ -295,19 +302,19 @@ def test_large_arguments_come_to_every_world(hosts, tmp_path):
 
 
 def test_too_few_nodes_are_waited_for_and_then_the_launch_ends(bed, hosts, tmp_path):
-    given = hosts(2, nnodes=(2, 3), join_window=0.1, node_timeout=5, join_timeout=8)  # for ssh on a busy machine
+    given = hosts(2, nnodes=(2, 3), join_window=0.1, node_timeout=3, join_timeout=5)  # for ssh on a busy machine
     with ir.Launcher(**given).start(tell, tmp_path) as handle:
         world(tmp_path, 0, 2)
         with bed.host_down(2), pytest.raises(ir.NodeLost, match="1 of at least 2 nodes joined") as caught:
             handle.result(LIMIT_S)
-    assert "after 8 s (join_timeout=); missing: host2" in str(caught.value)
+    assert "after 5 s (join_timeout=); missing: host2" in str(caught.value)
     assert handle.restarts == 0, "none has begun"
     assert not any("after" in note for note in getattr(caught.value, "__notes__", ()))
 
 
 @pytest.mark.parametrize("end", ["stop", "timeout"])
 def test_a_launch_that_waits_for_a_node_can_be_ended(bed, hosts, tmp_path, end):
-    given = hosts(2, nnodes=(2, 3), join_window=0.1, node_timeout=5) | ({"timeout_s": 12} if end == "timeout" else {})
+    given = hosts(2, nnodes=(2, 3), join_window=0.1, node_timeout=3) | ({"timeout_s": 8} if end == "timeout" else {})
     with ir.Launcher(**given).start(tell, tmp_path) as handle:
         world(tmp_path, 0, 2)
         with bed.host_down(2):
@@ -320,11 +327,14 @@ def test_a_launch_that_waits_for_a_node_can_be_ended(bed, hosts, tmp_path, end):
             assert time.monotonic() - begin_s < LIMIT_S / 2
 
 
-def test_a_node_that_fails_its_check_is_left_out_with_its_last_line(hosts, capfd):
+def test_a_node_that_fails_its_check_is_left_out_with_its_last_line(hosts, tmp_path, capfd):
     check = 'sh -c "[ $(uname -n) != host2 ] || { echo ECC errors on GPU 2; exit 3; }"'
-    result = ir.Launcher(**hosts(3, spares=1, node_check=check)).run(lambda: os.uname().nodename)
-    assert list(result) == ["host1", "host3"]
-    assert "excluded host2: node check exited with 3: ECC errors on GPU 2" in capfd.readouterr().err
+    gate = tmp_path / "gate"
+    launcher = ir.Launcher(**hosts(3, spares=1, join_window=0.1, node_check=check))
+    with launcher.start(tell, tmp_path, 0, gate) as handle:
+        until(lambda: "excluded host2: node check exited with 3: ECC errors on GPU 2" in stderr_so_far())
+        gate.touch()
+        assert [value[2] for value in handle.result(LIMIT_S)] == ["host1", "host3"]
 
 
 def test_attempts_without_progress_end_the_launch_whoever_is_lost(hosts, tmp_path):

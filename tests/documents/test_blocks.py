@@ -17,7 +17,7 @@ import pytest
 
 from tests.support.batch import Queue
 from tests.support.blocks import PROGRAMS, Block, blocks, indented, pages
-from tests.support.command import PATIENT
+from tests.support.command import PATIENT, program_with
 from tests.support.hosts import Bed
 from tests.support.job_case import Jobs
 from tests.support.nvml import FOUR
@@ -266,7 +266,7 @@ class Reader:
     def _with_patience(self, env: dict[str, str]) -> dict[str, str]:
         folder = self._folder / ".patient"
         folder.mkdir(exist_ok=True)
-        (folder / "main.py").write_text(PATIENT)
+        (folder / "main.py").write_text(program_with(PATIENT))
         (folder / "infini-run").write_text(f'#!/bin/sh\nexec "{sys.executable}" "{folder}/main.py" "$@"\n')
         (folder / "infini-run").chmod(0o755)
         return {**env, "PATH": f"{folder}:{env['PATH']}"}

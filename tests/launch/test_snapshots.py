@@ -17,7 +17,7 @@ from infini_run.report.hang_snapshot import BEFORE_RESTART, BEFORE_STOP, HangSna
 from infini_run.watchdog import snapshot_collector, watchdog
 from infini_run.watchdog.pyspy import find_pyspy
 from tests.launch.test_hang import fake  # noqa: F401
-from tests.support.command import CHILDREN, COMMAND, PATIENT, PYTHON, play_in_python
+from tests.support.command import CHILDREN, PATIENT, altered, play_in_python
 from tests.support.processes import is_alive, state_of
 from tests.support.waiting import until
 
@@ -44,8 +44,7 @@ def fails(infini_run, tmp_path):
         report = tmp_path / "report"
         words = ("--snapshots=failure", f"--nproc_per_node={nproc}", f"--report={report}", "--grace=1", *flags)
         program = (sys.executable, TRAIN, kind, tmp_path / "go")
-        patient = f"import sys\ndel sys.argv[1 : 1 + {len(COMMAND)}]\n{PATIENT}"  # the command comes behind it
-        command = infini_run(*words, *program, under=(*PYTHON, "-c", patient), **kwargs)
+        command = infini_run(*words, *program, under=altered(PATIENT), **kwargs)
         pids = command.pids_of(b"up", nproc)
         until(lambda: kind != "suspended" or state_of(pids[1]) == "T")
         (tmp_path / "go").touch()
@@ -190,8 +189,7 @@ ALONE = ("--restart_scope=program", "--restart_delay=0", "--snapshots=failure", 
 
 
 def patient(infini_run, *words):
-    program = f"import sys\ndel sys.argv[1 : 1 + {len(COMMAND)}]\n{PATIENT}"  # the command comes behind it
-    return infini_run(*words, under=(*PYTHON, "-c", program))
+    return infini_run(*words, under=altered(PATIENT))
 
 
 def test_restart_of_one_program_follows_a_look_at_its_ranks(infini_run, bell, tmp_path):

@@ -14,7 +14,7 @@ import pytest
 
 from infini_run.node.ports import _is_free, _lock, free_port, let_go
 from tests.launch.test_control import all_listed
-from tests.support.command import COMMAND, play
+from tests.support.command import COMMAND, NOTICES_AT_ONCE, play
 from tests.support.hosts import agents
 from tests.support.nvml import UUIDS, busy_gpus  # noqa: F401
 from tests.support.processes import lead_group, marked, state_of, written
@@ -140,7 +140,7 @@ def test_a_signal_that_comes_before_the_ranks_reaches_them(node, bell):
 
 
 def test_a_joiner_that_waits_may_insist_though_its_head_is_suspended(node):
-    head = node(0, "true", nnodes=3, preexec_fn=lead_group)
+    head = node(0, "true", nnodes=3, preexec_fn=lead_group, under=NOTICES_AT_ONCE)
     joiner = node(1, "true", nnodes=3)
     head.read_error_until(b"waiting for 1 of 3 nodes: node 2")
     head.suspend()
@@ -154,7 +154,7 @@ def test_a_joiner_that_waits_may_insist_though_its_head_is_suspended(node):
 
 
 def test_a_head_whose_terminal_hangs_up_while_it_waits_for_nodes_ends(node):
-    head = node(0, "true")
+    head = node(0, "true", under=NOTICES_AT_ONCE)
     head.read_error_until(b"waiting for 1 of 2 nodes")
     head.signal(signal.SIGHUP)
     assert head.wait() == 128 + signal.SIGHUP
@@ -276,7 +276,7 @@ def test_a_joiner_that_waits_is_told_to_stop(node):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_joiner_that_has_come_and_waits_for_others_is_told_to_stop(node, number):
-    head, joiner = node(0, "true", nnodes=3), node(1, "true", nnodes=3)
+    head, joiner = node(0, "true", nnodes=3, under=NOTICES_AT_ONCE), node(1, "true", nnodes=3)
     head.read_error_until(b"waiting for 1 of 3 nodes: node 2")
     joiner.signal(number)
     assert [command.wait() for command in (head, joiner)] == [128 + number] * 2
@@ -321,13 +321,13 @@ def test_a_directory_that_was_deleted_is_one_line(node, tmp_path, rank):
 
 def test_a_joiner_in_the_delay_of_a_restart_can_be_suspended_and_stops_the_job_at_once(node):
     script = "[ $TORCHELASTIC_RESTART_COUNT = 0 ] || echo again; [ $RANK = 2 ] && exit 3; exec sleep 1000"
-    flags = ("--max_restarts=1", "--restart_delay=1000", "--grace=1", "--node_timeout=5")
+    flags = ("--max_restarts=1", "--restart_delay=1000", "--grace=1", "--node_timeout=2")
     head, joiner = (node(rank, "sh", "-c", script, flags=flags, preexec_fn=lead_group) for rank in range(2))
     head.read_error_until(b"restart 1 of 1 in ")
     until(lambda: not marked())
     joiner.signal(signal.SIGTSTP)
     until(lambda: state_of(joiner.pid) == "T")
-    time.sleep(5)  # the timeout
+    time.sleep(2.5)  # longer than the timeout
     joiner.signal(signal.SIGCONT)
     joiner.signal(signal.SIGTERM)
     assert [joiner.wait(), head.wait()] == [143, 143]
@@ -338,7 +338,7 @@ def test_a_joiner_in_the_delay_of_a_restart_can_be_suspended_and_stops_the_job_a
 def test_a_head_that_waits_for_nodes_ends_at_once(node):
     """It has nothing to stop. A busy machine gets some tries."""
     for _ in range(5):
-        head = node(0, "true")
+        head = node(0, "true", under=NOTICES_AT_ONCE)
         head.read_error_until(b"waiting for 1 of 2 nodes")
         begun_s = time.monotonic()
         head.signal(signal.SIGTERM)
@@ -415,26 +415,26 @@ def test_a_killed_joiner_is_a_lost_node(node, bell):
 
 
 def test_a_stopped_joiner_is_silent_and_lost(node, bell):
-    flags = ("--node_timeout=5", "--grace=1")
+    flags = ("--node_timeout=3", "--grace=1")
     commands = [node(rank, *ring(bell), flags=flags) for rank in range(2)]
     bell.hear(4)
     commands[1].suspend()
     assert commands[0].wait() == 1
     assert told(commands[0])[0].endswith(
-        "no message from it for 5 s (--node_timeout); if its agent is only suspended, its ranks stay"
+        "no message from it for 3 s (--node_timeout); if its agent is only suspended, its ranks stay"
     )
     time.sleep(1.5)  # so long after the end of its wait for the head
     commands[1].signal(signal.SIGCONT)
     assert commands[1].wait() == 1
     (line,) = told(commands[1])
     assert line.startswith("infini-run: this launcher was suspended for "), line
-    assert line.endswith(", or its machine slept: the head gives up a node after 5 s (--node_timeout)")
+    assert line.endswith(", or its machine slept: the head gives up a node after 3 s (--node_timeout)")
 
 
 def test_a_node_that_is_done_early_waits_for_the_others(node):
     """Longer than the silence that it would bear of a head: srun and mpirun end all when one agent fails."""
-    flags = ("--node_timeout=4", "--grace=1")  # a busy machine may be silent for a second
-    commands = [node(rank, "sh", "-c", "[ $RANK -ge 2 ] || sleep 9", flags=flags) for rank in range(2)]
+    flags = ("--node_timeout=2", "--grace=1")  # a busy machine may be silent for a second
+    commands = [node(rank, "sh", "-c", "[ $RANK -ge 2 ] || sleep 5", flags=flags) for rank in range(2)]
     assert [command.wait() for command in commands] == [0, 0]
     assert told(*commands) == []
 
@@ -469,7 +469,7 @@ def test_a_joiner_that_is_told_to_stop_when_its_ranks_have_ended_waits_for_the_e
 
 
 def test_a_joiner_says_whom_it_waits_for(node, port):
-    command = node(1, "true")
+    command = node(1, "true", under=NOTICES_AT_ONCE)
     command.read_error_until(
         f"waiting for node 0: the head does not respond on port {port + 1}: 127.0.0.1: ".encode()
     )
@@ -523,10 +523,11 @@ def _answers(port):
 
 
 def test_who_is_missing_is_named_when_the_time_is_up(node):
-    commands = [node(0, "true", nnodes=3, flags=("--join_timeout=8",)), node(1, "true", nnodes=3)]
-    assert commands[0].wait() == 1
-    assert told(commands[0])[-1] == "infini-run: 1 of 3 nodes did not join within 8 s (--join_timeout): node 2"
-    assert commands[1].wait() == 1
+    joiner = node(1, "true", nnodes=3)  # it waits for its head already
+    head = node(0, "true", nnodes=3, flags=("--join_timeout=4",))
+    assert head.wait() == 1
+    assert told(head)[-1] == "infini-run: 1 of 3 nodes did not join within 4 s (--join_timeout): node 2"
+    assert joiner.wait() == 1
 
 
 def test_a_joiner_without_a_head_gives_up_in_time(node):
@@ -580,7 +581,7 @@ def test_restarts_out_of_step_are_told_of_once_with_what_would_help(node, rank, 
 
 
 def test_a_short_token_and_another_address_are_told_of_by_node_0(node, port):
-    head = node(0, "true", token="secret", flags=("--link_address=127.0.0.2",))
+    head = node(0, "true", token="secret", flags=("--link_address=127.0.0.2",), under=NOTICES_AT_ONCE)
     head.read_error_until(
         b"infini-run: INFINI_RUN_TOKEN has fewer than 16 characters: others can guess it and join the job; use a "
         b"longer one\n"

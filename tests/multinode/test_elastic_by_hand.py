@@ -21,14 +21,14 @@ from infini_run.multinode.protocol import GOODBYE, LAST_WORD, pack, pack_json
 from tests.multinode.test_border import join, meet
 from tests.multinode.test_by_hand import TOKEN, handles, no_agent_left, port, told  # noqa: F401
 from tests.multinode.test_elastic_ssh import FailingRank, finish, hear_world, in_world, launcher_of, process_of, ring
-from tests.support.command import Bell
+from tests.support.command import NOTICES_AT_ONCE, Bell
 from tests.support.processes import GUARD, lead_group, marked, processes
 from tests.support.waiting import until
 
-TIMEOUT_S = 5  # a machine with much to do may be silent for more than a second
+TIMEOUT_S = 3  # a machine with much to do may be silent for more than a second
 FAST = (f"--node_timeout={TIMEOUT_S}", "--grace=1")
 SLOW = ("--node_timeout=600", "--grace=1")  # where nobody is silent for certain
-JOIN_SOON = ("--join_timeout=10",)  # nor are launchers there at once
+JOIN_SOON = ("--join_timeout=5",)  # nor are launchers there at once
 
 
 @pytest.fixture
@@ -292,7 +292,7 @@ def test_a_job_of_which_most_launchers_are_told_to_stop_ends(start, bell):
 def test_a_launcher_is_told_to_stop_after_the_end_of_its_ranks_and_the_job_goes_on(start, bell, gate):
     first = "[ $RANK = 0 ] && trap '' TERM"
     then = in_world(0, f"[ $RANK = 2 ] && {{ read line < {shlex.quote(gate.path)}; exit 5; }}")
-    words = ("--max_restarts=1", "--grace=1000", *ring(bell, then, first=first))
+    words = ("--max_restarts=1", "--grace=1000", "--join_window=4", *ring(bell, then, first=first))
     commands = [start(*words, nnodes="1:3") for _ in range(3)]
     hear_world(bell, 0, 3)
     (head,) = [command for command in commands if command.pid not in (launcher_of(1), launcher_of(2))]
@@ -375,7 +375,7 @@ def test_of_many_spares_the_first_few_are_named(start):
 
 
 def test_a_wrong_token_is_no_reason_to_ask_again(start, bell):
-    first = start("--spares=1", *SLOW, *ring(bell), nnodes=1)
+    first = start("--spares=1", "--join_window=0.1", *SLOW, *ring(bell), nnodes=1)
     hear_world(bell, 0, 1)
     stranger = start("--spares=1", *SLOW, "true", nnodes=1, token="another-token-of-somebody-else")
     assert stranger.wait() == 1
@@ -418,7 +418,7 @@ def test_launchers_whose_head_was_killed_end_after_the_join_timeout(start, bell)
     for other in others:
         assert other.wait() == 1
         assert "lost the connection to the head; rejoining" in other.err.decode()
-        assert "no job accepted this launcher within 10 s (--join_timeout)" in other.err.decode().splitlines()[-1]
+        assert "no job accepted this launcher within 5 s (--join_timeout)" in other.err.decode().splitlines()[-1]
     head.wait()
     until(lambda: not marked())
 
@@ -432,7 +432,7 @@ def test_a_restart_that_never_began_is_not_counted(start, bell, tmp_path):
     for pid in lost:
         os.kill(pid, signal.SIGKILL)
     assert head.wait() == 1
-    assert "1 of at least 2 nodes joined after 10 s (--join_timeout)" in head.err.decode()
+    assert "1 of at least 2 nodes joined after 5 s (--join_timeout)" in head.err.decode()
     assert b"after 1 restart" not in head.err
     report = json.loads((tmp_path / str(commands.index(head))).read_text())
     assert report["restarts"] == 0
@@ -442,13 +442,12 @@ def test_a_restart_that_never_began_is_not_counted(start, bell, tmp_path):
 
 @pytest.mark.slow
 def test_ctrl_z_of_the_head_costs_no_rank(start, bell):
-    flags = ("--spares=1", "--node_timeout=4", "--grace=1")
-    commands = [start(*flags, *ring(bell), preexec_fn=lead_group) for _ in range(3)]
+    commands = [start("--spares=1", *FAST, *ring(bell), preexec_fn=lead_group) for _ in range(3)]
     hear_world(bell, 0, 2)
     (head,) = [command for command in commands if "spares: " in error_so_far(command)]
     head.signal(signal.SIGTSTP)
     until(lambda: processes()[head.pid][1] == "T")
-    time.sleep(9)  # more than two timeouts
+    time.sleep(2.2 * TIMEOUT_S)
     head.signal(signal.SIGCONT)
     until(lambda: processes()[head.pid][1] != "T")
     head.signal(signal.SIGTERM)
@@ -468,7 +467,7 @@ def test_ctrl_z_of_a_node_is_its_loss_and_fg_brings_it_back(start, bell):
     read_error_until([head], b" joined as a spare")
     head.signal(signal.SIGTERM)
     assert [command.wait() for command in commands] == [143] * 3
-    assert b": suspended; the job continues without it after 5 s (--node_timeout)" in head.err
+    assert b": suspended; the job continues without it after 3 s (--node_timeout)" in head.err
 
 
 def test_a_launcher_that_asks_again_and_again_has_one_connection(start, port):
@@ -491,7 +490,7 @@ def test_launchers_that_find_the_port_taken_and_nobody_there_try_again_to_open_i
     """Of two that call listen(2) at the same moment the kernel may refuse both."""
     with socket.socket() as holder:
         holder.bind(("", port + 1))  # and does not listen
-        commands = [start("sh", "-c", "echo is $RANK/$WORLD_SIZE") for _ in range(2)]
+        commands = [start("sh", "-c", "echo is $RANK/$WORLD_SIZE", under=NOTICES_AT_ONCE) for _ in range(2)]
         for command in commands:
             command.read_error_until(b"waiting for node 0")
     assert [command.wait() for command in commands] == [0, 0]
@@ -500,7 +499,9 @@ def test_launchers_that_find_the_port_taken_and_nobody_there_try_again_to_open_i
 
 def test_a_launcher_that_comes_when_the_job_is_over_ends_as_the_job_does(start):
     """The head still waits for the reader of its output."""
-    head = start("--join_window=0", "sh", "-c", "head -c 200000 /dev/zero; exit 7", nnodes="1:2")
+    head = start(
+        "--join_window=0", "sh", "-c", "head -c 200000 /dev/zero; exit 7", nnodes="1:2", under=NOTICES_AT_ONCE
+    )
     head.read_error_until(b"waiting until the output is read")
     late = start("--join_window=0", "true", nnodes="1:2")
     surplus = start("--join_window=0", "true", nnodes="1:2")
@@ -510,7 +511,7 @@ def test_a_launcher_that_comes_when_the_job_is_over_ends_as_the_job_does(start):
 
 
 def test_launchers_of_another_job_at_the_same_port_are_turned_away(start, bell):
-    first = start("--spares=1", "--rdzv_id=a", *SLOW, *ring(bell), nnodes=1)
+    first = start("--spares=1", "--join_window=0.1", "--rdzv_id=a", *SLOW, *ring(bell), nnodes=1)
     hear_world(bell, 0, 1)
     other = start("--spares=1", "--rdzv_id=b", *SLOW, "true", nnodes=1)
     assert other.wait() == 1
@@ -523,7 +524,7 @@ def test_launchers_of_another_job_at_the_same_port_are_turned_away(start, bell):
 
 
 def test_it_is_said_for_how_long_others_may_join_and_what_is_missing(start, bell):
-    first = start("--join_window=60", *SLOW, *ring(bell), nnodes="1:2")
+    first = start("--join_window=60", *SLOW, *ring(bell), nnodes="1:2", under=NOTICES_AT_ONCE)
     read_error_until([first], b"1 node joined, 1 needed; waiting ")
     second = start("--join_window=60", *SLOW, *ring(bell), nnodes="1:2")
     hear_world(bell, 0, 2)
@@ -566,7 +567,7 @@ def test_a_head_that_was_stopped_says_so_and_goes_on_with_its_own_node(start, be
     head.signal(signal.SIGTERM)
     assert [command.wait() for command in commands] == [143] * 3
     assert head.err.count(b"infini-run was suspended, or its machine slept: it sent no heartbeat for ") == 1
-    assert b"and nodes end their ranks after 3.4 s or more without one (--node_timeout)" in head.err
+    assert b"and nodes end their ranks after 2.0 s or more without one (--node_timeout)" in head.err
     assert b"is only suspended" not in head.err
     assert b"lost node" not in head.err, "it blames no node"
     assert b" gave up this head" in head.err, head.err
@@ -632,7 +633,7 @@ def test_a_lease_that_is_over_before_the_ranks_begin_is_no_refusal(start, bell, 
     waits = f"until [ -e {gate} ]; do sleep 0.1; done"
     check = f"--node_check=sh -c 'if [ $(hostname) = hostb ]; then touch {checked}; else {waits}; fi'"
     flags = ("--node_timeout=6", "--grace=1", "--join_window=60", check, *ring(bell))
-    head = start(*flags, nnodes="1:2", under=named("hosta"))
+    head = start(*flags, nnodes="1:2", under=[*named("hosta"), *NOTICES_AT_ONCE])
     read_error_until([head], b"waiting for the check of hosta")
     other = start(*flags, nnodes="1:2", under=named("hostb"))
     until(checked.exists)
@@ -741,7 +742,8 @@ def test_a_node_that_is_well_stays_though_the_check_of_a_spare_is_faster(start, 
     fails = FailingRank(tmp_path, 1)
     words = ("--spares=1", "--max_restarts=1", "--restart_delay=0", fails.check)
     words += tuple(ring(bell, fails.then(in_world(1, "exit 0"))))
-    commands = [start(*words, under=named(name)) for name in ("hosta", "hostb", "hostc")]
+    names = ("hosta", "hostb", "hostc")
+    commands = [start(*words, under=[*named(name), *NOTICES_AT_ONCE]) for name in names]
     hosts = hear_world(bell, 0, 2)
     fails.now(hosts[slow])
     read_error_until(commands, b"waiting for the check of " + hosts[slow].encode(), b"attempt 2:")
@@ -756,7 +758,7 @@ def test_a_node_that_cannot_start_its_ranks_is_replaced_and_stays_out(start, bel
     """That is known only when the attempt begins, and the other ranks would wait for its ranks."""
     few = ["sh", "-c", 'ulimit -n 40 && exec "$@"', "sh"]
     words = (*FAST, "--join_window=60", *ring(bell, in_world(1, "exit 0")))
-    head = start("--spares=1", *words)
+    head = start("--spares=1", *words, under=NOTICES_AT_ONCE)
     read_error_until([head], b"of at least 2 nodes joined")
     poor = start("--spares=1", "--nproc_per_node=20", "--console=prefix", *words, under=few)
     read_error_until([head], b"2 nodes joined, 2 needed; waiting ")
@@ -775,7 +777,7 @@ def test_who_connects_and_says_nothing_loses_the_place_again(start, bell, port):
     head = start("--spares=1", "--join_window=0", *JOIN_SOON, *FAST, *ring(bell), nnodes=1)
     hear_world(bell, 0, 1)
     wire = join(f"127.0.0.1:{port + 1}")
-    read_error_until([head], b"it did not describe itself within 10 s (--join_timeout)")
+    read_error_until([head], b"it did not describe itself within 5 s (--join_timeout)")
     wire.close()
     head.signal(signal.SIGTERM)
     finish(head, 143)

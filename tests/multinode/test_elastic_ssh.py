@@ -18,7 +18,7 @@ import pytest
 
 from tests.multinode.test_many_ssh import bed, cabled_bed, many, no_agent_left, own_lines  # noqa: F401
 from tests.support.cgroups import cgroup
-from tests.support.command import CHILDREN, COMMAND, PYTHON
+from tests.support.command import CHILDREN, NOTICES_AT_ONCE, altered
 from tests.support.hosts import agents, ssh_to
 from tests.support.processes import OURS, is_alive, lead_group, marked, processes, state_of
 from tests.support.waiting import until
@@ -27,7 +27,9 @@ pytestmark = pytest.mark.xdist_group(__name__)
 
 SAYS = "echo $TORCHELASTIC_RESTART_COUNT $RANK/$WORLD_SIZE $(uname -n) $MASTER_PORT"
 STAYS = "exec sleep 1000"
-CALM = ("--spares=1", "--node_timeout=4", "--grace=1")  # a busy machine is not silent for so long
+TIMEOUT_S = 3  # a busy machine is not silent for so long
+FAST = (f"--node_timeout={TIMEOUT_S}", "--grace=1")
+CALM = ("--spares=1", *FAST)
 
 
 def ring(bell, then=STAYS, first=":"):
@@ -159,11 +161,9 @@ def test_a_spare_takes_the_place_of_a_node_whose_agent_was_killed(many, bell):
 
 def test_a_host_is_reached_again_at_once_for_its_answer_is_what_the_next_world_waits_for(many, bell):
     """Without an answer it waits for GUARD_WAIT_S, which is longer here than any test waits, as --node_timeout is."""
-    waits = "import runpy, sys; from infini_run.multinode import world_changes; world_changes.GUARD_WAIT_S = 1000.0; "
-    waits += f"sys.argv[:] = sys.argv[sys.argv.index('{COMMAND[-1]}'):]; "
-    waits += "runpy.run_module('infini_run', run_name='__main__', alter_sys=True)"
+    waits = altered({"multinode.world_changes.GUARD_WAIT_S": 1000.0})
     flags = ("--spares=1", "--grace=2", "--node_timeout=1000", *ring(bell))
-    command = many(*flags, hosts="host[1-3]", nproc=1, under=(*PYTHON, "-c", waits))
+    command = many(*flags, hosts="host[1-3]", nproc=1, under=waits)
     hear_world(bell, 0, 2)
     os.kill(launcher_of(1), signal.SIGKILL)
     hear_world(bell, 1, 2)
@@ -173,7 +173,7 @@ def test_a_host_is_reached_again_at_once_for_its_answer_is_what_the_next_world_w
 
 
 def test_a_host_that_is_down_for_a_while_is_reached_again_until_it_answers(bed, many, bell):
-    flags = ("--spares=1", "--node_timeout=5", *ring(bell, in_world(2, "exit 0")))
+    flags = ("--spares=1", f"--node_timeout={TIMEOUT_S}", *ring(bell, in_world(2, "exit 0")))
     command = many(*flags, hosts="host[1-3]", nproc=1)
     hear_world(bell, 0, 2)
     with bed.host_down(2):
@@ -188,7 +188,7 @@ def test_a_host_that_is_down_for_a_while_is_reached_again_until_it_answers(bed, 
 def test_a_world_shrinks_and_the_numbers_of_its_ranks_are_those_of_its_hosts(many, bell, tmp_path):
     gate = tmp_path / "gate"
     fails = f"while [ ! -e {gate} ]; do sleep 0.05; done; [ $RANK = 1 ] && exit 7"
-    flags = ("--nnodes=2:3", "--join_window=5", f"--report={tmp_path}/r")
+    flags = ("--nnodes=2:3", "--join_window=4", f"--report={tmp_path}/r")
     command = many(*flags, *ring(bell, in_world(1, fails)), hosts="host[1-3]", nproc=1)
     assert hear_world(bell, 0, 3) == ["host1", "host2", "host3"]
     os.kill(launcher_of(1), signal.SIGTERM)
@@ -209,8 +209,7 @@ def test_a_node_that_is_not_reached_writes_nothing_after_the_first_word_of_the_n
     cabled_bed, many, bell, tmp_path, loss
 ):
     """Its ranks end by their lease, also where the agent is stopped; the others wait for that."""
-    flags = ("--spares=1", "--node_timeout=5", "--grace=1")
-    command = many(*flags, *ring(bell, writes_to(tmp_path)), on=cabled_bed, nproc=1)
+    command = many(*CALM, *ring(bell, writes_to(tmp_path)), on=cabled_bed, nproc=1)
     assert hear_world(bell, 0, 3) == ["host1", "host2", "host3"]
     if loss == "cable":
         cabled_bed.tell("cable", 2, "down")
@@ -232,12 +231,9 @@ def test_a_node_that_is_not_reached_writes_nothing_after_the_first_word_of_the_n
     finish(command, 143)
 
 
-UNSEEN = ("--spares=1", "--node_timeout=4", "--grace=1")  # its lease ends seconds after the loss of its link
-
-
 def test_ssh_that_was_killed_here_tells_nothing_of_the_ranks_there(many, bell, tmp_path, suspended):
     """They live until their lease ends, since their agent does not see that its link has ended."""
-    command = many(*UNSEEN, *ring(bell, writes_to(tmp_path)), nproc=1)
+    command = many(*CALM, *ring(bell, writes_to(tmp_path)), nproc=1)
     assert hear_world(bell, 0, 3) == ["host1", "host2", "host3"]
     suspended(launcher_of(1))
     os.kill(ssh_to("host2", command.pid), signal.SIGKILL)
@@ -258,7 +254,7 @@ def test_the_end_of_a_newcomer_tells_nothing_of_the_ranks_that_were_there_before
     )
     python.chmod(0o755)
     reach = ("--hosts=host[1-4]", f"--ssh_config={bed.config}", f"--remote_python={python}", "--nproc_per_node=1")
-    command = infini_run(*reach, *UNSEEN, *ring(bell, writes_to(tmp_path)))
+    command = infini_run(*reach, *CALM, *ring(bell, writes_to(tmp_path)))
     assert hear_world(bell, 0, 3) == ["host1", "host2", "host3"]
     broken.touch()
     suspended(launcher_of(1))
@@ -280,7 +276,7 @@ def test_the_end_of_an_agent_tells_nothing_of_the_ranks_that_came_after_it(many,
     ssh.write_text(f'#!/bin/sh\ncase "$*" in *"kill -KILL"*) {waits};; esac\nexec {shutil.which("ssh")} "$@"\n')
     ssh.chmod(0o755)
     env = {**os.environ, "PATH": f"{ssh.parent}:{os.environ['PATH']}"}
-    flags = ("--nnodes=1:2", "--join_window=20", "--node_timeout=4", "--grace=1")
+    flags = ("--nnodes=1:2", "--join_window=20", *FAST)
     command = many(*flags, *ring(bell, writes_to(tmp_path)), hosts="host[1-2]", nproc=1, env=env)
     assert hear_world(bell, 0, 2) == ["host1", "host2"]
     suspended(launcher_of(1))
@@ -301,14 +297,14 @@ def test_a_node_that_is_silent_after_its_ranks_have_ended_is_reached_again(many,
     """While those of another node still end. Its suspended agent is killed there, as any that is silent."""
     gate = tmp_path / "gate"
     slow = f"[ $RANK != 0 ] || trap 'while [ ! -e {gate} ]; do sleep 0.05; done; exit 0' TERM"
-    flags = ("--spares=1", "--node_timeout=5", "--grace=100")
+    flags = ("--spares=1", f"--node_timeout={TIMEOUT_S}", "--grace=100")
     command = many(*flags, *ring(bell, f"[ $RANK != 0 ] || {{ sleep 1000 & wait; }}; {STAYS}", slow), nproc=1)
     assert hear_world(bell, 0, 3) == ["host1", "host2", "host3"]
     agent, rank = launcher_of(1), process_of(1)
     os.kill(launcher_of(2), signal.SIGKILL)
     until(lambda: not is_alive(rank))
     suspended(agent)
-    time.sleep(10)  # two timeouts
+    time.sleep(2 * TIMEOUT_S)
     gate.touch()
     if "host2" not in hear_world(bell, 1, 3):
         command.read_error_until(b"host2 joined as a spare")
@@ -345,7 +341,7 @@ def test_a_node_that_is_well_stays_though_the_check_of_a_spare_is_faster(many, b
     """A rank has failed, and no node is lost: all nodes are checked again, and any check may be the last to end."""
     fails, size = FailingRank(tmp_path, 2), 4 if "2:4" in flags[-1] else 3
     flags = (*flags, "--max_restarts=1", "--restart_delay=0", fails.check)
-    command = many(*flags, *ring(bell, fails.then(in_world(1, "exit 0"))), nproc=1)
+    command = many(*flags, *ring(bell, fails.then(in_world(1, "exit 0"))), nproc=1, under=NOTICES_AT_ONCE)
     hosts = hear_world(bell, 0, size)
     assert hosts == [f"host{number}" for number in range(1, size + 1)]
     fails.now(slow)
@@ -408,8 +404,8 @@ def test_a_node_that_comes_back_is_a_spare_and_serves_as_one(many, bell):
 
 def test_a_node_is_reached_once_also_where_its_end_and_that_of_its_ssh_are_seen_together(many, bell):
     """A second agent on one node would be heard by nobody, and its end, a timeout later, taken for the node's."""
-    then = in_world(1, "sleep 8; exit 0")
-    command = many("--spares=1", "--node_timeout=5", *ring(bell, then), hosts="host[1-3]", nproc=1)
+    then = in_world(1, f"sleep {TIMEOUT_S + 2}; exit 0")
+    command = many("--spares=1", f"--node_timeout={TIMEOUT_S}", *ring(bell, then), hosts="host[1-3]", nproc=1)
     hear_world(bell, 0, 2)
     ssh = {pid for pid, (parent, _, name) in processes().items() if (parent, name) == (command.pid, "ssh")}
     command.suspend()
@@ -438,11 +434,11 @@ def test_a_rank_that_fails_costs_a_restart_and_a_lost_node_does_not(many, bell, 
 
 
 def test_too_few_nodes_are_waited_for_and_then_the_job_ends(many, bell):
-    flags = ("--nnodes=2:3", "--join_window=0.1", "--join_timeout=8")
+    flags = ("--nnodes=2:3", "--join_window=0.1", "--join_timeout=5")
     command = many(*flags, "true", hosts="host1,no-such-host,nor-this")
     assert command.wait() == 1
     (line,) = [line for line in own_lines(command) if "--join_timeout" in line]
-    assert "1 of at least 2 nodes joined after 8 s (--join_timeout); missing: no-such-host, nor-this" in line
+    assert "1 of at least 2 nodes joined after 5 s (--join_timeout); missing: no-such-host, nor-this" in line
     assert "Could not resolve hostname no-such-host" in line
 
 
@@ -461,19 +457,21 @@ def test_the_head_is_told_to_stop_and_everything_stops(many, bell):
 
 def test_a_node_that_fails_its_check_is_left_out_with_its_last_line(many, bell):
     check = 'sh -c "[ $(uname -n) != host2 ] || { echo ECC errors on GPU 2; exit 3; }"'
-    command = many("--spares=1", f"--node_check={check}", *ring(bell, "exit 0"), nproc=1)
+    command = many("--spares=1", "--join_window=0.1", f"--node_check={check}", *ring(bell), nproc=1)
     assert hear_world(bell, 0, 3) == ["host1", "host3", "host4"]
-    finish(command)
-    assert b"excluded host2: node check exited with 3: ECC errors on GPU 2" in command.err
+    command.read_error_until(b"excluded host2: node check exited with 3: ECC errors on GPU 2")
+    command.signal(signal.SIGTERM)
+    finish(command, 143)
 
 
 def test_a_check_that_hangs_is_ended_at_its_timeout(many, bell):
     check = 'sh -c "[ $(uname -n) != host1 ] || exec sleep 1000"'
-    flags = ("--spares=1", f"--node_check={check}", "--node_check_timeout=0.5")
-    command = many(*flags, *ring(bell, "exit 0"), nproc=1)
+    flags = ("--spares=1", "--join_window=0.1", f"--node_check={check}", "--node_check_timeout=0.5")
+    command = many(*flags, *ring(bell), nproc=1)
     assert hear_world(bell, 0, 3) == ["host2", "host3", "host4"]
-    finish(command)
-    assert b"excluded host1: the node check did not end within 0.5 s" in command.err
+    command.read_error_until(b"excluded host1: the node check did not end within 0.5 s")
+    command.signal(signal.SIGTERM)
+    finish(command, 143)
 
 
 PROGRESSES = """
@@ -546,7 +544,7 @@ def test_a_reader_that_does_not_read_costs_no_rank(many, bell, tmp_path):
     floods = f"[ $RANK = 1 ] && {{ head -c 30000000 /dev/zero | tr '\\0' x; touch {gate}; exit 0; }}; {STAYS}"
     command = many(*CALM, *ring(bell, floods), hosts="host[1-3]", nproc=1)
     hear_world(bell, 0, 2)
-    time.sleep(9)  # more than two timeouts
+    time.sleep(2.2 * TIMEOUT_S)
     assert not gate.exists(), "the head reads on"
     while not gate.exists():
         command.read_more()
@@ -564,7 +562,7 @@ def test_a_head_with_little_of_a_processor_costs_no_rank(many, bell):
         1: {"cpu.cfs_quota_us": "1000", "cpu.cfs_period_us": "100000"},
         2: {"cpu.max": "1000 100000"},
     }
-    size, end_s = 0, time.monotonic() + 20  # five timeouts
+    size, end_s = 0, time.monotonic() + 3 * TIMEOUT_S
     with cgroup("cpu", a_hundredth) as folder:
         (folder / "cgroup.procs").write_text(str(command.pid))
         while time.monotonic() < end_s or size < 6 << 20:  # more than the head, ssh and the node's agent keep
@@ -600,7 +598,7 @@ def test_ctrl_z_of_the_head_costs_no_rank(many, bell):
     hear_world(bell, 0, 2)
     command.signal(signal.SIGTSTP)
     until(lambda: processes()[command.pid][1] == "T")
-    time.sleep(9)  # more than two timeouts
+    time.sleep(2.2 * TIMEOUT_S)
     command.signal(signal.SIGCONT)
     until(lambda: processes()[command.pid][1] != "T")
     command.signal(signal.SIGTERM)

@@ -21,12 +21,13 @@ from tests.launch.test_waited_rank import ALL_REDUCE, BLAMED, EXPECTED, HANG, PY
 from tests.multinode.test_by_hand import node, port, ring, told  # noqa: F401
 from tests.multinode.test_elastic_ssh import launcher_of
 from tests.multinode.test_many_ssh import bed, many, no_agent_left, own_lines  # noqa: F401
-from tests.support.command import CHILDREN
+from tests.support.command import CHILDREN, altered
 from tests.support.hosts import agents
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.xdist_group(__name__)  # one bed for all of them
 HANGS = ("--hang_timeout=1500ms", "--on_hang=stop", "--grace=1")
+ANSWERS_S = 8.0  # for stacks of all nodes, which have 15 s
 SLEEPS = "[ $RANK = 1 ] && exec sleep 1000; while :; do echo busy; sleep 0.1; done"
 
 
@@ -161,12 +162,12 @@ def test_slow_link_to_host_is_named_and_no_rank(bed, many, root, tmp_path):  # n
     """All ranks wait in the same collective. What the head can measure is the link to their hosts."""
     is_slow = tmp_path / "slow"
     link = f"{CHILDREN}/slow_link.py"
-    proxy = f"ProxyCommand {sys.executable} {link} %h %p {is_slow} 1"
+    proxy = f"ProxyCommand {sys.executable} {link} %h %p {is_slow} 0.5"
     config = bed.config_with("slow_config", f"Host host3\n  {proxy}\nHost *")
     words = (sys.executable, HANG, "slow_link", "2", f"{root}:{link}:{is_slow}")
     flags = ("--hang_timeout=3", "--on_hang=stop", "--grace=1", f"--report={tmp_path}/report")
     command = many(*flags, *words, nproc=1, config=config)
-    until(lambda: len(agents()) == 4 or command.process.poll() is not None)
+    until(lambda: sum(not words.startswith("ssh ") for words in agents().values()) == 4 or command.process.poll())
     assert command.process.poll() is None, command.process.stderr.read()
     is_slow.touch()
     assert command.wait() == 1, command.err
@@ -189,8 +190,9 @@ def test_hang_over_hosts_is_reported_once_and_the_job_continues(many):  # noqa: 
 
 @PYSPY
 def test_host_that_does_not_answer_keeps_others_from_being_named(many):  # noqa: F811
-    """Rank 2 would be named, but nobody knows what rank 3 does. The head waits 15 s for its host."""
-    command = many("--hang_timeout=3", "--node_timeout=120", sys.executable, HANG, "loader", "2", nproc=1)
+    """Rank 2 would be named, but nobody knows what rank 3 does. The head waits for its host."""
+    words = ("--hang_timeout=3", "--node_timeout=120", sys.executable, HANG, "loader", "2")
+    command = many(*words, nproc=1, under=altered({"multinode.hang_phase.LIMIT_S": ANSWERS_S}))
     agent = launcher_of(3)
     os.kill(agent, signal.SIGSTOP)
     try:
@@ -206,7 +208,8 @@ def test_host_that_does_not_answer_keeps_others_from_being_named(many):  # noqa:
 @PYSPY
 def test_hang_is_reported_again_when_the_host_answers(many):  # noqa: F811
     """Rank 2 spins there, so its own host reports no hang."""
-    command = many("--hang_timeout=3", "--node_timeout=120", sys.executable, HANG, "spinning", "2", nproc=1)
+    words = ("--hang_timeout=3", "--node_timeout=120", sys.executable, HANG, "spinning", "2")
+    command = many(*words, nproc=1, under=altered({"multinode.hang_phase.LIMIT_S": ANSWERS_S}))
     agent = launcher_of(2)
     os.kill(agent, signal.SIGSTOP)
     try:
@@ -224,7 +227,8 @@ def test_final_report_keeps_the_host_that_did_not_answer(node, bell, tmp_path): 
     flags = ("--hang_timeout=2", "--on_hang=stop", "--grace=1", "--node_timeout=60", "--console=none")
     flags = (*flags, f"--report={tmp_path}/report")
     words = ring(bell, f"exec {sys.executable} {HANG} loader 3")
-    head, other = (node(at, *words, flags=flags) for at in range(2))
+    shorter = altered({"multinode.hang_phase.LIMIT_S": ANSWERS_S, "multinode.head_state._SLACK_S": 3.0})
+    head, other = (node(at, *words, flags=flags, under=shorter) for at in range(2))
     bell.hear(4)
     other.signal(signal.SIGSTOP)
     try:

@@ -11,6 +11,7 @@ import pytest
 from tests.launch.test_pid1 import UNSHARE, process_1
 from tests.multinode.test_by_hand import node, port, ring  # noqa: F401
 from tests.multinode.test_many_ssh import bed, many, no_agent_left  # noqa: F401
+from tests.support.command import NOTICES_AT_ONCE
 from tests.support.hidden_proc import hidden
 from tests.support.processes import is_alive, processes
 from tests.support.waiting import until
@@ -58,7 +59,7 @@ def test_ranks_of_a_launcher_that_joins_get_signals(node, bell):  # noqa: F811
 
 @pytest.mark.parametrize("name", ["TERM", "INT", "HUP"])
 def test_a_launcher_that_waits_for_the_head_ends_when_told_to(node, name):  # noqa: F811
-    command = node(1, "true", under=UNSHARE)
+    command = node(1, "true", under=(*UNSHARE, *NOTICES_AT_ONCE))
     command.read_error_until(b"waiting for node 0")
     os.kill(process_1(command), signal.Signals[f"SIG{name}"])
     assert command.wait() == 128 + signal.Signals[f"SIG{name}"]

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from infini_run.version import VERSION
-from tests.support.command import CHILDREN, PYTHON, Bell, play
+from tests.support.command import CHILDREN, NOTICES_AT_ONCE, PYTHON, Bell, play
 from tests.support.hosts import Bed, agents
 from tests.support.processes import held, is_alive, is_asleep, lead_group, marked, processes, state_of
 from tests.support.waiting import until
@@ -665,7 +665,7 @@ def test_a_host_that_hangs_at_connect_is_named(many, bed):
 def test_who_is_missing_is_said_while_waiting(many, bed):
     with socket.create_server(("127.0.78.99", 0)) as deaf:
         config = bed.config_with("deaf3", f"Host deaf\n  HostName 127.0.78.99\n  Port {deaf.getsockname()[1]}")
-        command = many("true", hosts="host1,deaf", config=config)
+        command = many("true", hosts="host1,deaf", config=config, under=NOTICES_AT_ONCE)
         command.read_error_until(b"infini-run: waiting for 1 of 2 nodes: deaf\n")
         command.signal(signal.SIGTERM)
         assert command.wait() == 143

@@ -19,6 +19,7 @@ from tests.multinode.test_by_hand import node, port, told  # noqa: F401
 from tests.multinode.test_control_nodes import row_of, word  # noqa: F401
 from tests.multinode.test_many_ssh import bed, many, no_agent_left, own_lines  # noqa: F401
 from tests.multinode.test_programs_nodes import report_of, sh, two
+from tests.support.command import altered
 from tests.support.hosts import agents
 from tests.support.launch_shapes import with_strace
 from tests.support.processes import carrying, is_full, marked, state_of
@@ -29,6 +30,8 @@ ALONE = "--restart_scope=program"
 NOW = "--restart_delay=0"
 NEVER = "--restart_delay=1000"  # a test that waited for it would not end
 STAY = "exec sleep 1000"
+SLACK_S = 3.0  # beyond the graces of what has to end, where it is 15 s
+SLACK = altered({"multinode.head_state._SLACK_S": SLACK_S})
 ATTEMPT = "$TORCHELASTIC_RESTART_COUNT"
 LAST = f'test "$RANK" = 3 && test {ATTEMPT} = 0'  # of the four ranks of r on two hosts, in the first attempt
 
@@ -463,9 +466,10 @@ def test_program_that_waits_for_its_restart_does_not_start_with_another(many, be
     assert lines_with(command, "at ") == ["[host1:r 0] at 0"]
 
 
-def test_hang_restarts_the_program_of_the_rank(many):  # noqa: F811
-    hangs = sh(f"test {ATTEMPT} = 1 && exit 0; echo up; {STAY}")
-    works = sh("for i in $(seq 60); do echo $i; sleep 0.1; done")
+def test_hang_restarts_the_program_of_the_rank(many, tmp_path):  # noqa: F811
+    again = shlex.quote(f"{tmp_path}/again")
+    hangs = sh(f"test {ATTEMPT} = 1 && touch {again} && exit 0; echo up; {STAY}")
+    works = sh(f"until test -e {again}; do echo works; sleep 0.1; done")
     flags = ("--hang_timeout=1", "--on_hang=stop", "--grace=1", "--snapshots=off")
     command = on_two(many, *alone(works, hangs, *flags, of_second=("--on_nodes=1",)))
     assert command.wait() == 0, command.err
@@ -474,7 +478,7 @@ def test_hang_restarts_the_program_of_the_rank(many):  # noqa: F811
 
 def test_rank_that_is_not_ready_in_time_restarts_its_program(many):  # noqa: F811
     server = sh(f'test "$RANK{ATTEMPT}" = 10 && {STAY}; {ready()[2]}')
-    flags = ("--ready_timeout=10", "--grace=1", "--snapshots=off", "--max_restarts=1")
+    flags = ("--ready_timeout=5", "--grace=1", "--snapshots=off", "--max_restarts=1")
     command = on_two(many, *two(server, sh("echo uses"), ALONE, NOW, *flags, of_second=("--after=t", "--ends_job")))
     assert command.wait() == 0, command.err
     assert re.search(rb"t: restart 1 of 1 in 0 ms: t 1 on host2 was not ready after ", command.err)
@@ -497,13 +501,13 @@ def test_by_hand_is_the_same(node, tmp_path):  # noqa: F811
 @pytest.mark.slow
 @pytest.mark.xdist_group("a stop of one program that takes too long")
 def test_node_that_does_not_end_a_program_in_time_is_lost(node, bell, tmp_path):  # noqa: F811
-    """Its launcher is suspended, and silence alone makes no node lost so soon: two graces and 15 s do."""
+    """Its launcher is suspended, and silence alone makes no node lost so soon: two graces and SLACK_S do."""
     fails = f'test "$RANK" = 0 && {{ read go < {bell.path}.go; exit 3; }}; {STAY}'
     os.mkfifo(f"{bell.path}.go")
     server = sh(f"echo $RANK > {bell.path}; {fails}")
     flags = ("--grace=0.1", "--node_timeout=1000", f"--report={tmp_path}/r")
     words = alone(sh(STAY), server, *flags, of_second=())
-    commands = [node(rank, *words, nproc=1) for rank in range(2)]
+    commands = [node(rank, *words, nproc=1, under=SLACK) for rank in range(2)]
     assert sorted(bell.hear(2)) == ["0", "1"]
     commands[1].signal(signal.SIGSTOP)
     until(lambda: state_of(commands[1].pid) == "T")
@@ -523,15 +527,16 @@ def test_node_that_does_not_end_a_program_in_time_is_lost(node, bell, tmp_path):
 @pytest.mark.xdist_group("a stop of one program while nobody reads")
 def test_console_that_nobody_reads_makes_no_node_lost(node, bell, tmp_path):  # noqa: F811
     """The head reads no message then, and so cannot know whether the ranks of a program ended in time: two graces and
-    15 s are over before somebody reads."""
+    SLACK_S are over before somebody reads."""
     saves = f"trap 'exec yes saving' TERM; echo 1 > {bell.path}; while :; do sleep 0.02; done"
     fails = f'test "$RANK" = 1 && {{ {saves}; }}; echo 0 > {bell.path}; read go < {bell.path}.go; exit 3'
-    waits = f'test "$RANK" = 0 && {{ read go < {bell.path}.full; sleep 18; echo later > {bell.path}; }}; exit 0'
+    too_long = f"sleep {2 + SLACK_S + 1}"
+    waits = f'test "$RANK" = 0 && {{ read go < {bell.path}.full; {too_long}; echo later > {bell.path}; }}; exit 0'
     for name in ("go", "full"):
         os.mkfifo(f"{bell.path}.{name}")
     flags = ("--grace=1", f"--report={tmp_path}/r")
     words = alone(sh(waits), sh(f"test {ATTEMPT} = 1 && exit 0; {fails}"), *flags, of_second=())
-    commands = [node(rank, *words, nproc=1) for rank in range(2)]
+    commands = [node(rank, *words, nproc=1, under=SLACK) for rank in range(2)]
     assert sorted(bell.hear(2)) == ["0", "1"]
     _write(f"{bell.path}.go")
     until(lambda: is_full(commands[0].process.stdout))

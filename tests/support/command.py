@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tests.support.paths import C
@@ -243,14 +243,32 @@ _INSTALLED = f"{Path(sys.executable).parent}/infini-run"
 COMMAND = [*PYTHON, "-m", "infini_run"] if "TEST_PYTHON" in os.environ else [_INSTALLED]
 
 
-# infini-run for a busy machine, whose look at ranks before a stop (--snapshots=failure) has a minute, not a second.
-PATIENT = """
-import sys
-from infini_run.watchdog import watchdog
-watchdog.LOOK_S = watchdog.STOP_S = 60.0
-from infini_run.cli import main
-sys.exit(main())
-"""
+def altered(values: Mapping[str, object]) -> tuple[str, ...]:
+    """Words before the command (`under=`), with which constants of the package have other values, by
+    "module.NAME": a test of what follows a wait need not wait as long as a user does."""
+    lines = ["import sys", f"del sys.argv[1 : 1 + {len(COMMAND)}]"]  # the command comes behind it
+    return (*PYTHON, "-c", "\n".join([*lines, program_with(values)]))
+
+
+def program_with(values: Mapping[str, object]) -> str:
+    """The same as a program."""
+    lines = ["import importlib"]
+    for name, value in values.items():
+        module, _, constant = name.rpartition(".")
+        lines.append(f"module = importlib.import_module('infini_run.{module}')")
+        lines.append(f"assert hasattr(module, '{constant}')")
+        lines.append(f"module.{constant} = {value!r}")
+    return "\n".join([*lines, "import infini_run.__main__", ""])
+
+
+# For a busy machine: a look at ranks before a stop (--snapshots=failure) has a minute, not a second.
+PATIENT = dict.fromkeys(("watchdog.watchdog.LOOK_S", "watchdog.watchdog.STOP_S"), 60.0)
+# Each wait that a user hears of after some seconds is reported at once.
+NOTICES_AT_ONCE = altered(
+    dict.fromkeys(
+        (f"multinode.{name}._NOTICE_S" for name in ("world_changes", "join_phase", "tcp", "end_phase")), 0.3
+    )
+)
 
 
 LIBC_OWN = 3 << 31  # signals 32 and 33, which a sanitizer's runtime may have ignored for all that follows
