@@ -151,7 +151,8 @@ class Receiver(Endpoint):
         self._over, self.is_torn = (ChannelBroken, str(error)), True
 
     def close(self) -> None:
-        """Close this end: drop what is unread, and let the other side's sends raise ChannelBroken. Safe twice."""
+        """Close this endpoint and drop unread messages. The other side's sends then raise ChannelBroken. You may call
+        it again."""
         if self._begin_to_close():
             self._line.sock.shutdown(_socket.SHUT_RD)  # wakes whoever waits for a message
             self._finish()

@@ -84,8 +84,8 @@ class Sender(Endpoint):
         self._locked(timeout_s, self._start, bytes_frame(data, self._limit))
 
     def post_bytes(self, *messages: Buffer | list[Buffer]) -> bool:
-        """Send, or keep what finds no room now for `flush`, for a caller with its own event loop. Order is kept.
-        Return whether all has gone.
+        """Send messages without waiting, for a caller with its own event loop, and keep those that find no room for
+        `flush`. Their order stays. Return True if everything was sent.
 
         Args:
             messages: each any contiguous buffer, or a list of them; several go with one call of the kernel.
@@ -96,14 +96,14 @@ class Sender(Endpoint):
         return self._post(joined([bytes_frame(data, self._limit) for data in messages]))
 
     def post_end(self) -> bool:
-        """Send END in the same way: nothing may follow it."""
+        """Send END without waiting, as `post_bytes` does: nothing may follow it."""
         self._last = end_frame()
         is_sent = self._post(self._last)
         self._ends = True
         return is_sent and self.flush()
 
     def flush(self) -> bool:
-        """Send posted frames as far as there is room. Return whether all of them have gone. Raises ChannelClosed,
+        """Send the kept messages as far as there is room. Return True if everything was sent. Raises ChannelClosed,
         ChannelBroken."""
         try:
             self._locked(0.0, self._flush, None)

@@ -216,11 +216,11 @@ def _print_line(text: str) -> None:
 
 
 class Job(Generic[R]):
-    """A job that this process submitted, or that `find_job` found. It holds nothing that needs a close.
+    """A job that this process submitted, or that `find_job` found. It needs no close.
 
     `Job[float]` is for type checkers: what `result` returns.
 
-    name: unique. path: its directory, in which all is.
+    name: its unique name. path: its directory.
     """
 
     _rank = 0  # that of `result`

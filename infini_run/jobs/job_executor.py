@@ -195,7 +195,7 @@ class ExecutorJob(Job[R]):
     """A job of a `JobExecutor`, a task of its array, or a rank of either: a `Job` with submitit's words, too.
 
     Args:
-        job: What was submitted; None: that is still to come, at the end of a batch.
+        job: The submitted job; None: the job is submitted later, at the end of a batch.
     """
 
     _is_rank = False  # whether it stands for `_rank` alone

@@ -28,7 +28,7 @@ class Exit:
         dumped_core: It left a core dump.
         out_of_memory: The kernel killed it for memory.
         stopped: It ended after the stop signal of the launcher.
-        killed_after_s: The grace after which SIGKILL ended it, in seconds; 0: it was not so.
+        killed_after_s: The grace after which SIGKILL ended it, in seconds; 0: SIGKILL after the grace did not end it.
         stuck: SIGKILL did not end it.
         status_lost: Another part of the host program reaped it.
         start_failure: The step between its creation and its program that failed. Empty: none did.
@@ -36,7 +36,7 @@ class Exit:
         is_forked: It was forked from the process of --preload.
         start_s: When it was created.
         ready_s: When it sent READY=1.
-        end_s: When it ended; of a lost one, when its node was last known to live.
+        end_s: When it ended; for a lost rank, when its node was last known to be alive.
         user_s: The CPU time that it used, in seconds.
         system_s: The CPU time of the kernel for it, in seconds.
         max_rss_kib: The most memory that it had resident, in KiB.

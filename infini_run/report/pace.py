@@ -56,7 +56,7 @@ class SlowRank:
 
     @property
     def is_costly(self) -> bool:
-        """Whether the user is to see it at the end, unasked."""
+        """Whether the final report names this rank."""
         return self.share >= _COSTLY
 
     def is_like(self, other: SlowRank) -> bool:

@@ -293,7 +293,7 @@ class Crew(MethodCalls, Generic[T, R]):
 
         Raises:
             UnpicklableError: with the path of the part that does not pickle.
-            MessageTooLong: no channel takes it.
+            MessageTooLong: the task exceeds the limit of a channel.
             CrewFailed, CrewClosed: the crew failed, or is closed.
         """
         return self[:].ask(task)
@@ -309,7 +309,7 @@ class Crew(MethodCalls, Generic[T, R]):
 
         Raises:
             UnpicklableError: with the path of the part that does not pickle.
-            MessageTooLong: no channel takes it.
+            MessageTooLong: the task exceeds the limit of a channel.
             CrewFailed, CrewClosed: the crew failed, or is closed.
         """
         return self._ask(task, None)
@@ -340,10 +340,11 @@ class Crew(MethodCalls, Generic[T, R]):
             progress: show a bar of the results that you read: True, False, "rich" or "tqdm".
 
         Raises:
-            UsageError: an argument is invalid. By the iterator:
-            BaseException: the first failure of any task, as soon as it happens, but after the results in order before
-                it. The iterator cancels the other tasks.
-            TimeoutError: a result has not come in time; the iterator cancels the unfinished tasks.
+            UsageError: an argument is invalid.
+            BaseException: reading a result raises the first failure of any task, after the results in order that
+                arrived before it. The iterator then cancels all unfinished tasks.
+            TimeoutError: reading a result raises it after `timeout_s`. The iterator then cancels all unfinished
+                tasks.
         """
         if not iterables:
             raise UsageError("map(): missing tasks; use at least one iterable")
@@ -460,8 +461,8 @@ class Crew(MethodCalls, Generic[T, R]):
     def close(self, *, drain: bool = True) -> CrewStatus:
         """End the crew: accept no more tasks, let the workers end, stop what is left, and free everything.
 
-        Safe twice, from several threads, and again after an exception (Ctrl-C) came while it waited. In a callback of
-        an Ask it does not wait.
+        You may call it twice, from several threads, and again after Ctrl-C interrupted it. In a callback of an Ask it
+        does not wait.
 
         Args:
             drain: wait for the accepted tasks, at most drain_s seconds, unless a worker asks for more time

@@ -108,7 +108,7 @@ class CrewSlice(Generic[T, R]):
 
         Raises:
             UnpicklableError: with the path of the part that does not pickle.
-            MessageTooLong: no channel takes it.
+            MessageTooLong: the task exceeds the limit of a channel.
             CrewFailed, CrewClosed: the crew failed, or is closed.
         """
         return self._crew._ask_each(task, self.ranks)
@@ -126,7 +126,7 @@ class CrewSlice(Generic[T, R]):
         Raises:
             UsageError: the target has no such method.
             UnpicklableError: with the path of the part that does not pickle.
-            MessageTooLong: no channel takes it.
+            MessageTooLong: the task exceeds the limit of a channel.
             CrewFailed, CrewClosed: the crew failed, or is closed.
         """
         return self._crew._call_each(method, args, kwargs, self.ranks)

@@ -23,7 +23,7 @@ class WorkerStatus:
         state: stopped, starting, ready, busy, stopping, or failed.
         pid, host: of its latest process; 0 and "": it has had none.
         restarts: how often it restarted.
-        tasks: how many it has, begun or waiting.
+        tasks: the number of its tasks, begun or waiting.
         text, done, of: its last report by ctx.status and ctx.progress.
         dropped: how many of its events the crew dropped, because nobody read them.
     """

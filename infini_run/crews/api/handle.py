@@ -127,8 +127,8 @@ class LaunchHandle(Generic[R]):
             BaseException: what a rank raised first in time, with its type, the rank's traceback as a note, and `rank`
                 and `host`.
             StartError, NodeLost: workers did not start; a host was lost.
-            WorkerDied: a worker ended without a result, with exit code 0 too.
-            RemoteError: an exception or a result that does not come back here.
+            WorkerDied: a worker ended without a result, also with exit code 0.
+            RemoteError: an exception or a result that cannot be rebuilt here.
             LaunchTimeout: agent_timeout_s or timeout_s of the launcher has passed.
         """
         if not self.wait(timeout_s):

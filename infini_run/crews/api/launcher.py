@@ -185,8 +185,8 @@ class Launcher:
                 and `host`. The launch stops the other ranks; later failures are notes.
             UsageError, UnpicklableError: before anything starts.
             StartError, NodeLost: workers did not start; a host was lost.
-            WorkerDied: a worker ended without a result, with exit code 0 too.
-            RemoteError: an exception or a result that does not come back here.
+            WorkerDied: a worker ended without a result, also with exit code 0.
+            RemoteError: an exception or a result that cannot be rebuilt here.
             LaunchTimeout: agent_timeout_s or timeout_s has passed.
         """
         return LaunchHandle(self._begin(function, args, kwargs)).result_or_stop()
@@ -223,8 +223,8 @@ class Launcher:
                 and `host`.
             UsageError, UnpicklableError: before anything starts.
             StartError, NodeLost: workers did not start; a host was lost.
-            WorkerDied: a worker ended without a result, with exit code 0 too.
-            RemoteError: an exception or a result that does not come back here.
+            WorkerDied: a worker ended without a result, also with exit code 0.
+            RemoteError: an exception or a result that cannot be rebuilt here.
             LaunchTimeout: agent_timeout_s or timeout_s has passed.
         """
         from asyncio import CancelledError, ensure_future, shield, to_thread, wait
@@ -241,10 +241,10 @@ class Launcher:
         return await handle.follow_async()
 
     def close(self, *, drain: bool = True) -> None:
-        """Wait until no launch of it is left. Safe twice.
+        """Wait until no launch of this Launcher is left. You may call it again.
 
         Args:
-            drain: wait for their end; False: stop them, within the grace.
+            drain: True: wait until the launches finish; False: stop them, within the grace.
         """
         launches = [launch for launch in self._launches if not launch.is_over]
         try:
@@ -371,10 +371,11 @@ class Launcher:
 
 
 class Pool(Launcher):
-    """A Launcher with an imported `preload`, so that a launch takes milliseconds. Each launch has separate processes.
+    """A Launcher that imports the modules of `preload` once for all launches, so that a launch takes milliseconds.
+    Each launch has its own processes. The arguments are those of `Launcher`.
 
-    Leaving the `with` block closes it after the end of its launches; an exception that leaves the block stops them. A
-    pool that nothing refers to ends with its last launch. Its arguments are those of `Launcher`.
+    The end of the `with` block waits for all launches, then closes the pool; an exception that leaves the block stops
+    the launches. A pool that you drop without closing it ends with its last launch.
 
     Raises:
         UsageError, ProgramError, StartError, NodeLost: then nothing runs.
@@ -426,10 +427,10 @@ class Pool(Launcher):
         return ", closed" if self._hold is None else ""
 
     def close(self, *, drain: bool = False) -> None:
-        """End the processes that wait ready, and launches that still run. Safe twice.
+        """End the pool's launches and its idle processes. You may call it again.
 
         Args:
-            drain: wait for the end of its launches; False: stop them.
+            drain: True: wait until the launches finish; False: stop them, within the grace.
         """
         try:
             super().close(drain=drain)

@@ -46,7 +46,7 @@ class MethodCalls:
         Raises:
             UsageError: the target has no such method.
             UnpicklableError: with the path of the part that does not pickle.
-            MessageTooLong: no channel takes it.
+            MessageTooLong: the task exceeds the limit of a channel.
             CrewFailed, CrewClosed: the crew failed, or is closed.
         """
         return self._call(method, args, kwargs)
@@ -75,8 +75,8 @@ class WorkerHandle(MethodCalls, Generic[T, R]):
     def ask(self, task: T) -> Ask[R]:
         """Submit a task for this worker.
 
-        A task that the worker has fails with the worker (WorkerDied). One that still waits for it during a restart
-        goes to the next process.
+        If the worker fails, tasks that were already sent to it fail with WorkerDied. All other tasks wait for the
+        worker's next process.
 
         Args:
             task: any object that pickles.
@@ -86,7 +86,7 @@ class WorkerHandle(MethodCalls, Generic[T, R]):
 
         Raises:
             UnpicklableError: with the path of the part that does not pickle.
-            MessageTooLong: no channel takes it.
+            MessageTooLong: the task exceeds the limit of a channel.
             CrewFailed, CrewClosed: the crew failed, or is closed.
         """
         return self._crew._ask(task, self.rank)
@@ -105,7 +105,7 @@ class WorkerHandle(MethodCalls, Generic[T, R]):
 
         Raises:
             UnpicklableError: with the path of the part that does not pickle.
-            MessageTooLong: no channel takes it.
+            MessageTooLong: the task exceeds the limit of a channel.
             CrewFailed, CrewClosed: the crew failed, or is closed.
         """
         return self._crew._send(task, self.rank)

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 @record
 class Submission:
-    """A job as submitted: what its directory says first.
+    """A job as its directory recorded it when it was submitted.
 
     Args:
         request: the request, with its scheduler resolved.
-        nodes, slots_per_node: the size of that, without spares; 0: the scheduler decides.
+        nodes, slots_per_node: the number of nodes without spares, and of slots on each; 0: the scheduler decides.
         pool: the queue of the job; "" without one.
         submitted_s: the time, in seconds since the epoch.
         host: the host of the submission.

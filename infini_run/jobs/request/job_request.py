@@ -32,11 +32,11 @@ class JobRequest:
         spares: further nodes, which run nothing until the job loses one.
         slot_type: cuda, rocm, or cpu.
         gpu_type: which of a pool's GPUs.
-        tres, gres: what the cluster supports, whatever was detected.
+        tres, gres: whether the cluster supports these, in place of what infini-job detected.
         layout: default or determined.
-        single_node: all slots on one.
+        single_node: all slots on one node.
         round_up: more slots than the request has, if those do not fill their nodes.
-        cpus_per_slot, mem_mb_per_slot: the scheduler's, of each slot.
+        cpus_per_slot, mem_mb_per_slot: the CPUs and the memory in MB of each slot.
         time_s: the scheduler's time limit, in seconds.
         pool: partition or queue.
         account, project: whom to charge; the project is Slurm's wckey, PBS's -P.

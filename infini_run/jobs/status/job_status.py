@@ -117,8 +117,8 @@ class Status:
 
     @property
     def exit_code(self) -> int | None:
-        """The code of the first rank to fail; 1 if the job ended badly and no code is known. None until its end (LOST
-        is no end, unless it is final)."""
+        """The code of the first rank to fail; 1 if the job ended badly and no code is known. None until its end; a
+        LOST job is finished once `is_final` is true."""
         if not self.is_final:
             return None
         if self.state == COMPLETED:
