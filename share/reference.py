@@ -32,7 +32,7 @@ There are no abbreviations.
 The value comes from the first of these sources that has one: the command line with its flag files, the variable
 `INFINI_RUN_<NAME>`, the variable `PET_<NAME>`, the cluster environment with [`--engine=auto`](#--engine), and the
 default. If the command line has a flag twice, the last one counts. In Python, a flag is a keyword argument of the
-same name: each entry has its type.
+same name, and each entry has its type. There, variables such as `INFINI_RUN_<NAME>` have no effect.
 
 A flag without a variable in its entry counts only on the command line.
 """
@@ -40,8 +40,8 @@ _JOB_HEAD = """\
 # Flags of infini-job
 
 The grammar is that of [infini-run](infini-run.md). An absent flag takes its value from the variable
-`INFINI_JOB_<NAME>`. Variables `INFINI_RUN_<NAME>` of the job's environment are flags of infini-run, which runs its
-ranks.
+`INFINI_JOB_<NAME>`. Variables `INFINI_RUN_<NAME>` of the job's environment set flags of infini-run, which starts the
+ranks of the job.
 """
 _DECISIONS_HEAD = """\
 # Decisions
