@@ -856,7 +856,7 @@ def test_a_module_that_makes_a_crew_when_it_is_imported_makes_one(tmp_path):
         capture_output=True, text=True, timeout=LIMIT_S, check=False,
     )  # fmt: skip
     assert done.returncode != 0
-    assert "a launch or a submission while a worker imports your module" in done.stderr
+    assert "a worker imports your module, which launches workers or submits a job" in done.stderr
     assert "AssertionError" not in done.stderr
 
 

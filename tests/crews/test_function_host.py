@@ -72,7 +72,7 @@ def test_a_module_that_launches_when_it_is_imported_is_one_error_and_no_flood(tm
             print(error)
     """
     lines = python("-c", textwrap.dedent(code), cwd=tmp_path)
-    assert "a launch or a submission while a worker imports your module" in lines[-1]
+    assert "a worker imports your module, which launches workers or submits a job" in lines[-1]
     assert len(lines) <= 4
 
 

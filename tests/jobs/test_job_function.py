@@ -329,7 +329,7 @@ def test_module_that_submits_at_import_does_so_once(local, tmp_path):
         [sys.executable, "-c", code], cwd=tmp_path, env=local.env, capture_output=True, text=True, check=False
     )
     assert "CannotUnpickle" in done.stdout, done.stderr
-    assert "a launch or a submission while a worker imports your module" in done.stdout
+    assert "a worker imports your module, which launches workers or submits a job" in done.stdout
     assert "install what is missing" not in done.stdout
     assert len(os.listdir(local.path)) == 1
 

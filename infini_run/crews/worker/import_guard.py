@@ -44,6 +44,6 @@ def check_may_launch() -> None:
     check_threads("functions and crews")
     if _is_importing:
         raise UsageError(
-            "a launch or a submission while a worker imports your module, which has it at its top level; put it "
-            'under `if __name__ == "__main__":`'
+            "a worker imports your module, which launches workers or submits a job at its top level; put that under "
+            '`if __name__ == "__main__":`'
         )
