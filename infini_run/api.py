@@ -52,7 +52,7 @@ def run(
 ) -> Report:
     """Run a command on every rank, from start to end.
 
-    Whatever is raised, Ctrl-C too, no rank is left.
+    After any exception, also after Ctrl-C, no rank is left.
 
     Args:
         command: The program and its arguments; or a list of `Program`, several programs of one job.
@@ -71,7 +71,7 @@ def run(
 
     Raises:
         UsageError: The request is invalid. Nothing was started.
-        ProgramError: The program is not there, or cannot be executed. Nothing was started.
+        ProgramError: The program does not exist, or cannot be executed. Nothing was started.
         StartError: A rank could not be created.
         WorkerError: A rank failed, and `check` is true.
         LaunchTimeout: `timeout_s` has passed.
@@ -132,7 +132,7 @@ def launch_local(
 
     Raises:
         UsageError: The request is invalid. Nothing was started.
-        ProgramError: The program is not there, or cannot be executed. Nothing was started.
+        ProgramError: The program does not exist, or cannot be executed. Nothing was started.
         StartError: A rank could not be created.
         WorkerError: A rank failed, and `check` is true; its `rank` and `exit_code` say which and how.
         LaunchTimeout: `timeout_s` has passed.
@@ -186,7 +186,7 @@ def launch_multi_node(
 
     Raises:
         UsageError: The request is invalid. Nothing was started.
-        ProgramError: The program is not there, or cannot be executed. Nothing was started.
+        ProgramError: The program does not exist, or cannot be executed. Nothing was started.
         StartError: A rank could not be created.
         WorkerError: A rank failed, and `check` is true; its `rank` and `exit_code` say which and how.
         LaunchTimeout: `timeout_s` has passed.

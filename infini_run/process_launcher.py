@@ -126,9 +126,9 @@ class ProcessLauncher:
             args: Arguments after the command's own.
 
         Raises:
-            UsageError: The plan cannot be: fewer ranks than a flag names, no such directory. `args` is no list of
-                texts.
-            ProgramError: The program is not there, or cannot be executed. Nothing runs then.
+            UsageError: The launch is impossible: a flag names a rank that does not exist, or a directory is missing.
+                Or `args` is no list of texts.
+            ProgramError: The program does not exist, or cannot be executed. Nothing runs then.
             StartError: A rank could not be created. Nothing runs then.
             InfiniRunError: A launch is still running.
         """

@@ -262,10 +262,11 @@ class Job(Generic[R]):
 
         Args:
             timeout_s: Seconds to wait at most; None: no limit.
-            changed: Is called with each new status; None: with none.
+            changed: A function that is called with each new status; None: none.
 
         Returns:
-            The status at the end, or at the timeout: `is_final`, `state`, `exit_code` (None: it has not ended).
+            The status at the end, or after `timeout_s`. While the job runs, `is_final` is False, and `exit_code` is
+            None.
 
         Raises:
             UsageError: `timeout_s` is no number.
@@ -455,11 +456,11 @@ class Job(Generic[R]):
             follow: Continue until the job is finished.
             task: Index of a task of an array, or several; None: all. Of more than one, each line has its task in
                 front.
-            rank: Its lines only, by its number through all programs, or as `"trainer:0"`; None: those of all ranks.
+            rank: The rank whose lines to return, as a number, or as `"trainer:0"` for a rank of a program; None: all.
             node: Index or host of the node whose lines to return; None: all.
             attempt: This run only, counted from 0; None: all.
-            tail: At most this many last lines of the present ones; None: all.
-            scheduler_log: Read what the job's script and its scheduler have said instead.
+            tail: The last lines only, at most this many; None: all.
+            scheduler_log: Instead, read the output of the job's script and of its scheduler.
 
         Raises:
             UsageError: There is no such task, rank, node or attempt, or `tail` is no number from 0 on.
@@ -531,11 +532,11 @@ class Job(Generic[R]):
         return [folder.id for folder in folders if folder.id]
 
     def forget(self) -> None:
-        """Remove the job's directory, of a finished job, or one that its scheduler does not know (LOST).
+        """Remove the directory of a finished job, or of one that its scheduler does not know (LOST).
 
         Raises:
-            UsageError: It is not finished, as far as is known.
-            InfiniRunError: Something of it stays.
+            UsageError: The job may still run.
+            InfiniRunError: Some files could not be removed.
         """
         forget(self._folder, self.status())
 
@@ -599,7 +600,7 @@ def find_jobs(
     """Return the statuses of jobs, by one query of each scheduler, the latest job last.
 
     Args:
-        names: Of these jobs; empty: of all.
+        names: The names of the jobs; empty: all jobs.
         dir: The directory of all jobs; "": ~/.infini-run/jobs.
         problem: A function that gets a line about each job that is unreadable, or whose directory does not respond
             within 10 s. That job is not in the result. None: if you named such a job, it raises an error, else a

@@ -91,8 +91,8 @@ class Crew(MethodCalls, Generic[T, R]):
     when the interpreter exits. `nproc` is the number of workers.
 
     Args:
-        target: a function `serve(ctx, task)`, which each worker calls for each task, or one of the task alone,
-            `serve(task)`. Or a class with `task(self, ctx, task)`, of which each worker makes one object;
+        target: a function `serve(ctx, task)` or `serve(task)`, which a worker calls for each of its tasks. Or a class
+            with `task(self, ctx, task)`, of which each worker makes one object;
             `start(self, ctx)` and `stop(self, ctx)` are optional. Or a functools.partial of either, or an object with
             these methods, of which each worker gets a copy. A function that fits both calls gets ctx and task. The
             target travels by value if no module has it (`__main__`, closures): workers never import the caller's
@@ -113,8 +113,8 @@ class Crew(MethodCalls, Generic[T, R]):
         grace: seconds from the stop signal to SIGKILL; None: 10.
         drain_s: how long `close` waits for accepted tasks, in seconds; None: no limit.
         max_events: how many unread events (emitted objects, results of `send`) the crew keeps for each worker. At
-            this number the worker waits, if the program reads events; otherwise the crew drops the oldest, and counts
-            it.
+            this number the worker waits, if the program reads events. Otherwise the crew drops the oldest one, and
+            counts it in `dropped`.
         max_tasks_per_child: after this many tasks, a worker runs its `stop`, exits, and restarts in a fresh process.
             No task is lost, and this counts as no failure. None: never.
         env: variables to add to the workers' environment; None: none.
@@ -330,8 +330,8 @@ class Crew(MethodCalls, Generic[T, R]):
         iterator, or drop it after a result: then it cancels them.
 
         Args:
-            iterables: one, whose items are the tasks; of several, a task is a tuple with one item of each, and the
-                shortest ends it. There may be any number of items.
+            iterables: one, whose items are the tasks; or several: each task is then a tuple with one item of each,
+                until the shortest one ends. An iterable may be endless.
             timeout_s: how long all results may take, in seconds from this call; None: no limit.
             chunksize: this many items travel together, and one worker does them, which is faster for many short
                 tasks.
@@ -405,7 +405,7 @@ class Crew(MethodCalls, Generic[T, R]):
     # ---- what happens
 
     def events(self, timeout_s: float | None = None) -> list[CrewEvent]:
-        """Return what has happened since the last call, and wait for something if nothing has.
+        """Return the events since the last call. If there are none, wait for the next one.
 
         Args:
             timeout_s: how long to wait, in seconds; None: no limit.

@@ -21,7 +21,7 @@ class WorkerStatus:
     Args:
         rank: its rank.
         state: stopped, starting, ready, busy, stopping, or failed.
-        pid, host: of its latest process; 0 and "": it has had none.
+        pid, host: of its latest process; 0 and "" before its first process.
         restarts: how often it restarted.
         tasks: the number of its tasks, begun or waiting.
         text, done, of: its last report by ctx.status and ctx.progress.
@@ -49,7 +49,7 @@ class CrewStatus:
         workers: by rank.
         waiting: the number of tasks that no worker has yet.
         failure: why the crew failed; None: it did not.
-        problems: what failed at the end of workers.
+        problems: a sentence for each worker that did not end properly.
     """
 
     phase: str

@@ -90,7 +90,7 @@ class Launcher:
         progress: bool | Literal["rich", "tqdm"] = False,
         **flags: Unpack[FunctionOptions],
     ) -> None:
-        """Check the request; nothing starts.
+        """Check the arguments. Nothing starts before `run`.
 
         Args:
             hosts: names of hosts, as ["a", "b:4"], or as "a,b:4"; engine= reaches them. `"auto"`: the nodes of the

@@ -111,8 +111,8 @@ class WorkerHandle(MethodCalls, Generic[T, R]):
         return self._crew._send(task, self.rank)
 
     def cancel(self, task: int) -> None:
-        """Cancel a sent task: the worker's ctx.checkpoint raises Cancelled, and the event is `cancelled`. (An Ask has
-        another `cancel`.)
+        """Cancel a task of `send`: the worker's ctx.checkpoint raises Cancelled, and an event `cancelled` follows. To
+        cancel an Ask, call its own `cancel`.
 
         Args:
             task: its number.
@@ -120,7 +120,7 @@ class WorkerHandle(MethodCalls, Generic[T, R]):
         self._crew._cancel(task)
 
     def signal(self, number: int) -> int:
-        """Send a signal to its process; return 1, or 0 if that is gone.
+        """Send a signal to the worker's process. Return 1, or 0 if the process is gone.
 
         Args:
             number: the signal's number.
@@ -131,5 +131,5 @@ class WorkerHandle(MethodCalls, Generic[T, R]):
         return self._crew.signal(number, self.rank)
 
     def status(self) -> WorkerStatus:
-        """Return how it is now."""
+        """Return the present state of the worker."""
         return self._crew.status().workers[self.rank]

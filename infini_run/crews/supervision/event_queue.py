@@ -41,7 +41,7 @@ class CrewEvent:
             (error: a WorkerDied), restarting (in delay_s), and stopped. Of a task from `send`, at its end: done
             (value), failed (error), or `cancelled`; an ask has its future instead. Of the queue: dropped (count: how
             many unread events this one replaces).
-        task: the number of the one that it belongs to; -1: none.
+        task: the number of the task that it belongs to; -1: none.
         restarts: how often this worker restarted before.
         time_s: since the epoch.
     """

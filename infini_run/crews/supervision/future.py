@@ -215,7 +215,8 @@ class Ask(Future[R]):
                 owner.cancel_task(self.task)
 
     def add_done_callback(self, fn: Callable[[Future[R]], object]) -> None:
-        """Call `fn(self)` at its end, in whichever thread that is; at once after its end.
+        """Call `fn(self)` when the task ends: in the thread that delivers answers, or in that of `cancel`. Call it at
+        once if the task already ended.
 
         Args:
             fn: called with this future. The logger gets what it raises; also SystemExit and the like, outside of the

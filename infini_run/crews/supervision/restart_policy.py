@@ -25,10 +25,11 @@ class Restart:
     Args:
         strategy: one_for_one (the one that failed), one_for_all (all of them; the others stop first), rest_for_one
             (it, and those of higher rank).
-        max_restarts: the limit within `within_s` seconds; one more failure fails the crew. A failure counts once,
+        max_restarts: the most restarts within `within_s`; one more failure fails the crew. A failure counts once,
             however many workers restart.
-        within_s: in seconds.
-        delay_s: before the first restart, in seconds, doubled for each one after it within that time; 0: none.
+        within_s: the time in which restarts count, in seconds.
+        delay_s: the delay before the first restart, in seconds. It doubles with each restart within `within_s`. 0: no
+            delay.
         max_delay_s: the longest delay, in seconds.
 
     Raises:
