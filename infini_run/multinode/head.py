@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import time
-from _signal import SIGCHLD, SIGCONT, SIGHUP, SIGTSTP  # the C module: `signal` imports enum
+from _signal import SIGCHLD, SIGCONT, SIGHUP, SIGTERM, SIGTSTP  # the C module: `signal` imports enum
 
 from infini_run.core.signal_pipe import STOP_SIGNALS
 from infini_run.errors import InfiniRunError, LinkError
@@ -142,7 +142,7 @@ class Head:
         self._end = EndPhase(self._state, self._processes)
         self._stdin = StdinForwarder(self._agents, poller, is_wanted=options.stdin != "none")
         self._attempts = Attempts(self._state, self._join, self._stdin, has_stream=on_stream is not None)
-        self._control = HeadControl(self._state, environ, self.on_stop_signal)
+        self._control = HeadControl(self._state, environ, self._stop_as_asked)
         self._programs = self._divide_programs() if options.restart_scope == "program" else None
         self._state.programs = self._programs
         self._worlds: WorldChanges | None = None
@@ -529,11 +529,21 @@ class Head:
             self._signalled.add(place_index)
             where = f"{signal_name(number)}{f' on {host}' if host else ''}"
             if what == stop_signal.KILL:
-                self._end.end_reader()
-                state.print(f"{where} again: killing what is left")
-                self.kill()
+                self._kill_again(where)
             elif what != stop_signal.NOTE:
                 self._stop_by_signal(number, host, where)
+
+    def _stop_as_asked(self, is_again: bool) -> None:
+        """Act on --stop. is_again: the launch was asked to stop before, by whatever."""
+        if is_again:
+            self._kill_again(signal_name(SIGTERM))
+        else:
+            self.on_stop_signal(SIGTERM)
+
+    def _kill_again(self, where: str) -> None:
+        self._end.end_reader()
+        self._state.print(f"{where} again: killing what is left")
+        self.kill()
 
     def _who_got_signal(self, host: str) -> str:
         """Return who got the signal. host: of the agent; "": this process."""

@@ -15,7 +15,6 @@ from infini_run.node.control_answers import Notes, stop_text
 from infini_run.plan.model import about_text, job_in, shown_words
 from infini_run.plan.program import PREFIX, folder_bases
 from infini_run.system.poller import READ
-from infini_run.system.signal_numbers import SIGTERM
 from infini_run.value_types import MAX_INT
 
 TYPE_CHECKING = False
@@ -39,10 +38,10 @@ class HeadControl:
     Args:
         state: The head's.
         environ: The environment of the head.
-        on_stop: Called with a signal that stops the launch.
+        on_stop: Called for --stop, with whether the launch was asked to stop before: then it kills.
     """
 
-    def __init__(self, state: HeadState, environ: Mapping[str, str], on_stop: Callable[[int], None]) -> None:
+    def __init__(self, state: HeadState, environ: Mapping[str, str], on_stop: Callable[[bool], None]) -> None:
         self._state = state
         self._environ = environ
         self._listener = ControlListener()
@@ -156,7 +155,7 @@ class _Gathering:
 class _HeadAnswers:
     """What a head does about the questions."""
 
-    def __init__(self, state: HeadState, on_stop: Callable[[int], None]) -> None:
+    def __init__(self, state: HeadState, on_stop: Callable[[bool], None]) -> None:
         self._state = state
         self._on_stop = on_stop
         self._followers: HeadFollowers | None = None
@@ -181,7 +180,7 @@ class _HeadAnswers:
     def _stop(self, client: Asker, request: dict[str, Any]) -> None:
         is_again, grace_s = bool(self._state.stop_signal), self._state.options.signal_grace_s
         self._notes.add_stop(client)
-        self._on_stop(SIGTERM)
+        self._on_stop(is_again)
         client.finish({"text": stop_text(is_again, grace_s)})
 
     def _send(self, client: Asker, request: dict[str, Any]) -> None:

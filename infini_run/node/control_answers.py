@@ -190,10 +190,12 @@ class NodeControl:
 
     def _stop_run(self, is_again: bool) -> None:
         run = self._run
-        if run.entry is not None:
-            kill(getpid(), SIGTERM)
-        elif is_again:
+        if is_again:  # not by SIGTERM: soon after the first one, the core takes it for timeout(1)'s echo
+            if run.entry is not None:
+                run.notice(f"{signal_name(SIGTERM)} again: killing what is left", is_kept=False)
             run.kill()
+        elif run.entry is not None:
+            kill(getpid(), SIGTERM)
         elif run.on_asked_stop is not None:
             run.on_asked_stop()
         else:

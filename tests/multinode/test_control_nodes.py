@@ -10,7 +10,8 @@ import sys
 import pytest
 
 from infini_run.control import launches
-from tests.launch.test_control import PYTHON_UP, all_listed, ask
+from infini_run.control.client import ask as ask_launch
+from tests.launch.test_control import PYTHON_UP, all_listed, ask, found
 from tests.launch.test_hang import PYSPY
 from tests.multinode.test_many_ssh import bed, many, no_agent_left  # noqa: F401
 from tests.support.command import COMMAND, Command, play
@@ -67,6 +68,17 @@ def test_launch_of_four_hosts_is_one_row_and_is_signalled_and_stopped(many, word
         "sent SIGUSR1 to ranks 1, 6",
         "asked to stop this launch",
     ]
+
+
+def test_second_stop_kills_on_all_hosts(many, word):  # noqa: F811
+    program = "trap '' TERM; echo up $RANK $$; while :; do sleep 1000 & wait; done"
+    command = many("sh", "-c", program, word)
+    up(command, 8)
+    launch = found(row_of(word)["pid"])
+    assert [ask_launch(launch, "stop")["text"] for _ in range(2)][1] == "killing what is left"
+    assert command.wait() == 143
+    assert b"SIGTERM again: killing what is left" in command.err
+    assert b"did not exit within" not in command.err
 
 
 def test_launch_of_four_hosts_is_one_row_after_a_restart(many, word):  # noqa: F811
