@@ -35,7 +35,9 @@ if TYPE_CHECKING:
     from infini_run.multinode.agent_preload import AgentPreload
     from infini_run.multinode.byte_stream import AgentStream
     from infini_run.multinode.connection import Connection
+    from infini_run.multinode.lease import Lease
     from infini_run.multinode.old_world import StuckProcesses
+    from infini_run.node.guard_lease import GuardLease
     from infini_run.node.headed_programs import HeadedPrograms
     from infini_run.node.launch import NodeLaunch
     from infini_run.node.node_check import NodeCheck
@@ -326,12 +328,10 @@ class Agent:
             "cwd": setup.cwd,
             "print_line": self._stdio.print_line,
             "keywords": self._keywords,
-            "has_head": True,
+            "head": _LaunchReports(self._link.connection, self._stdio),
             "heading": launch["heading"],
             "observers": self._open_relay(options.metrics_interval_s),
-            "lease_s": 0.0 if self._link.lease is None else self._link.lease.length_s,
-            "lease_since_s": 0.0 if self._link.lease is None else self._link.lease.since_ns / 1e9,
-            **self._make_last_word(),
+            "lease": None if self._link.lease is None else self._guard_lease(self._link.lease),
             "stdins": {} if self._stream is None else {plan.workers[0].rank: self._stream.child_socket.fileno()},
         }
         zygote = None if self._preload is None else self._preload.zygote
@@ -342,11 +342,6 @@ class Agent:
             from infini_run.node.warm_launch import WarmLaunch
 
             run = WarmLaunch(plan, options, zygote=zygote, **given)
-        run.on_look = lambda: self._link.connection.send(pack_json(protocol.EVENT, {"suspects": True}))
-        run.on_hang = self._send_snapshots
-        run.on_seen = lambda: self._send_snapshots((), ())
-        run.on_program_up = self._send_up
-        run.on_program_end = lambda name: self._link.connection.send(pack_json(protocol.EVENT, {"finished": name}))
         self._start(run)
         if self._stream is not None:
             self._stream.child_socket.close()
@@ -402,17 +397,20 @@ class Agent:
         if report.stuck and self._link.lease is not None:
             self._await_end(launch["launch_id"], [process.pid for process in report.stuck])
 
-    def _make_last_word(self) -> dict[str, Any]:
-        """Return what the guard needs to report that the ranks are dead, once this process is. The head gets the
-        word's hash before a rank lives."""
-        connection = self._link.connection
-        if self._link.lease is None or connection.write_fd != connection.fileno():  # two pipes: ssh reports it
-            return {}
-        from infini_run.multinode.last_word import make_last_word
+    def _guard_lease(self, lease: Lease) -> GuardLease:
+        """Return the lease for the guard, which also reports that the ranks are dead once this process is. The head
+        gets the hash of that word before a rank lives."""
+        from infini_run.node.guard_lease import GuardLease
 
-        word, hashed = make_last_word()
-        connection.send(hashed)
-        return {"last_word": word, "link_fd": connection.fileno()}
+        given: dict[str, Any] = {"length_s": lease.length_s, "since_s": lease.since_ns / 1e9}
+        connection = self._link.connection
+        if connection.write_fd == connection.fileno():  # with two pipes ssh reports it
+            from infini_run.multinode.last_word import make_last_word
+
+            word, hashed = make_last_word()
+            connection.send(hashed)
+            given |= {"last_word": word, "link_fd": connection.fileno()}
+        return GuardLease(**given)
 
     def _start(self, run: NodeLaunch) -> None:
         """Start the ranks. Raises as NodeLaunch.start; LinkError if their lease has run out, which is no refusal."""
@@ -542,12 +540,6 @@ class Agent:
         if relay is not None:
             relay.close()
 
-    def _send_up(self, name: str) -> None:
-        """Report that a program is up here. Its lines so far go first: those of programs that waited come later."""
-        assert self._stdio is not None
-        self._stdio.send_waiting()
-        self._link.connection.send(pack_json(protocol.EVENT, {"up": name}))
-
     def _send_event(self, event: Event, again_code: int, *, is_headed: bool) -> None:
         if event.kind == "signalled":
             self._link.connection.send(pack_json(protocol.EVENT, {"signalled": event.signal}))
@@ -594,13 +586,6 @@ class Agent:
             done = {"program": each.program, "report": to_jsonable(each.report)}
             done |= {"progress": each.progress, "has_ended": each.has_ended}
             self._link.connection.send(pack_json(protocol.DONE, done))
-
-    def _send_snapshots(self, snapshots: Sequence[HangSnapshot], ranks_to_stop: Sequence[int]) -> None:
-        """Send what this node saw of its ranks, with the processes of one alone. This node's report has all."""
-        hung = next((snapshot for snapshot in snapshots if snapshot.kind), None)
-        short = [each if each is hung else replace(each, processes=(), python=()) for each in snapshots]
-        content = {"snapshots": to_jsonable(short), "ranks": list(ranks_to_stop)}
-        self._link.connection.send(pack_json(protocol.SNAPSHOTS, content))
 
     def _send_progress(self, entries: list[list[int]]) -> None:
         content = {"progress": entries, "time_ns": time.monotonic_ns()}
@@ -704,6 +689,38 @@ def _forward_signal(run: NodeLaunch, number: int) -> None:
         run.signal_groups(number)
     else:
         run.signal(number)
+
+
+class _LaunchReports:
+    """What the launch of this node reports to the head, as a LaunchHead of node/launch_head.py."""
+
+    def __init__(self, connection: Connection, stdio: RankStdio) -> None:
+        self._connection = connection
+        self._stdio = stdio
+
+    def on_look(self) -> None:
+        self._send_event({"suspects": True})
+
+    def on_looked(self) -> None:
+        self.on_hang((), ())
+
+    def on_hang(self, snapshots: Sequence[HangSnapshot], ranks_to_stop: Sequence[int]) -> None:
+        """Send what this node saw of its ranks, with the processes of one alone. This node's report has all."""
+        hung = next((snapshot for snapshot in snapshots if snapshot.kind), None)
+        short = [each if each is hung else replace(each, processes=(), python=()) for each in snapshots]
+        content = {"snapshots": to_jsonable(short), "ranks": list(ranks_to_stop)}
+        self._connection.send(pack_json(protocol.SNAPSHOTS, content))
+
+    def on_program_up(self, name: str) -> None:
+        """Report that a program is up here. Its lines so far go first: those of programs that waited come later."""
+        self._stdio.send_waiting()
+        self._send_event({"up": name})
+
+    def on_program_end(self, name: str) -> None:
+        self._send_event({"finished": name})
+
+    def _send_event(self, content: dict[str, object]) -> None:
+        self._connection.send(pack_json(protocol.EVENT, content))
 
 
 class _HeadAsks:

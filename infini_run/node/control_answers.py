@@ -264,7 +264,7 @@ class NodeControl:
         run = self._run
         plan = run.plan
         run.record_statuses()
-        common = plan.base(run.environ) | dict(plan.env)
+        common = plan.common_environ(run.environ)
         own = {str(worker.rank): masked(dict(worker.env)) for worker in plan.workers[:MOST_LINES]}
         found = {
             "node": plan.nodes[0].index,

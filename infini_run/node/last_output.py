@@ -1,4 +1,4 @@
-"""What ranks said: their last STATUS=, the message in an error file, the last lines of stderr.
+"""What ranks said: their last STATUS=, the message in an error file, the last lines of stderr; what to do about it.
 
 Read before the group closes; any bytes give a text or none.
 """
@@ -7,11 +7,11 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from infini_run.core.group import Group
     from infini_run.node.outcome import Outcome
-    from infini_run.plan.model import Worker
+    from infini_run.plan.model import Plan, Worker
 
 _LAST_LINES = 20  # kept in the report; its text shows fewer
 
@@ -40,6 +40,24 @@ def record_statuses(outcome: Outcome, group: Group, workers: Sequence[Worker]) -
     """
     found = {worker.rank: group.status(index).decode("utf-8", "replace") for index, worker in enumerate(workers)}
     outcome.record_statuses({rank: text for rank, text in found.items() if text})
+
+
+def record_advice(outcome: Outcome, plan: Plan, environ: Mapping[str, str]) -> None:
+    """Record advice on the first failure, if infini-run chose its Python: that may lack what the user's has.
+
+    Args:
+        outcome: Of the launch, with the last output of that rank.
+        plan: Its plan.
+        environ: The environment of the ranks.
+    """
+    first = outcome.first_failure()
+    argv = next((worker.argv for worker in plan.workers if first and worker.rank == first.rank), ())
+    named = [program.options.program[0] for program in plan.programs]
+    if first is None or first.code != 1 or argv[1:2] != ("-u",) or argv[0] in named:
+        return
+    from infini_run.node.python_advice import advise
+
+    outcome.set_advice(advise(first, argv, environ))
 
 
 def last_output(group: Group, index: int, worker: Worker) -> tuple[str, tuple[str, ...], tuple[str, ...]]:

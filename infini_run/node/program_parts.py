@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from infini_run.plan.model import Plan
     from infini_run.report.pace import Pace
     from infini_run.report.report import Report
+    from infini_run.watchdog.watchdog import Watchdog
 
     class PartedLaunch(Protocol):
         """A NodeLaunch, as far as its programs restart alone."""
@@ -42,13 +43,9 @@ if TYPE_CHECKING:
         @property
         def pace(self) -> Pace: ...
         @property
-        def has_held(self) -> bool: ...
-        def waits_for(self, programs: Sequence[str]) -> bool: ...
+        def watchdog(self) -> Watchdog: ...
         def renew_counts(self, indexes: Sequence[int]) -> None: ...
         def stop_watching(self, indexes: Sequence[int]) -> None: ...
-        def look_before_restart(self, indexes: Sequence[int]) -> float: ...
-        @property
-        def is_looking_before_restart(self) -> bool: ...
         def start_again(self, plan: Plan, indexes: Sequence[int], heading: bytes) -> int | None: ...
         def stop_after_failure(self) -> None: ...
         def notice(self, text: str, *, is_kept: bool = True) -> None: ...
@@ -192,10 +189,11 @@ class ProgramParts:
         """
         self._launch.renew_counts(part.indexes)
         part.enter(LOOKING)
-        part.due_s = self._launch.look_before_restart(part.indexes) if with_snapshot else 0.0
+        has_look = with_snapshot and self._launch.options.snapshots == "failure"
+        part.due_s = self._launch.watchdog.look_before_restart(part.indexes) if has_look else 0.0
 
     def _has_look_ended(self, part: Part, now_s: float) -> bool:
-        return now_s >= part.due_s or not self._launch.is_looking_before_restart
+        return now_s >= part.due_s or not self._launch.watchdog.is_looking_before_restart
 
     def _advance(self, part: Part) -> list[Event]:
         """Take the steps of a restart that are due."""

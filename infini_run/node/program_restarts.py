@@ -18,15 +18,22 @@ from infini_run.record import replace
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from infini_run.node.program_parts import PartedLaunch
+    from infini_run.node.program_starts import ProgramStarts
     from infini_run.plan.restart_policy import RestartState
     from infini_run.report.report import Report
 
 
 class ProgramRestarts(ProgramParts):
-    """The restarts of the programs of a launch on one node."""
+    """The restarts of the programs of a launch on one node.
 
-    def __init__(self, launch: PartedLaunch) -> None:
+    Args:
+        launch: The launch, before its ranks start.
+        starts: Which programs wait for others. None: none does.
+    """
+
+    def __init__(self, launch: PartedLaunch, starts: ProgramStarts | None) -> None:
         super().__init__(launch)
+        self._starts = starts
         self._restarts = restart_states(launch.options)
         self._failed: list[int] = []  # ranks whose failure nobody has acted on
         self._causes: dict[str, int] = {}  # the rank because of which a program restarts
@@ -58,7 +65,8 @@ class ProgramRestarts(ProgramParts):
         self.decide()
         events, self._events = self._events, []
         events += super().run_due()
-        if not self._is_over and not self._launch.has_held and self.is_idle:
+        has_held = self._starts is not None and self._starts.has_held
+        if not self._is_over and not has_held and self.is_idle:
             self._launch.group.stop()  # nothing is left that could start: all went well
         return events
 
@@ -110,7 +118,7 @@ class ProgramRestarts(ProgramParts):
         if now_s < restarts.due_s:
             return []
         part.due_s = NEVER
-        if self._launch.waits_for(part.program.after):
+        if self._starts is not None and self._starts.waits_for(part.program.after):
             return []
         error = self._start(part, restarts.total, restarts.heading)
         if error is None:

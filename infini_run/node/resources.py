@@ -55,6 +55,8 @@ class LaunchResources:
         error_logs: Descriptors of the logs of stderr alone, by rank.
         null: A descriptor of /dev/null above 2; -1: closed.
         folder: The launch's folder. Empty: it has none.
+        log_folder: The absolute path of --log_dir, as the launcher changes to / later. Empty: none, or not opened.
+        start_s: When the launch began, since the epoch, for who asks its control socket.
         error_folder: Where ranks leave their error files instead of where the plan says, because there is no room.
             Empty: nowhere. None: the plan is right.
     """
@@ -65,7 +67,14 @@ class LaunchResources:
         self.error_logs: dict[int, int] = {}
         self.null = -1
         self.folder = ""
+        self.log_folder = ""
+        self.start_s = time() if listener is None else listener.start_s
         self.error_folder: str | None = None
+
+    @property
+    def control_fd(self) -> int:
+        """The control socket of a launch that may restart; -1: the core makes one."""
+        return -1 if self._listener is None else self._listener.fileno()
 
     def open_folder(self, plan: Plan, bases: Sequence[str]) -> bool:
         """Open /dev/null, and make the launch's folder.
@@ -102,6 +111,8 @@ class LaunchResources:
             UsageError: A file cannot be made.
         """
         problems = []
+        if options.log_dir:
+            self.log_folder = os.abspath(options.log_dir)
         if options.report or options.log_dir:
             from infini_run.system.secure_files import check_writable, open_logs
 

@@ -44,7 +44,7 @@ class WarmLaunch(NodeLaunch):
     def start(self) -> None:
         """Start the ranks as NodeLaunch.start does, after the imports. Raises UsageError: a module cannot be
         imported."""
-        if self.options.live == "on" and not self._has_head and not self._zygote.is_settled:
+        if self.options.live == "on" and self._head is None and not self._zygote.is_settled:
             names = ", ".join(self.options.preload)
             self._print(f"importing {names}")  # the table comes with the ranks
         signalled = self._zygote.prepare()
@@ -58,7 +58,7 @@ class WarmLaunch(NodeLaunch):
             if self._fork is not None and self._started == len(self.plan.workers):
                 self._fork.open_gate()
                 self._forked_s = time.monotonic()
-            if self.options.report or self._has_head:
+            if self.options.report or self._head is not None:
                 self._record_use()
             if self._observers is not None:
                 self._add_spans(self._observers)
@@ -133,11 +133,8 @@ class WarmLaunch(NodeLaunch):
         return specs
 
     def _fork_ranks(self, specs: Sequence[SpawnSpec]) -> None:
-        base = self.plan.base(self._environ) | dict(self.plan.env)
         self._began_s = time.monotonic()
-        fork = self._fork = self._zygote.begin_fork(
-            len(specs), [os.fsencode(f"{name}={value}") for name, value in base.items()]
-        )
+        fork = self._fork = self._zygote.begin_fork(len(specs), self._setup.base_env(self.plan))
         same = len(self._zygote.argv)
         for spec in specs:
             theirs = self._open_stdio(spec)

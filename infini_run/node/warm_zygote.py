@@ -171,7 +171,7 @@ class WarmZygote:
         return {name: value for name, value in self._plan.env if name not in watched and name != MARKER_VARIABLE}
 
     def _spawn(self, control: int, watched: set[str]) -> None:
-        env = self._plan.base(self._environ) | dict(self._plan.env)
+        env = self._plan.common_environ(self._environ)
         mark = f"preload-{self._plan.launch_id}"  # else its group would take ranks for its leftover processes
         path = self._environ.get("PYTHONPATH", "")
         env = {name: value for name, value in env.items() if name not in watched} | {MARKER_VARIABLE: mark}

@@ -44,7 +44,7 @@ def find_auto_modules(plan: Plan, environ: Mapping[str, str]) -> tuple[tuple[str
         [*python, *(["-P"] if "P" in letters else []), "-c", _CODE, nonce, _READER, script, _folder(script),
          python[-1], *words],
         f"infini {nonce} found ",
-        plan.base(environ) | dict(plan.env),
+        plan.common_environ(environ),
     )  # fmt: skip
     if answer is None:
         return (), f"unknown: {python[-1]}: {instead}"

@@ -187,7 +187,11 @@ class Plan:
 
     def environ(self, worker: Worker, base: Mapping[str, str]) -> dict[str, str]:
         """Return the complete environment of a worker, over the launcher's own."""
-        return self.base(base) | dict(self.env) | dict(worker.env)
+        return self.common_environ(base) | dict(worker.env)
+
+    def common_environ(self, base: Mapping[str, str]) -> dict[str, str]:
+        """Return the variables that all workers have alike, over the launcher's own."""
+        return self.base(base) | dict(self.env)
 
     def base(self, base: Mapping[str, str]) -> dict[str, str]:
         """Return the launcher's environment without the names that the plan sets."""

@@ -12,7 +12,9 @@ import pytest
 
 import infini_run
 from infini_run.core.group import debug_flags
-from infini_run.node.launch import NodeLaunch, plan_node
+from infini_run.node.guard_lease import GuardLease
+from infini_run.node.launch import NodeLaunch
+from infini_run.node.planning import plan_node
 from infini_run.options.options import resolve
 from tests.support.command import CHILDREN, PYTHON, Command, play
 from tests.support.group_case import Live, spec
@@ -304,7 +306,8 @@ def test_a_launch_without_a_lease_has_nothing_to_renew(every_path):
 @pytest.mark.parametrize("renewals", [0, 3])
 def test_a_node_s_launch_tells_of_the_end_of_its_lease(renewals):
     options = resolve(["--console=none", *play("wait")], os.environ).options
-    launch = NodeLaunch(plan_node(options, os.environ), options, environ=os.environ, lease_s=LEASE_S)
+    lease = GuardLease(length_s=LEASE_S)
+    launch = NodeLaunch(plan_node(options, os.environ), options, environ=os.environ, lease=lease)
     try:
         launch.start()
         for _ in range(renewals):

@@ -80,6 +80,7 @@ class ForkLaunch(NodeLaunch):
     ) -> None:
         super().__init__(plan, options, environ=environ, cwd=cwd)
         self._console = (stdout, stderr)
+        self._cwd = cwd
         self._find_refusal = find_refusal
         self._channels = dict(stdins)
         self._gates: dict[int, int] = {}  # by pid: children that wait
@@ -98,11 +99,17 @@ class ForkLaunch(NodeLaunch):
             os.write(gate, b"+")
             os.close(gate)
 
-    def _spec(self, worker: Worker) -> SpawnSpec:
+    def _specs(self) -> list[SpawnSpec]:
+        specs = super()._specs()
+        for worker, spec in zip(self.plan.workers, specs, strict=True):
+            self._fork_worker(worker, spec)
+        return specs
+
+    def _fork_worker(self, worker: Worker, spec: SpawnSpec) -> None:
+        """Fork a worker, which waits at its gate. Its spec gets its PID."""
         refusal = self._find_refusal()
         if refusal:
             raise UnsafeFork(refusal)
-        spec = super()._spec(worker)
         parent = os.getpid()
         made: list[int] = []
         try:
@@ -127,7 +134,6 @@ class ForkLaunch(NodeLaunch):
             os.close(fd)
         self._ends += ends
         spec.pid, spec.env = pid, b""
-        return spec
 
     def _child_setup(self, worker: Worker, outputs: list[int], ends: list[int], gate: int) -> ChildSetup:
         """Tie the child to the zygote, and keep what is its own of all that it has copies of."""
@@ -140,7 +146,7 @@ class ForkLaunch(NodeLaunch):
             stdout=outputs[0],
             stderr=outputs[1],
             gate=gate,
-            env=self.plan.environ(worker, self._environ),
+            env=self.plan.environ(worker, self.environ),
             cwd=self._cwd or "",
             mark=self.plan.launch_id,
         )
