@@ -26,7 +26,6 @@ from infini_run.record import replace
 from tests.jobs.test_job_status import made
 from tests.support.command import play
 from tests.support.job_case import Jobs
-from tests.support.processes import is_alive
 from tests.support.waiting import until
 
 COMMAND = {"slurm": "sbatch", "pbs": "qsub"}
@@ -373,36 +372,40 @@ def test_what_never_begins_is_told_at_once(slurm_queue, tmp_path, case):
     jobs.close()
 
 
-@pytest.mark.slow
 def test_the_limit_of_pbs_ends_it(pbs_queue, tmp_path, case):
     """Slurm counts in minutes: test_job_slurm_real.py."""
     jobs = Jobs(tmp_path / "jobs", case, {"PATH": pbs_queue.env["PATH"], "TEST_BATCH": pbs_queue.folder,
                                           "INFINI_JOB_SCHEDULER": "pbs"})  # fmt: skip
-    done = jobs.call("submit", *TWO, "--time=10s", "--wait", "--", "sleep", "1000")
+    done = jobs.call("submit", *TWO, "--time=2s", "--wait", "--", "sleep", "1000")
     assert done.stdout.splitlines()[1].startswith("TIMEOUT"), done.stderr
     assert jobs.status(done.stdout.split()[1])["is_final"]
 
 
 @pytest.mark.slow
 def test_ranks_of_pbs_are_warned_too(pbs_queue, tmp_path, case):
-    """PBS itself has no such signal."""
+    """PBS itself has no such signal. The ranks have ten seconds to be there."""
     jobs = Jobs(tmp_path / "jobs", case, {"PATH": pbs_queue.env["PATH"], "TEST_BATCH": pbs_queue.folder,
                                           "INFINI_JOB_SCHEDULER": "pbs"})  # fmt: skip
-    done = jobs.call("submit", *TWO, "--time=1000s", "--warn=985s", "--wait", "--", *play("end=USR2:0", "wait"))
+    done = jobs.call("submit", *TWO, "--time=1000s", "--warn=990s", "--wait", "--", *play("end=USR2:0", "wait"))
     assert done.returncode == 0, done.stderr + done.stdout
     name = done.stdout.split()[1]
     assert sum(" got USR2 " in line for line in jobs.lines(name)) == 8
     pbs_queue.ended()
 
 
-@pytest.mark.slow
-def test_ranks_are_warned_of_a_limit_that_is_their_queues(pbs_queue, tmp_path, case):
+def test_ranks_are_warned_of_a_limit_that_is_their_queues(pbs_queue, tmp_path, case, bell):
+    """PBS says what it is once they are there."""
     pbs_queue.set(pools={"workq": {"resources_default": {"walltime": "00:16:40"}}})
+    pbs_queue.fail("qstat", "slow")
+    os.mkfifo(f"{pbs_queue.folder}/gate")
     jobs = Jobs(tmp_path / "jobs", case, {"PATH": pbs_queue.env["PATH"], "TEST_BATCH": pbs_queue.folder,
                                           "INFINI_JOB_SCHEDULER": "pbs"})  # fmt: skip
-    done = jobs.call("submit", *TWO, "--warn=985s", "--wait", "--", *play("end=USR2:0", "wait"))
-    assert done.returncode == 0, done.stderr + done.stdout
-    assert sum(" got USR2 " in line for line in jobs.lines(done.stdout.split()[1])) == 8
+    rank = f"trap 'echo warned; exit 0' USR2; echo up >{bell.path}; while :; do sleep 1000 & wait; done"
+    name = jobs.submit(*TWO, "--warn=999s", "--", "sh", "-c", rank)
+    bell.hear(8)
+    os.close(os.open(f"{pbs_queue.folder}/gate", os.O_WRONLY))
+    assert jobs.wait(name)["headline"] == "COMPLETED"
+    assert sum(line.endswith("] warned") for line in jobs.lines(name)) == 8
     pbs_queue.ended()
 
 
@@ -442,18 +445,27 @@ def test_what_takes_a_job_off_the_queue_is_believed_before_a_rank_that_asks_for_
     assert len(queue.jobs()) == 1
 
 
+def exits_in(events):
+    """The ranks that have ended, as far as the head has written it to its file of events."""
+    lines = events.read_text().split("\n")[:-1]
+    return [event["rank"] for event in map(json.loads, lines) if event["kind"] == "exited"]
+
+
 def test_ranks_of_another_node_save_after_the_first_that_asks_for_another_run(queue, jobs, bell, tmp_path):
-    """Though one beside it fails meanwhile, for instance since the first one is gone."""
+    """Though one beside it fails meanwhile, for instance since the first one is gone. Each ends after the head has
+    heard of the one before: what is closer together than the clocks of two nodes are known has no order."""
     for rank in range(8):
         os.mkfifo(tmp_path / f"save{rank}")
     script = f"[ $INFINI_JOB_ATTEMPT = 0 ] || exit 0; trap 'echo $RANK >> {tmp_path}/termed; exit 1' TERM; "
     script += f"echo $RANK $$ > {bell.path}; exec 3<> {tmp_path}/save$RANK; read code <&3; "
     script += f"echo $RANK >> {tmp_path}/ended; exit $code"
-    name = jobs.submit(*TWO, "--run_options=--grace=1000", "--", "bash", "-c", script)
-    pids = dict(line.split() for line in bell.hear(8))
-    for rank, code in ((7, 85), (4, 1), (0, 85), (6, 85), (5, 85), (3, 85), (2, 85), (1, 85)):
+    events = tmp_path / "events"
+    name = jobs.submit(*TWO, f"--run_options=--grace=1000 --events={events}", "--", "bash", "-c", script)
+    bell.hear(8)
+    codes = {7: 85, 4: 1, 0: 85, 6: 85, 5: 85, 3: 85, 2: 85, 1: 85}
+    for count, (rank, code) in enumerate(codes.items(), 1):
         (tmp_path / f"save{rank}").write_text(f"{code}\n")
-        until(lambda rank=rank: not is_alive(int(pids[str(rank)])))
+        until(lambda: count == len(codes) or len(exits_in(events)) == count)  # noqa: B023
     status = jobs.wait(name)
     assert (status["headline"], status["attempt"]) == ("COMPLETED", 1), jobs.logs(name)
     assert (tmp_path / "ended").read_text().split() == ["7", "4", "0", "6", "5", "3", "2", "1"]
