@@ -19,7 +19,7 @@ from infini_run.jobs.status.each_job import JobHung, for_each, kept, note_progre
 from infini_run.jobs.status.logs import Reader
 from infini_run.system.secure_files import open_regular, read_end, read_regular
 from tests.jobs.test_job_status import made
-from tests.support.job_case import JOB
+from tests.support.job_case import JOB, changed_job
 from tests.support.serve_case import Service
 from tests.support.waiting import LIMIT_S, until
 
@@ -156,30 +156,32 @@ def hung(path, *command):
     return [*probe, *command]
 
 
-@pytest.mark.slow
+HUNG_S = 3.0  # where it is 10 s else
+IMPATIENT = changed_job(f"from infini_run.jobs.status import each_job\neach_job.for_each.__defaults__ = ({HUNG_S},)")
+
+
 def test_hung_directory_costs_one_line_and_hides_no_other_job(pair):
-    argv = hung(pair.path / BAD, *JOB, "list")
+    argv = hung(pair.path / BAD, *IMPATIENT, "list")
     done = subprocess.run(argv, env=pair.env, capture_output=True, text=True, check=False, timeout=LIMIT_S * 2)
     assert done.stdout.split()[:2] == [GOOD, "COMPLETED"]
-    assert done.stderr == (f"infini-job: {pair.path / BAD} has not responded for 10 s; check its file server\n")
+    assert done.stderr == (f"infini-job: {pair.path / BAD} has not responded for 3 s; check its file server\n")
 
 
-@pytest.mark.slow
 def test_service_answers_and_ends_beside_hung_job(pair, tmp_path, monkeypatch):
-    monkeypatch.setattr("tests.support.job_case.JOB", hung(pair.path / BAD, *JOB))
+    monkeypatch.setattr("tests.support.job_case.JOB", hung(pair.path / BAD, *IMPATIENT))
     service = Service(pair, tmp_path / "s")
     try:
         service.client.timeout = LIMIT_S
         answer = service.client.get(f"/v1/jobs/{BAD}")
         assert (answer.status_code, answer.json()["detail"].split(" has ")[1]) == (
-            503, "not responded for 10 s; check its file server",
+            503, "not responded for 3 s; check its file server",
         )  # fmt: skip
         begun_s = time.monotonic()
         for _ in range(20):  # it is known by now: no further thread waits for it
             assert service.client.get(f"/v1/jobs/{BAD}").status_code == 503
             assert service.client.get(f"/v1/jobs/{BAD}/logs").status_code == 503
             assert [job["name"] for job in service.get("/v1/jobs")] == [GOOD]
-        assert time.monotonic() - begun_s < each_job.HUNG_S * 2
+        assert time.monotonic() - begun_s < HUNG_S * 10
         service.client.close()
         service.command.signal(signal.SIGTERM)
         assert service.command.wait() == 0

@@ -162,22 +162,20 @@ def test_where_nothing_can_be_written_a_job_is_told_of_and_can_be_taken_away(loc
     assert not (local.path / name).exists()
 
 
-@pytest.mark.slow
 def test_ranks_are_warned_before_the_limit(local):
-    """They have ten seconds to be there: a busy machine may take some."""
-    name = local.submit("--slots=2", "--time=1000", "--warn=990", "--", *play("tell=USR2", "wait"))
+    """They have six seconds to be there: a busy machine may take some."""
+    name = local.submit("--slots=2", "--time=1000", "--warn=994", "--", *play("tell=USR2", "wait"))
     local.wait(name, "WARNED")
     until(lambda: len(local.lines(name)) == 2)
     assert {tuple(line.split()[2:4]) for line in local.lines(name)} == {("got", "USR2")}
-    assert "infini-run: sent SIGUSR2 to all ranks: 990 s left until the time limit\n" in local.logs(name)
+    assert "infini-run: sent SIGUSR2 to all ranks: 994 s left until the time limit\n" in local.logs(name)
     local.call("cancel", name)
     assert local.wait(name)["state"] == "CANCELLED"
 
 
-@pytest.mark.slow
 def test_another_signal_may_be_the_warning(local):
     """Who waits sees a state that lasts; one that is over in a moment it may miss."""
-    name = local.submit("--time=1000", "--warn=USR1@990", "--", *play("tell=USR1", "wait"))
+    name = local.submit("--time=1000", "--warn=USR1@994", "--", *play("tell=USR1", "wait"))
     local.wait(name, "WARNED")
     until(lambda: any(" got USR1" in line for line in local.lines(name)))
     local.call("cancel", name)

@@ -346,15 +346,31 @@ def test_ranks_are_warned_before_the_limit(queue):
     while following.out.count(b" got USR2") < 8:
         following.read_more(LIMIT_S)
     queue.wait(name, "WARNED")
+    assert following.wait(LIMIT_S * 2) == 0
     status = queue.wait(name, "TIMEOUT")
     assert (status["headline"], status["attempt"]) == ("TIMEOUT exit 143", 0)
 
 
-def test_a_warned_rank_that_asks_for_it_is_run_again(queue):
+@pytest.fixture
+def unknown_limit(tmp_path, turnstile):
+    """A PATH for a job that learns its limit from squeue, which says it when the turnstile rings: when its ranks are
+    there. Before it warns them, it asks once more."""
+    squeue = tmp_path / "late" / "squeue"
+    squeue.parent.mkdir()
+    waits = f'case "$*" in *"-o %e") read _ <{turnstile.path};; esac'
+    squeue.write_text(f'#!/bin/sh\n{waits}\nexec /usr/bin/squeue "$@"\n')
+    squeue.chmod(0o755)
+    return f"{squeue.parent}:{os.environ['PATH']}"
+
+
+def test_a_warned_rank_that_asks_for_it_is_run_again(queue, bell, unknown_limit, turnstile):
     """It saves, exits 85, and goes on later: here with a limit that is never reached."""
     script = 'echo life $INFINI_JOB_ATTEMPT; [ $INFINI_JOB_ATTEMPT = 1 ] && exit 0; trap "exit 85" USR2; '
-    script += "while :; do sleep 0.1; done"
-    name = queue.submit(*TWO, "--time=2m", "--warn=105s", "--", "bash", "-c", script)
+    script += f"echo up > {bell.path}; while :; do sleep 0.1; done"
+    words = (*TWO, "--time=2m", "--warn=117s", "--", "bash", "-c", script)
+    name = queue.submit(*words, env={"PATH": unknown_limit})
+    bell.hear(8)
+    turnstile.ring("\n")
     status = queue.wait(name)
     assert (status["headline"], status["attempt"]) == ("COMPLETED", 1), queue.logs(name)
     assert {line.split("] ")[1] for line in queue.lines(name, "--attempt=0")} == {"life 0"}
@@ -386,7 +402,10 @@ def test_a_step_that_dies_on_a_node_is_a_node_that_failed(queue, bell, eights):
 
 
 def test_a_controller_that_took_it_without_an_answer_has_one_job(queue, eights):
-    """Frozen, it takes what comes, and sbatch gives up after 10 s."""
+    """Frozen, it takes what comes, and sbatch gives up: here after 3 s, where Slurm's default is 10."""
+    conf = Path(eights.folder, "slurm.conf").read_text()
+    (queue.path.parent / "slurm.conf").write_text(f"{conf}MessageTimeout=3\n")
+    queue.env["SLURM_CONF"] = f"{queue.path.parent}/slurm.conf"
     assert queue.call("clusters").returncode == 0
     pid = int(Path(f"{eights.folder}/slurmctld.pid").read_text())
     frozen = queue.env | {"PATH": f"{queue.path.parent}/bin:{queue.env['PATH']}"}
@@ -609,13 +628,16 @@ class Steps:
 
 
 @pytest.mark.parametrize("cause", ["limit", "preemption"])
-def test_checkpoint_says_which_call_follows_in_requeued_job(queue, eights, monkeypatch, bell, cause):
-    for name, text in eights.env.items():
+def test_checkpoint_says_which_call_follows_in_requeued_job(
+    queue, eights, monkeypatch, bell, unknown_limit, turnstile, cause
+):
+    for name, text in {**eights.env, "PATH": unknown_limit}.items():
         monkeypatch.setenv(name, text)
-    flags = {"time": "2m", "warn": "100s"} if cause == "limit" else {"pool": "requeued", "max_timeouts": 0}
+    flags = {"time": "2m", "warn": "117s"} if cause == "limit" else {"pool": "requeued", "max_timeouts": 0}
     call = functools.partial(Steps(bell.path), "llama")
     job = ir.submit(call, scheduler="slurm", dir=queue.path, slots=8, slots_per_node=4, **flags)
     bell.hear(8)
+    turnstile.ring("\n")
     if cause == "preemption":
         other = preempt(queue)
         until(lambda: job.status().attempt == 0 and job.status().state == "QUEUED")
@@ -637,7 +659,7 @@ class Unfinished:
 def test_slurm_max_num_timeout_ends_job_that_is_never_done(queue, eights, monkeypatch):
     for name, text in eights.env.items():
         monkeypatch.setenv(name, text)
-    executor = ir.JobExecutor(queue.path, cluster="slurm", timeout_min=2, warn="100s", slurm_max_num_timeout=1)
+    executor = ir.JobExecutor(queue.path, cluster="slurm", timeout_min=2, warn="117s", slurm_max_num_timeout=1)
     job = executor.submit(Unfinished())
     assert isinstance(job.exception(LIMIT_S * 4), ir.JobFailed)
     status = job.status()

@@ -14,7 +14,7 @@ import pytest
 from infini_run.jobs.folder.task import tasks_of
 from tests.jobs.test_job_status import made
 from tests.support.command import play
-from tests.support.job_case import Jobs
+from tests.support.job_case import Jobs, changed_job
 from tests.support.processes import is_alive
 from tests.support.serve_case import Events, Service
 from tests.support.waiting import LIMIT_S, until
@@ -243,7 +243,10 @@ def test_term_ends_streams_and_leaves_jobs(own_service, local, bell):
     local.wait(name)
 
 
-def test_term_does_not_wait_for_a_client_that_does_not_read(local, tmp_path):
+def test_term_does_not_wait_for_a_client_that_does_not_read(local, tmp_path, monkeypatch):
+    """Longer than its grace: a second here, 5 s else."""
+    lines = "from infini_run.jobs.serve import service\nservice._GRACE_S = 1"
+    monkeypatch.setattr("tests.support.job_case.JOB", changed_job(lines))
     service = Service(local, tmp_path / "s")
     name = service.submit("sh", "-c", "head -c 8000000 /dev/zero | tr '\\0' x | fold -w 999")
     local.wait(name)

@@ -303,7 +303,7 @@ def test_rank_whose_count_is_unreadable_is_judged_by_its_cpu(infini_run):
 
 def test_a_rank_that_computes_in_silence_does_not_hang(infini_run, tmp_path):
     command = infini_run(
-        *("--nproc_per_node=2", "--hang_timeout=2", "--on_hang=stop", f"--report={tmp_path}/report"),
+        *("--nproc_per_node=2", "--hang_timeout=1", "--on_hang=stop", f"--report={tmp_path}/report"),
         *play("@0", "spin", "@1", "wait"),
     )
     assert command.wait() == 1
@@ -315,7 +315,7 @@ def test_a_rank_that_computes_in_silence_does_not_hang(infini_run, tmp_path):
 def test_a_rank_whose_watchdog_falls_silent_hangs_even_while_it_computes(infini_run, tmp_path):
     words = play("@0", "pings=3", "spin", "@1", "spin")
     command = infini_run(
-        *("--nproc_per_node=2", "--hang_timeout=2", "--on_hang=stop", f"--report={tmp_path}/report"), *words
+        *("--nproc_per_node=2", "--hang_timeout=1", "--on_hang=stop", f"--report={tmp_path}/report"), *words
     )
     assert command.wait() == 1
     assert f"rank 0 on {HOST} hung: no WATCHDOG=1 for ".encode() in command.err

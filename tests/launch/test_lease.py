@@ -97,11 +97,11 @@ def test_ranks_of_a_suspended_launcher_end_with_the_lease(hold, how, every_path)
 
 
 @BOTH
-@pytest.mark.rows(4)
+@pytest.mark.rows(2)
 def test_a_renewed_lease_goes_on_and_ends_after_the_last_renewal(hold, how, every_path):
-    command = hold(how, lease_s=2 * LEASE_S)
+    command = hold(how, lease_s=1.5 * LEASE_S)
     pids = all_pids(command)
-    time.sleep(3 * LEASE_S)
+    time.sleep(2 * LEASE_S)
     assert all(map(is_alive, pids))
     command.suspend()
     until(lambda: not any(map(is_alive, pids)))

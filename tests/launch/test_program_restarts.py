@@ -579,7 +579,7 @@ def test_hang_restarts_the_program_of_the_rank(infini_run, tmp_path):
     hangs = sh(
         f'test {ATTEMPT} = 1 && {{ touch {tmp_path}/again; exit 0; }}; "{sys.executable}" -c "{WATCHED}"; {STAY}'
     )
-    flags = ("--hang_timeout=2", "--on_hang=stop", "--grace=1", "--snapshots=off")
+    flags = ("--hang_timeout=1", "--on_hang=stop", "--grace=1", "--snapshots=off")
     pings = sh(f"until test -e {tmp_path}/again; do echo on; sleep 0.1; done")
     command = infini_run(*alone(pings, hangs, *flags))
     assert command.wait() == 0, command.err

@@ -373,7 +373,7 @@ def test_events_name_ranks_by_program(infini_run, tmp_path):
 def test_hang_is_that_of_one_program(infini_run, tmp_path):
     hangs = sh("echo up; exec sleep 1000")
     works = sh("while :; do echo on; sleep 0.1; done")
-    flags = ("--hang_timeout=2", "--on_hang=stop", f"--report={tmp_path}/r")
+    flags = ("--hang_timeout=1", "--on_hang=stop", f"--report={tmp_path}/r")
     command = infini_run(*two(works, hangs, *flags, counts=(1, 2)))
     assert command.wait() == 1
     assert b"all 2 ranks wait in" in command.err

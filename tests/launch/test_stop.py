@@ -47,7 +47,7 @@ def test_after_a_failure_the_others_get_the_same_grace(infini_run, tmp_path, gat
         "@*",
         "wait",
     ]
-    command = infini_run("--nproc_per_node=3", "--grace=2", f"--report={tmp_path}/r", *play(*words), gates=(fails,))
+    command = infini_run("--nproc_per_node=3", "--grace=1", f"--report={tmp_path}/r", *play(*words), gates=(fails,))
     command.pids_of(b"ready", 3)
     fails.open()
     assert command.wait() == 3
@@ -106,24 +106,24 @@ def stop_in_scope(infini_run, scope, grace):
 
 
 def test_scope_group_tells_the_whole_group_once(infini_run, every_path):
-    leader, member, told = stop_in_scope(infini_run, "group", 2)
+    leader, member, told = stop_in_scope(infini_run, "group", 1)
     assert sorted(told) == sorted([leader, member])
 
 
 def test_scope_leader_tells_the_leader_only(infini_run, every_path):
-    leader, _, told = stop_in_scope(infini_run, "leader", 2)
+    leader, _, told = stop_in_scope(infini_run, "leader", 1)
     assert told == [leader]
 
 
 def test_scope_mixed_tells_the_leader_and_at_half_the_grace_its_group(infini_run, every_path):
-    leader, member, told = stop_in_scope(infini_run, "mixed", 4)
+    leader, member, told = stop_in_scope(infini_run, "mixed", 2)
     assert told[0] == leader
     assert sorted(told) == sorted([leader, leader, member])
 
 
 def test_scope_leader_still_leaves_none_of_the_group(infini_run, every_path):
     words = ["group", "ignore=TERM", "say=member", "wait", "done", "end=TERM:0", "say=leader", "wait"]
-    command = infini_run("--stop_scope=leader", "--grace=2", *play(*words))
+    command = infini_run("--stop_scope=leader", "--grace=0.5", *play(*words))
     member = command.pids_of(b"member")[0]
     command.pids_of(b"leader")
     command.signal(signal.SIGTERM)
@@ -169,7 +169,7 @@ def test_ctrl_c_while_a_failure_is_being_dealt_with(infini_run, gate, every_path
 def test_two_failures_one_stop(infini_run, gate, every_path):
     fails = gate()
     words = ["@0", "tell=TERM", "@*", "say=ready", "@1", f"hold={fails}", "exit=3", "@2", f"hold={fails}", "exit=4"]
-    command = infini_run("--nproc_per_node=3", "--grace=2", *play(*words, "@*", "wait"), gates=(fails,))
+    command = infini_run("--nproc_per_node=3", "--grace=1", *play(*words, "@*", "wait"), gates=(fails,))
     command.pids_of(b"ready", 3)
     fails.open()
     assert command.wait() in (3, 4)

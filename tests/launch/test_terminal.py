@@ -436,9 +436,8 @@ def test_a_rank_of_an_isolated_job_may_ask(terminal, every_path):
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="a PID namespace of its own needs root")
 def test_a_rank_of_an_isolated_job_without_the_terminal_as_stdin_is_named(terminal, every_path):
-    terminal.run(
-        "--isolate", "--nproc_per_node=2", sys.executable, "-c", PASSWORD.format(times=1), end=" < /dev/null\n"
-    )
+    asks = (sys.executable, "-c", PASSWORD.format(times=1))
+    terminal.run("--isolate", "--grace=1", "--nproc_per_node=2", *asks, end=" < /dev/null\n")
     terminal.see(rb"rank \d is suspended: it cannot read the terminal here", 2)
     terminal.type("\x03")
     assert terminal.code() == 130
@@ -466,6 +465,7 @@ def test_a_line_that_the_rank_has_read_before_us_ends_its_turn(terminal, every_p
     assert terminal.code() == 130
 
 
+@pytest.mark.rows(2)
 def test_ranks_that_ask_at_once_leave_the_echo_on(terminal, every_path):
     """Each looks at the modes before it stops: while another one has the echo off."""
     terminal.type("stty echo\n")
@@ -474,7 +474,7 @@ def test_ranks_that_ask_at_once_leave_the_echo_on(terminal, every_path):
     assert before[3] & termios.ECHO
     asks = f"import termios; tty = open('/dev/tty'); was = termios.tcgetattr(tty){PASSWORD.format(times=1)}"
     restores = "was[3] &= ~termios.ECHO; termios.tcsetattr(tty, termios.TCSANOW, was)"
-    terminal.run("--nproc_per_node=2", sys.executable, "-c", f"{asks}{restores}; import time; time.sleep(2.5)")
+    terminal.run("--nproc_per_node=2", sys.executable, "-c", f"{asks}{restores}; import time; time.sleep(1.5)")
     for number in range(2):
         terminal.see(rb"rank \d\? $")
         terminal.type(f"secret{number}\n")
@@ -593,6 +593,7 @@ def test_ctrl_z_at_the_question_and_fg_ask_again(terminal, every_path):
     assert terminal.code() == 0
 
 
+@pytest.mark.rows(2)
 def test_a_rank_that_asks_where_nobody_can_answer_is_named_and_counts_as_hung(terminal, tmp_path, every_path):
     """Who started the job in the background has gone: nobody can bring it to the foreground, nor suspend it."""
     log = tmp_path / "log"
@@ -607,7 +608,7 @@ def test_a_rank_that_asks_where_nobody_can_answer_is_named_and_counts_as_hung(te
         "-c",
         asks,
     ]
-    flags = ["--nproc_per_node=2", "--hang_timeout=2s", "--on_hang=stop", "--console=prefix"]
+    flags = ["--nproc_per_node=2", "--hang_timeout=1s", "--on_hang=stop", "--console=prefix"]
     command = shlex.join([*COMMAND, *flags, *words])
     terminal.type(shlex.join(["sh", "-c", f"{command} 2> {log} &"]) + "\n")
     terminal.see(PROMPT)

@@ -42,6 +42,7 @@ def hang(infini_run, tmp_path, *words, flags=FLAGS, **kwargs):
 
 
 @PYSPY
+@pytest.mark.rows(2)
 def test_rank_that_skips_a_collective_is_named_by_the_records(infini_run, every_path, tmp_path):
     """All Pythons are in one place: NCCL's collectives run while Python is elsewhere."""
     lines, content = hang(infini_run, tmp_path, sys.executable, RECORDS, "skips")

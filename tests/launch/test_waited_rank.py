@@ -73,7 +73,7 @@ def check(text, kind, *, hosts=HOST):
 
 
 @PYSPY
-@pytest.mark.rows(7)  # tests/multinode/test_many_hang.py has each kind on hosts
+@pytest.mark.rows(5)  # tests/multinode/test_many_hang.py has each kind on hosts
 @pytest.mark.parametrize("kind", [kind for kind in EXPECTED if kind not in ("terminal", "slow_link")])
 def test_hang_is_blamed_on_the_rank_that_the_others_wait_for(infini_run, tmp_path, kind):
     logs, report, locked = tmp_path / "logs", tmp_path / "report", tmp_path / "locked"

@@ -11,7 +11,7 @@ import sys
 import pytest
 
 import infini_run as ir
-from tests.support.command import CHILDREN
+from tests.support.command import CHILDREN, changed
 from tests.support.processes import is_alive, marked, processes, state_of
 from tests.support.waiting import until
 
@@ -323,8 +323,8 @@ def test_attempt_after_early_failure_starts_cold(restarting, bell):
     assert b"ranks start cold: the last attempt failed 0." in command.err
 
 
-@pytest.mark.slow
 def test_slow_stop_after_early_failure_starts_cold(infini_run, tmp_path):
+    """Early is within 3 s of the fork here, where it is within 10 s else."""
     os.mkfifo(tmp_path / "ignores")
     text = (
         "import os, signal, sys, time\n"
@@ -334,8 +334,9 @@ def test_slow_stop_after_early_failure_starts_cold(infini_run, tmp_path):
         f"    open('{tmp_path}/ignores', 'r' if os.environ['RANK'] == '0' else 'w')\n"
         "    sys.exit(3) if os.environ['RANK'] == '0' else time.sleep(1000)\n"
     )
-    words = ["--preload=decimal", "--max_restarts=1", "--restart_delay=0", "--grace=11s", "--nproc_per_node=2"]
-    command = infini_run(*words, *code(text))
+    words = ["--preload=decimal", "--max_restarts=1", "--restart_delay=0", "--grace=3.5s", "--nproc_per_node=2"]
+    early = changed("from infini_run.node import warm_zygote\nwarm_zygote.EARLY_S = 3.0")
+    command = infini_run(*words, *code(text), under=early)
     assert command.wait() == 0, command.err
     assert sorted(command.out.split(b"\n")[:-1])[2:] == [b"1 False", b"1 False"]
     assert COLD + b"the last attempt failed 0." in command.err

@@ -137,10 +137,11 @@ def test_rank_that_gets_no_table_fails_by_its_step_and_ends_the_start(infini_run
 @has_window
 @with_strace
 def test_rank_that_is_held_before_its_first_step_is_killed(infini_run, tmp_path):
-    """The tracer holds each for 6 s; the launcher waits for 5 s, then it ends the one whose places it needs."""
+    """The tracer holds each for 5.5 s; the launcher waits for 5 s, then it ends the one whose places it needs. Of 32
+    ranks, the fewest that share places, each place is used twice."""
     under = ("strace", "-D", "-f", "-qq", "-o", tmp_path / "trace", "-e", "trace=close_range")
-    hold = ("-e", "inject=close_range:delay_enter=6000000:when=1")
-    command = infini_run(MANY, "true", under=(*under, *hold))
+    hold = ("-e", "inject=close_range:delay_enter=5500000:when=1")
+    command = infini_run("--nproc_per_node=32", "true", under=(*under, *hold))
     assert command.wait() == 128 + signal.SIGKILL
     assert b"SIGKILL" in command.err
     assert not marked()

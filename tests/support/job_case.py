@@ -17,6 +17,13 @@ from tests.support.processes import OURS
 from tests.support.waiting import LIMIT_S, until
 
 JOB = [sys.executable, "-m", "infini_run.jobs"]
+
+
+def changed_job(lines: str) -> list[str]:
+    """An infini-job that runs these lines of Python first, as tests.support.command.changed."""
+    return [sys.executable, "-c", f"{lines}\nfrom infini_run.jobs.cli import main\nmain()"]
+
+
 LOCAL = {"INFINI_JOB_SCHEDULER": "local"}
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OOM", "PREEMPTED", "LOST")
 

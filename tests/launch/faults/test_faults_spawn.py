@@ -120,8 +120,8 @@ def test_path_with_holes_and_empty_entries_is_searched_to_its_end(launch, tmp_pa
 @as_root
 @with_strace
 def test_term_ends_ranks_that_hang_in_exec(launch, tmp_path):
-    """A slow file system: strace holds every exec for 4 s. The launcher does not wait in it."""
-    words = ("-f", "--trace=execve", "-e", "inject=execve:delay_enter=4s:when=1")
+    """A slow file system: strace holds every exec for 2.5 s. The launcher does not wait in it."""
+    words = ("-f", "--trace=execve", "-e", "inject=execve:delay_enter=2500ms:when=1")
     count, parents = launch.ranks, tmp_path / "pids"
     start = ("sh", "-c", f'echo $$ > {parents}; exec "$@"', "sh")
     command = launch("--grace=1000", "sleep", "1000", under=(*start, *strace(tmp_path / "trace", *words)))

@@ -1,4 +1,4 @@
-"""A training of N steps in which one rank is slow: slow_loop.py meet|apart|after SLOW_RANK STEPS.
+"""A training of N steps in which one rank is slow: slow_loop.py meet|apart|after SLOW_RANK STEPS [STEP_S SLOW_S].
 
 meet: the ranks report, then wait for each other; after: they report after that; apart: they never wait.
 """
@@ -12,6 +12,7 @@ import time
 import infini_run
 
 kind, slow, steps = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+step_s, slow_step_s = map(float, sys.argv[4:] or (0.1, 0.4))
 rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 where = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
 if kind != "apart" and rank == 0:
@@ -41,7 +42,7 @@ def meet():
 
 for step in range(1, steps + 1):
     # no two steps of a training take equally long
-    time.sleep((0.4 if rank == slow else 0.1) + random.uniform(0, 0.02))
+    time.sleep((slow_step_s if rank == slow else step_s) + random.uniform(0, 0.02))
     if kind != "after":
         infini_run.progress(step)
     if kind != "apart":
@@ -49,4 +50,4 @@ for step in range(1, steps + 1):
     if kind == "after":
         infini_run.progress(step)
 if kind == "apart" and rank != slow:
-    time.sleep(steps * 0.3)  # until the slow one is done: the file of a queue, say
+    time.sleep(steps * (slow_step_s - step_s))  # until the slow one is done: the file of a queue, say
