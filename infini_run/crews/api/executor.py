@@ -65,8 +65,8 @@ class Executor(concurrent.futures.Executor):
     started.
 
     Args:
-        max_workers: the number of workers, spread evenly over the hosts. None: one per CPU of this machine; on other
-            hosts what they have room for (`a:4`), else one.
+        max_workers: the number of workers, spread evenly over the hosts. None: on this machine, one per CPU; with
+            `hosts`, one per host, or four for `a:4`.
         initializer: called once in each worker before its first task; None: nothing. If it raises, the executor is
             broken.
         initargs: arguments for the initializer.
