@@ -18,6 +18,17 @@ if TYPE_CHECKING:
     from infini_run.options.launch_options import Options
     from infini_run.plan.model import Command, FoundProgram, Plan, RankRange
 
+# By these the head decides about the whole job: flags, with where a launch has their values.
+_HEAD_DECIDES = {
+    "max_restarts": "max_restarts",
+    "restart_delay": "restart_delay_s",
+    "restart_window": "restart_window_s",
+    "max_no_progress": "max_no_progress",
+    "join_window": "join_window_s",
+    "on_join": "on_join",
+    "max_node_failures": "max_node_failures",
+}
+
 
 @record
 class NodeSetup:
@@ -183,9 +194,12 @@ def _node_count(options: Options) -> str:
 def _idle_flags(own: Options, heads: Options, asked: Sequence[str]) -> tuple[str, ...]:
     """Return a line about flags of this command line that only have an effect in that of node 0, and one about logs
     that only its ranks have."""
-    from infini_run.options.table import HEADS_OWN
+    from infini_run.options.table import HEADS_OWN, TABLE
 
     idle = [f"--{name}" for name in HEADS_OWN if getattr(own, name) not in ("", "auto", "off") and name not in asked]
+    for name, attribute in _HEAD_DECIDES.items():
+        if getattr(own, attribute) not in (TABLE[name][0].default, getattr(heads, attribute)):
+            idle.append(f"--{name}")
     if own.stdin not in (0, heads.stdin):
         idle.append(f"--stdin={own.stdin}")
     lines = [f"infini-run: {', '.join(idle)}: no effect here; set it on node 0"] if idle else []

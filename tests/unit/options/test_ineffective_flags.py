@@ -79,6 +79,14 @@ def test_what_only_node_0_does_is_said_where_another_is_asked_for_it(node, tmp_p
     assert os.listdir(tmp_path) == ["t"]
 
 
+def test_joiner_is_told_of_restart_flags_that_node_0_lacks(node):  # noqa: F811
+    head = node(0, "true", flags=("--max_restarts=2",))
+    joiner = node(1, "true", flags=("--max_restarts=2", "--restart_delay=5"))
+    assert [head.wait(), joiner.wait()] == [0, 0]
+    assert joiner.err == b"infini-run: --restart_delay: no effect here; set it on node 0\n"
+    assert head.err == b""
+
+
 def test_isolate_with_a_token_is_refused(node):  # noqa: F811
     command = node(0, "true", flags=("--isolate",))
     assert command.wait() == 2
