@@ -313,7 +313,7 @@ def _warn_of_address(options: Options) -> None:
 
 def _make_plan(options: Options, environ: dict[str, str], launch_id: str, cluster: ClusterEnvironment | None) -> Plan:
     """Plan the ranks of this node: alone, as one of several nodes, or as one task of a step."""
-    from infini_run.node.planning import plan_node
+    from infini_run.node import plan_node
     from infini_run.plan.model import SingleRank
 
     task = None

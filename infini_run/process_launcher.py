@@ -13,8 +13,8 @@ from _thread import RLock
 from warnings import warn
 
 from infini_run.errors import InfiniRunError, UsageError
+from infini_run.node import let_go_ports, plan_node
 from infini_run.node.launch import NodeLaunch
-from infini_run.node.planning import let_go_ports, plan_node
 from infini_run.node.shared_follower import SharedFollower
 from infini_run.number_arguments import read_wait
 from infini_run.options.from_python import (

@@ -348,7 +348,8 @@ class Agent:
         self._launch = run
         if not run.starts_more:  # those start here, with these descriptors
             release_caller_descriptors()
-        run.start_programs(self._programs)
+        if run.programs is not None:
+            run.programs.start(self._programs)
         if run.headed is not None:
             for name in self._ending:
                 run.headed.end(name)
@@ -652,7 +653,8 @@ class Agent:
         if "programs" in content and run is None:
             self._programs += content["programs"]
         elif run is not None and "programs" in content:
-            run.start_programs(content["programs"])
+            if run.programs is not None:
+                run.programs.start(content["programs"])
         elif run is not None and run.headed is not None and not run.headed.restart(**content):
             raise LinkError("unexpected message over the link")
 

@@ -13,8 +13,11 @@ from infini_run.record import record, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from infini_run.core.group import Event
     from infini_run.node.program_parts import Part, PartedLaunch
+    from infini_run.node.program_starts import ProgramStarts
     from infini_run.report.report import Report
 
 
@@ -53,8 +56,10 @@ class NotStarted:
 class HeadedPrograms(ProgramParts):
     """The programs of a launch on a node of several. `end` and `restart` are the head's words."""
 
-    def __init__(self, launch: PartedLaunch) -> None:
-        super().__init__(launch)
+    def __init__(
+        self, launch: PartedLaunch, starts: ProgramStarts | None, renew: Callable[[Sequence[int]], None]
+    ) -> None:
+        super().__init__(launch, starts, renew)
         self._failed: list[int] = []  # ranks of programs that run, in the order of their failures
         self._late: list[int] = []  # ranks that failed before the signal that ends them came
         self._failures: list[tuple[int, int]] = []  # failures for the head, each with its time

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from infini_run.node.headed_programs import HeadedPrograms
     from infini_run.node.launch_head import LaunchHead
     from infini_run.node.launch_programs import LaunchPrograms
+    from infini_run.node.launch_watchdog import LaunchWatchdog
     from infini_run.node.outcome import Outcome
     from infini_run.node.program_parts import ProgramParts
     from infini_run.node.readiness import ReadyRanks
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from infini_run.plan.model import Plan
     from infini_run.report.pace import Pace
     from infini_run.report.report import Report
-    from infini_run.watchdog.watchdog import HangFinding, Watchdog
 
     class LoopPart(Protocol):
         """A part of a launch that may have something to do before the next event of the group."""
@@ -109,7 +109,7 @@ class NodeLaunch:
         self._lock = RLock()  # the group has its own; this one keeps events and what they tell in one order
         self._group: Group | None = None
         self.resources = LaunchResources(listener)
-        self._setup = GroupSetup(
+        self.setup = GroupSetup(
             options,
             environ,
             entry=entry,
@@ -121,13 +121,13 @@ class NodeLaunch:
         )
         self._history: list[Event] = []  # until there is an outcome that knows them
         self._outcome: Outcome | None = None
-        self._watchdog: Watchdog | None = None  # where a deadline was asked for, or once one is needed
+        self._watchdog: LaunchWatchdog | None = None  # where a deadline was asked for, or once one is needed
         self._refuses_questions = False  # and has said so
         self._control: NodeControl | None = None  # once another process has asked something
         self.on_asked_stop: Callable[[], None] | None = None  # in a host program: who may start the ranks again
         self._started = 0  # ranks
-        self._ready: ReadyRanks | None = None  # once one is, and the parent of this process waits for all
-        self._programs: LaunchPrograms | None = None  # of which some start, end or restart on their own
+        self.ready: ReadyRanks | None = None  # once one is, and the parent of this process waits for all
+        self.programs: LaunchPrograms | None = None  # of which some start, end or restart on their own
         self._oom_kills = -1  # not counted yet
         self._ended = False
         self._stop_due_s = _NEVER  # the ranks are stopped then (monotonic): one has asked for another run of the job
@@ -147,17 +147,19 @@ class NodeLaunch:
                 self._settle_console_mode()
             self._open()
             if options.programs:
-                self._programs = self._divided()
-            specs = self._specs()
+                self.programs = self._divided()
+            specs = self.specs()
             if options.ready_timeout_s or options.hang_timeout_s or options.progress_timeout_s:
                 self._watchdog = self._make_watchdog()
             if self._observers is not None:
                 self._observers.begin(self.plan, self.group, lambda: self.outcome, self.pace)
-            self._started = self.group.spawn(specs, self._setup.base_env(self.plan))
+            self._started = self.group.spawn(specs, self.setup.base_env(self.plan))
             self.resources.remove_abandoned(self.plan)
         except StartError as error:
             self.close()
-            raise self._explained(error) from None
+            from infini_run.system.resource_limits import with_limit_hint
+
+            raise with_limit_hint(error) from None
         except BaseException:
             self.close()
             raise
@@ -166,7 +168,9 @@ class NodeLaunch:
                 self.resources.close_null()
         if self.options.verbose:
             bound = [f"  {worker.name}: {worker.cpu_binding}" for worker in self.plan.workers if worker.cpu_binding]
-            self._print(f"started {self._started} of {counted(len(specs), 'rank')} of {self.plan.launch_id}", *bound)
+            self.print_lines(
+                f"started {self._started} of {counted(len(specs), 'rank')} of {self.plan.launch_id}", *bound
+            )
 
     def _divided(self) -> LaunchPrograms | None:
         """Return the programs, if one starts, ends the job, or restarts on its own."""
@@ -180,23 +184,17 @@ class NodeLaunch:
     @property
     def starts_more(self) -> bool:
         """Whether ranks may start later: those of programs that wait, or that restart."""
-        return self._programs is not None and self._programs.starts_more
+        return self.programs is not None and self.programs.starts_more
+
+    @property
+    def may_start(self) -> bool:
+        """Whether ranks may start: the launch is not about to stop, nor closed."""
+        return self._group is not None and self._stop_due_s == _NEVER
 
     @property
     def headed(self) -> HeadedPrograms | None:
         """The programs that restart alone, where a head decides about them; else None."""
-        return None if self._programs is None else self._programs.headed
-
-    def renew_counts(self, indexes: Sequence[int]) -> None:
-        """Forget what the ranks of a program have said, and that some may have exited: they restart.
-
-        Args:
-            indexes: The indexes of all of them in the plan.
-        """
-        if self._ready is not None:
-            self._ready.remove(indexes)
-        if self._programs is not None:
-            self._programs.renew(indexes)
+        return None if self.programs is None else self.programs.headed
 
     def stop_watching(self, indexes: Sequence[int]) -> None:
         """Watch ranks no more: they are stopped, to restart.
@@ -207,41 +205,6 @@ class NodeLaunch:
         if self._watchdog is not None:
             self._watchdog.drop(indexes)
 
-    def start_again(self, plan: Plan, indexes: Sequence[int], heading: bytes) -> int | None:
-        """Start ranks of a program again, in order, after their end and that of all that they started.
-
-        Args:
-            plan: The plan from now on.
-            indexes: Their indexes in it.
-            heading: A line for the log of each one that starts.
-
-        Returns:
-            How many have started; fewer: the launch stops. None: not yet, as the console has not taken all of their
-            last output.
-
-        Raises:
-            UsageError: The port of --ready_port is in use.
-            StartError: A rank could not be created. Some may have started.
-        """
-        if self._programs is not None and self._programs.starts is not None:
-            self._programs.starts.ask_port(plan.workers[indexes[0]].program)
-        self.plan = plan
-        specs = self._specs()
-        for index in indexes:
-            specs[index].heading = heading
-        try:
-            started = self.group.part_start(specs, self._setup.base_env(plan), indexes)
-        except StartError as error:
-            raise self._explained(error) from None
-        if started:
-            self.stop_watching(indexes)
-            self.renew_counts(indexes)
-        return started
-
-    def stop_after_failure(self) -> None:
-        """Stop all ranks after the failure of one."""
-        self._stop_after_failure(time.monotonic())
-
     def observe(self, event: Event) -> None:
         """Tell the observers of an event that is none of the group's."""
         if self._observers is not None:
@@ -251,28 +214,6 @@ class NodeLaunch:
         """Note for its deadlines that a program is ready, perhaps by its port."""
         if self._watchdog is not None:
             self._watchdog.note_up(program)
-
-    def start_programs(self, names: Sequence[str]) -> None:
-        """Start the ranks of programs that waited for others.
-
-        Args:
-            names: Of the programs.
-
-        Raises:
-            StartError: A rank could not be created. Then none is left.
-        """
-        group = self._group
-        indexes = [index for index, worker in enumerate(self.plan.workers) if worker.program in names]
-        if group is None or not indexes or self._stop_due_s != _NEVER:
-            return
-        try:
-            started = group.start_held(indexes)
-        except StartError as error:
-            self.close()
-            raise self._explained(error) from None
-        self._started += started
-        if self.options.verbose:
-            self._print(f"started {counted(started, 'rank')} of {', '.join(names)}")
 
     def _settle_console_mode(self) -> None:
         """Settle whether lines are whole. That needs a pipe for each rank and stream: without enough descriptors
@@ -288,11 +229,6 @@ class NodeLaunch:
                     "infini-run: --console=lines: too few descriptors (ulimit -n); ranks write to the console "
                     "themselves"
                 )
-
-    def _explained(self, error: StartError) -> StartError:
-        from infini_run.system.resource_limits import with_limit_hint
-
-        return with_limit_hint(error)
 
     @property
     def lived_s(self) -> float | None:
@@ -320,7 +256,7 @@ class NodeLaunch:
             abstract_id = "" if has_sockets else os.urandom(6).hex()
             self.plan = with_folder(self.plan, self.resources.folder, abstract_id=abstract_id)
         with forking:  # a child that is forked meanwhile lets go of it, or has nothing of it
-            self._group = self._setup.group(
+            self._group = self.setup.group(
                 self.plan, self.resources, self._console, has_sockets=has_sockets, debug=self._debug
             )
         if not (has_sockets and control_address(self.plan.folder)) and not (self._head is not None or self._heading):
@@ -334,10 +270,11 @@ class NodeLaunch:
 
             self.plan = with_error_folder(self.plan, self.resources.error_folder)
 
-    def _specs(self) -> list[SpawnSpec]:
-        starts = None if self._programs is None else self._programs.starts
+    def specs(self) -> list[SpawnSpec]:
+        """Return what the core gets of each rank, in the order of the plan."""
+        starts = None if self.programs is None else self.programs.starts
         is_held = None if starts is None else starts.is_held
-        return self._setup.specs(self.plan, self.resources, self._console, is_held)
+        return self.setup.specs(self.plan, self.resources, self._console, is_held)
 
     # ---- following
 
@@ -374,13 +311,13 @@ class NodeLaunch:
         """Let each part do what is due, in this order. Return the events of that."""
         events: list[Event] = []
         with self._lock:
-            programs = self._programs
+            programs = self.programs
             if self._control is not None and not self.ended:
                 self._control.run_due()
             if programs is not None and programs.starts is not None and not self.ended:
                 programs.starts.run_due()
             if self._watchdog is not None:
-                events += self._check_watchdog(self._watchdog)
+                events += self._watchdog.handle_due()
             if programs is not None and programs.parts is not None:
                 events += self._run_parts(programs.parts)
             if self._observers is not None:
@@ -389,7 +326,7 @@ class NodeLaunch:
 
     def _loop_parts(self) -> list[LoopPart]:
         """Return what may have something to do before the next event of the group."""
-        programs = self._programs
+        programs = self.programs
         ours = () if programs is None else (programs.starts, programs.parts)
         return [part for part in (self._control, *ours, self._watchdog) if part is not None]
 
@@ -408,40 +345,21 @@ class NodeLaunch:
             events += parts.run_due()
         return events
 
-    def _check_watchdog(self, watchdog: Watchdog) -> list[Event]:
-        """Stop the job after a missed deadline, or a look before the stop. Return the events of that."""
-        finding = None if self.ended else watchdog.run_due()
-        events = [] if finding is None else self._act_on(finding, watchdog)
-        if watchdog.must_stop:
-            self.stop()
-        return events
+    def ends_program(self, rank: int | None, time_ns: int) -> bool:
+        """Return whether a program alone ends because of a rank.
 
-    def _act_on(self, finding: HangFinding, watchdog: Watchdog) -> list[Event]:
-        from infini_run.node.launch_watchdog import record_finding
+        Args:
+            rank: The rank. None: there is none.
+            time_ns: When it failed, by CLOCK_MONOTONIC.
+        """
+        return rank is not None and self.programs is not None and self.programs.note_failure(rank, time_ns)
 
-        is_own = record_finding(
-            finding,
-            self.outcome,
-            self._head,
-            print_lines=lambda lines: self._print(*lines, names_host=True),
-            notice=self.notice,
-        )
-        if is_own and finding.ranks_to_stop and not self._ends_program(self.first, time.monotonic_ns()):
-            # a stop for a late rank waits for other nodes, which look at their ranks first
-            waits = self._head is not None and watchdog.look_before_stop(time.monotonic(), waits_for_head=True)
-            if not waits:
-                self.stop()
-        if is_own and self._observers is not None:
-            for event in finding.events:
-                self._observers.on_event(event)
-        return finding.events
+    def stop_after_failure(self, failed_s: float) -> None:
+        """Stop all ranks; with --snapshots=failure after a look at those that still run.
 
-    def _ends_program(self, rank: int | None, time_ns: int) -> bool:
-        """Return whether a program alone ends because of a rank, which failed then (CLOCK_MONOTONIC)."""
-        return rank is not None and self._programs is not None and self._programs.note_failure(rank, time_ns)
-
-    def _stop_after_failure(self, failed_s: float) -> None:
-        """Stop the ranks; with --snapshots=failure after a look at those that still run."""
+        Args:
+            failed_s: When one failed: time.monotonic().
+        """
         has_look = self.options.snapshots == "failure" and not self.ended
         if not (has_look and self.watchdog.look_before_stop(failed_s, waits_for_head=self._head is not None)):
             self.stop()
@@ -508,8 +426,8 @@ class NodeLaunch:
         self._ended = self._ended or kind == "ended"
         if kind == "exited" and event.is_failure and not self.options.keep_going:
             self._on_failure(event)
-        if self._programs is not None:
-            self._programs.on_event(event)
+        if self.programs is not None:
+            self.programs.on_event(event)
         if kind == "progress":  # often, and no news for the report
             self._note_progress(event)
             return
@@ -530,7 +448,7 @@ class NodeLaunch:
         if self._head is not None and kind == "signalled":
             return
         if text or self.options.verbose:
-            self._print(text or self._described(event))
+            self.print_lines(text or self._described(event))
         if kind == "ended" and self.group.dropped_lines:
             self.outcome.record_dropped_lines(self.group.dropped_lines)
 
@@ -557,35 +475,35 @@ class NodeLaunch:
                 self._head.on_looked()
 
     @property
-    def watchdog(self) -> Watchdog:
+    def watchdog(self) -> LaunchWatchdog:
         """The watchdog of the ranks. Made where a deadline was asked for, or once one is needed."""
         if self._watchdog is None:
             self._watchdog = self._make_watchdog()
         return self._watchdog
 
-    def _make_watchdog(self) -> Watchdog:
-        from infini_run.node.launch_watchdog import make_watchdog
+    def _make_watchdog(self) -> LaunchWatchdog:
+        from infini_run.node.launch_watchdog import LaunchWatchdog
 
         running = self.outcome.running() if self._outcome or self._history else ()
-        return make_watchdog(self, self._head, running)
+        return LaunchWatchdog(self, self._head, running)
 
     def _on_failure(self, event: Event) -> None:
         """Act on the failure of a rank: all stop, or those of its program, or as it asked for another run."""
         if event.asks_again(self.options.again_code):
             self.stop_later(self.options.again_wait_s)
-        elif self._stop_due_s == _NEVER and not self._ends_program(event.rank, event.time_ns):
-            self._stop_after_failure(event.time_ns / 1e9)
+        elif self._stop_due_s == _NEVER and not self.ends_program(event.rank, event.time_ns):
+            self.stop_after_failure(event.time_ns / 1e9)
 
     def _count_ready(self, index: int) -> None:
         """Count a ready rank, if the parent of this process wants to know when all are."""
         address = "" if self.entry is None else self.environ.get("NOTIFY_SOCKET", "")
         if not address:
             return
-        if self._ready is None:
+        if self.ready is None:
             from infini_run.node.readiness import ReadyRanks
 
-            self._ready = ReadyRanks(len(self.plan.workers), address)
-        problem = self._ready.add(index)
+            self.ready = ReadyRanks(len(self.plan.workers), address)
+        problem = self.ready.add(index)
         if problem:
             self.notice(problem)
 
@@ -627,7 +545,7 @@ class NodeLaunch:
 
         return describe_event(event, self.outcome.name_of(event.rank))
 
-    def _print(self, *lines: str, names_host: bool = False) -> None:
+    def print_lines(self, *lines: str, names_host: bool = False) -> None:
         """Print a line, printable whatever is in it: a leftover process chose its own name.
 
         Args:
@@ -684,7 +602,7 @@ class NodeLaunch:
             text: A sentence.
             is_kept: The report has it, too.
         """
-        self._print(self.outcome.add_notice(text) if is_kept else text)
+        self.print_lines(self.outcome.add_notice(text) if is_kept else text)
 
     # ---- acting
 
@@ -714,11 +632,11 @@ class NodeLaunch:
         """
         with self._lock:
             self._stop_due_s = _NEVER
-            if self._programs is not None:
-                self._programs.cancel()
+            if self.programs is not None:
+                self.programs.cancel()
             if self._watchdog is not None:
                 self._watchdog.stop()
-            is_idle = self._programs is not None and self._programs.is_idle
+            is_idle = self.programs is not None and self.programs.is_idle
             if self._observers is not None and not self.ended and not is_idle:
                 self._observers.stop()
         group = self._group
@@ -762,9 +680,9 @@ class NodeLaunch:
 
     def kill(self) -> None:
         """Send SIGKILL to everything that is left."""
-        if self._programs is not None:
+        if self.programs is not None:
             with self._lock:
-                self._programs.cancel()
+                self.programs.cancel()
         group = self._group
         if group is not None:
             group.kill()
@@ -782,11 +700,6 @@ class NodeLaunch:
         run."""
         with self._lock:
             if self._watchdog is not None:
-                unfinished = self._watchdog.unfinished()
-                if unfinished is not None:
-                    from infini_run.node.launch_watchdog import keep_finding
-
-                    keep_finding(unfinished, self.outcome, self.notice)
                 self._watchdog.close()
             if self._control is not None:
                 self._control.close()
@@ -837,4 +750,4 @@ class NodeLaunch:
     def report(self) -> Report:
         """Return how it ended, or its state so far."""
         report = self.outcome.report()
-        return report if self._programs is None else self._programs.add_to(report)
+        return report if self.programs is None else self.programs.add_to(report)

@@ -1,9 +1,12 @@
 """The programs of a launch on one node: which wait for others, whose end is that of the job, which restart alone.
 
-Imported where a program's flag asks for one of the three. How ranks start and stop stays with the launch.
+Imported where a program's flag asks for one of the three.
 """
 
 from __future__ import annotations
+
+from infini_run.errors import StartError, counted
+from infini_run.system.resource_limits import with_limit_hint
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,15 +18,20 @@ if TYPE_CHECKING:
     from infini_run.node.launch_head import LaunchHead
     from infini_run.node.program_parts import PartedLaunch, ProgramParts
     from infini_run.node.program_starts import ProgramStarts
+    from infini_run.node.readiness import ReadyRanks
     from infini_run.plan.model import Worker
     from infini_run.report.report import Report
 
     class ProgramsLaunch(PartedLaunch, Protocol):
         """A NodeLaunch, as far as its programs start, end, or restart each on its own."""
 
+        ready: ReadyRanks | None
+
+        @property
+        def may_start(self) -> bool: ...
         def note_up(self, program: str) -> None: ...
-        def start_programs(self, names: Sequence[str]) -> None: ...
         def stop(self) -> None: ...
+        def close(self) -> None: ...
 
 
 class LaunchPrograms:
@@ -58,11 +66,11 @@ class LaunchPrograms:
         if launch.options.restart_scope == "program" and head is not None:
             from infini_run.node.headed_programs import HeadedPrograms
 
-            self.parts = self.headed = HeadedPrograms(launch)
+            self.parts = self.headed = HeadedPrograms(launch, self.starts, self.renew)
         elif launch.options.restart_scope == "program":
             from infini_run.node.program_restarts import ProgramRestarts
 
-            self.parts = ProgramRestarts(launch, self.starts)
+            self.parts = ProgramRestarts(launch, self.starts, self.renew)
 
     def _count_ranks(self, program: str) -> int:
         return sum(worker.program == program for worker in self._launch.plan.workers)
@@ -127,9 +135,30 @@ class LaunchPrograms:
         if self._head is not None:
             self._head.on_program_up(name)
         elif self.starts is not None:
-            self._launch.start_programs(self.starts.take_free(name))
+            self.start(self.starts.take_free(name))
 
-    # ---- what the launch does
+    # ---- what the launch, or the head, does
+
+    def start(self, names: Sequence[str]) -> None:
+        """Start the ranks of programs that waited for others, unless the launch stops.
+
+        Args:
+            names: Of the programs.
+
+        Raises:
+            StartError: A rank could not be created. Then none is left.
+        """
+        launch = self._launch
+        indexes = [index for index, worker in enumerate(launch.plan.workers) if worker.program in names]
+        if not indexes or not launch.may_start:
+            return
+        try:
+            started = launch.group.start_held(indexes)
+        except StartError as error:
+            launch.close()
+            raise with_limit_hint(error) from None
+        if launch.options.verbose:
+            launch.notice(f"started {counted(started, 'rank')} of {', '.join(names)}", is_kept=False)
 
     def renew(self, indexes: Sequence[int]) -> None:
         """Forget what the ranks of a program have said, and that some may have exited: they restart.
@@ -137,6 +166,8 @@ class LaunchPrograms:
         Args:
             indexes: The indexes of all of them in the plan.
         """
+        if self._launch.ready is not None:
+            self._launch.ready.remove(indexes)
         name = self._launch.plan.workers[indexes[0]].program
         if name in self._running:
             self._running[name] = len(indexes)

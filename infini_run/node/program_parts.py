@@ -10,10 +10,11 @@ from __future__ import annotations
 import os
 import time
 
-from infini_run.errors import InfiniRunError
+from infini_run.errors import InfiniRunError, StartError
 from infini_run.node.stdin_offset import rewind_stdin, stdin_offset
 from infini_run.plan.changed_plan import with_restarted_program
 from infini_run.record import replace
+from infini_run.system.resource_limits import with_limit_hint
 from infini_run.system.secure_files import heading_line, remove_error_files
 from infini_run.system.signal_numbers import SIGINT, SIGKILL, SIGQUIT, SIGTERM
 
@@ -22,8 +23,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Protocol
 
-    from infini_run.core.group import Event, Group
+    from infini_run.core.group import Event, Group, SpawnSpec
+    from infini_run.node.group_setup import GroupSetup
     from infini_run.node.outcome import Outcome
+    from infini_run.node.program_starts import ProgramStarts
     from infini_run.options.launch_options import OneProgram, Options
     from infini_run.plan.model import Plan
     from infini_run.report.pace import Pace
@@ -35,6 +38,7 @@ if TYPE_CHECKING:
 
         plan: Plan
         options: Options
+        setup: GroupSetup
 
         @property
         def group(self) -> Group: ...
@@ -44,10 +48,9 @@ if TYPE_CHECKING:
         def pace(self) -> Pace: ...
         @property
         def watchdog(self) -> Watchdog: ...
-        def renew_counts(self, indexes: Sequence[int]) -> None: ...
         def stop_watching(self, indexes: Sequence[int]) -> None: ...
-        def start_again(self, plan: Plan, indexes: Sequence[int], heading: bytes) -> int | None: ...
-        def stop_after_failure(self) -> None: ...
+        def specs(self) -> list[SpawnSpec]: ...
+        def stop_after_failure(self, failed_s: float) -> None: ...
         def notice(self, text: str, *, is_kept: bool = True) -> None: ...
         def observe(self, event: Event) -> None: ...
 
@@ -88,10 +91,16 @@ class ProgramParts:
 
     Args:
         launch: The launch, before its ranks start.
+        starts: Which programs wait for others. None: none does.
+        renew: Forgets what ranks that restart have said, by their indexes in the plan.
     """
 
-    def __init__(self, launch: PartedLaunch) -> None:
+    def __init__(
+        self, launch: PartedLaunch, starts: ProgramStarts | None, renew: Callable[[Sequence[int]], None]
+    ) -> None:
         self._launch = launch
+        self._starts = starts
+        self._renew = renew
         self._first = launch.plan
         parts = [self._make_part(each) for each in launch.options.programs]
         self._parts = {part.program.name: part for part in parts if part.indexes}
@@ -187,7 +196,7 @@ class ProgramParts:
             part: The program.
             with_snapshot: With --snapshots=failure after a look at them.
         """
-        self._launch.renew_counts(part.indexes)
+        self._renew(part.indexes)
         part.enter(LOOKING)
         has_look = with_snapshot and self._launch.options.snapshots == "failure"
         part.due_s = self._launch.watchdog.look_before_restart(part.indexes) if has_look else 0.0
@@ -254,7 +263,7 @@ class ProgramParts:
             remove_error_files(workers)
             if any(worker.stdin == "inherit" for worker in workers):
                 rewind_stdin(self._stdin_at)
-            started = launch.start_again(plan, part.indexes, heading_line(heading))
+            started = self._start_again(plan, part, heading_line(heading))
         except InfiniRunError as error:
             return error
         if started:
@@ -263,6 +272,33 @@ class ProgramParts:
         if started is not None and started < len(part.indexes):
             self.cancel()  # the event of the stop is still to come
         return None
+
+    def _start_again(self, plan: Plan, part: Part, heading: bytes) -> int | None:
+        """Start the ranks of a program again, in order. It is the launch's plan from now on.
+
+        Returns:
+            How many have started; fewer: the launch stops. None: not yet, as the console has not taken all of their
+            last output.
+
+        Raises:
+            UsageError: The port of --ready_port is in use.
+            StartError: A rank could not be created. Some may have started.
+        """
+        launch, indexes = self._launch, part.indexes
+        if self._starts is not None:
+            self._starts.ask_port(part.program.name)
+        launch.plan = plan
+        specs = launch.specs()
+        for index in indexes:
+            specs[index].heading = heading
+        try:
+            started = launch.group.part_start(specs, launch.setup.base_env(plan), indexes)
+        except StartError as error:
+            raise with_limit_hint(error) from None
+        if started:
+            launch.stop_watching(indexes)
+            self._renew(indexes)
+        return started
 
     def _report(self, part: Part) -> Report:
         """Return the report of one program so far."""

@@ -17,6 +17,8 @@ from infini_run.record import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from infini_run.node.program_parts import PartedLaunch
     from infini_run.node.program_starts import ProgramStarts
     from infini_run.plan.restart_policy import RestartState
@@ -24,16 +26,12 @@ if TYPE_CHECKING:
 
 
 class ProgramRestarts(ProgramParts):
-    """The restarts of the programs of a launch on one node.
+    """The restarts of the programs of a launch on one node."""
 
-    Args:
-        launch: The launch, before its ranks start.
-        starts: Which programs wait for others. None: none does.
-    """
-
-    def __init__(self, launch: PartedLaunch, starts: ProgramStarts | None) -> None:
-        super().__init__(launch)
-        self._starts = starts
+    def __init__(
+        self, launch: PartedLaunch, starts: ProgramStarts | None, renew: Callable[[Sequence[int]], None]
+    ) -> None:
+        super().__init__(launch, starts, renew)
         self._restarts = restart_states(launch.options)
         self._failed: list[int] = []  # ranks whose failure nobody has acted on
         self._causes: dict[str, int] = {}  # the rank because of which a program restarts
@@ -94,7 +92,7 @@ class ProgramRestarts(ProgramParts):
         if not line:
             self.cancel()
             launch.outcome.set_first_failure(rank)
-            launch.stop_after_failure()
+            launch.stop_after_failure(time.monotonic())
             return []
         launch.outcome.clear_failures(part.ranks)
         launch.notice(f"{name}: {line}", is_kept=False)

@@ -14,8 +14,8 @@ from _thread import RLock
 from infini_run.control.listener import ControlListener
 from infini_run.core.group import Event, Group, debug_flags
 from infini_run.errors import InfiniRunError, StartError, printable
+from infini_run.node import let_go_ports
 from infini_run.node.launch import NodeLaunch
-from infini_run.node.planning import let_go_ports
 from infini_run.node.stdin_offset import rewind_stdin, stdin_offset
 from infini_run.plan.program import absolute_flag_path
 from infini_run.record import replace

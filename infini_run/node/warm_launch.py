@@ -46,7 +46,7 @@ class WarmLaunch(NodeLaunch):
         imported."""
         if self.options.live == "on" and self._head is None and not self._zygote.is_settled:
             names = ", ".join(self.options.preload)
-            self._print(f"importing {names}")  # the table comes with the ranks
+            self.print_lines(f"importing {names}")  # the table comes with the ranks
         signalled = self._zygote.prepare()
         if signalled is not None:
             self._end_before_start(signalled)
@@ -96,7 +96,7 @@ class WarmLaunch(NodeLaunch):
         events = [signalled, Event(kind="ended", time_ns=time.monotonic_ns())]
         for event in events:
             self.outcome.record_event(event)
-        self._print(f"{signal_name(signalled.signal)}: stopped during the imports of --preload")
+        self.print_lines(f"{signal_name(signalled.signal)}: stopped during the imports of --preload")
         self._early = events
 
     @property
@@ -120,8 +120,8 @@ class WarmLaunch(NodeLaunch):
             return events
         return super().poll(timeout_s, also)
 
-    def _specs(self) -> list[SpawnSpec]:
-        specs = super()._specs()
+    def specs(self) -> list[SpawnSpec]:
+        specs = super().specs()
         if not self._zygote.can_fork:
             return specs
         try:
@@ -129,12 +129,12 @@ class WarmLaunch(NodeLaunch):
         except CannotFork as error:
             self._drop_fork()
             self._zygote.fall_back(error)
-            return super()._specs()
+            return super().specs()
         return specs
 
     def _fork_ranks(self, specs: Sequence[SpawnSpec]) -> None:
         self._began_s = time.monotonic()
-        fork = self._fork = self._zygote.begin_fork(len(specs), self._setup.base_env(self.plan))
+        fork = self._fork = self._zygote.begin_fork(len(specs), self.setup.base_env(self.plan))
         same = len(self._zygote.argv)
         for spec in specs:
             theirs = self._open_stdio(spec)

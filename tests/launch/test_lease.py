@@ -12,9 +12,9 @@ import pytest
 
 import infini_run
 from infini_run.core.group import debug_flags
+from infini_run.node import plan_node
 from infini_run.node.guard_lease import GuardLease
 from infini_run.node.launch import NodeLaunch
-from infini_run.node.planning import plan_node
 from infini_run.options.options import resolve
 from tests.support.command import CHILDREN, PYTHON, Command, play
 from tests.support.group_case import Live, spec

@@ -99,8 +99,8 @@ class ForkLaunch(NodeLaunch):
             os.write(gate, b"+")
             os.close(gate)
 
-    def _specs(self) -> list[SpawnSpec]:
-        specs = super()._specs()
+    def specs(self) -> list[SpawnSpec]:
+        specs = super().specs()
         for worker, spec in zip(self.plan.workers, specs, strict=True):
             self._fork_worker(worker, spec)
         return specs

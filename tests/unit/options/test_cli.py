@@ -301,7 +301,6 @@ PLAIN = {
             "node",
             "node.group_setup",
             "node.launch",
-            "node.planning",
             "options.table",
             "options.options",
             "plan",
