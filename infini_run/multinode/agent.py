@@ -104,7 +104,7 @@ class Agent:
         self._is_killed = False
         self._signals: list[int] = []
         self._programs: list[str] = []  # that may start
-        self._ending: list[str] = []  # programs to end alone
+        self._ending: list[dict[str, Any]] = []  # programs to end alone
         self._signal_pipe: SignalPipe | None = None  # of a launcher that the user has started
         self._is_idle = False  # no ranks run, and all that was to be said of the last ones is said
         self._has_run = False  # ranks
@@ -351,8 +351,8 @@ class Agent:
         if run.programs is not None:
             run.programs.start(self._programs)
         if run.headed is not None:
-            for name in self._ending:
-                run.headed.end(name)
+            for content in self._ending:
+                run.headed.end(**content)
         for number in self._signals:
             _forward_signal(run, number)
         if self._is_killed:
@@ -643,9 +643,9 @@ class Agent:
             if run is not None:
                 _stop(run, **content)
         elif run is None:
-            self._ending.append(content["program"])
+            self._ending.append(content)
         elif run.headed is not None:
-            run.headed.end(content["program"])
+            run.headed.end(**content)
 
     def _on_start(self, content: dict[str, Any]) -> None:
         """Start programs that waited for others, or one that restarts alone."""

@@ -141,7 +141,7 @@ LAUNCH: Schema = {
 }  # fmt: skip
 SIGNAL: Schema = {"signal": is_signal, "ranks": _ranks, "by": is_text}
 STOP: Schema = {"signal": is_signal, "by_signal": is_flag, "after_s": is_seconds}
-STOP_PROGRAM: Schema = {"program": is_text}  # which is to restart alone
+STOP_PROGRAM: Schema = {"program": is_text, "with_snapshot": is_flag}  # which is to restart alone
 USAGE_REQUEST: Schema = {"ranks": _ranks}
 CAUSE: Schema = {"ranks": _ranks}
 START: Schema = {"programs": are_texts}

@@ -120,13 +120,14 @@ class ProgramAttempts:
         """Note the PROGRESS= of a rank."""
         self._program_of(rank).restarts.note_progress(value)
 
-    def on_failed(self, agent: RemoteAgent, rank: int, failed_s: float) -> None:
+    def on_failed(self, agent: RemoteAgent, rank: int, failed_s: float, *, with_snapshot: bool = True) -> None:
         """End the program of a rank that failed, or the job. Raises LinkError: the node has no such rank.
 
         Args:
             agent: The node.
             rank: The rank.
             failed_s: When that was (monotonic).
+            with_snapshot: With --snapshots=failure after a look at its ranks.
         """
         if rank not in agent.ranks:
             raise _unexpected()
@@ -138,13 +139,13 @@ class ProgramAttempts:
             self._end_job_for(each)
         else:
             self._ask_running()
-            self._end(each)
+            self._end(each, with_snapshot=with_snapshot)
 
     def on_hang(self, ranks: Sequence[int]) -> None:
-        """End the programs of ranks that hang."""
+        """End the programs of ranks that hang. All nodes have looked at their ranks for that."""
         agents = [(agent, rank) for rank in ranks for agent in self._state.world if rank in agent.ranks]
         for agent, rank in agents:
-            self.on_failed(agent, rank, time.monotonic())
+            self.on_failed(agent, rank, time.monotonic(), with_snapshot=False)
         if not agents:
             self._state.stop()
 
@@ -188,15 +189,16 @@ class ProgramAttempts:
 
     # ---- one program
 
-    def _end(self, each: _Program) -> None:
+    def _end(self, each: _Program, *, with_snapshot: bool = True) -> None:
         """End the ranks of a program on all its nodes."""
         state = self._state
         each.state, each.reports = _ENDING, {}
         each.ending = {agent for agent in each.ranks if agent.state == "running"}
         each.end_s = time.monotonic() + stop_limit_s(state.options.grace_s)
         self._reset_ranks(each)
+        stop = pack_json(protocol.STOP, {"program": each.name, "with_snapshot": with_snapshot})
         for agent in each.ending:
-            state.agents.send(agent, pack_json(protocol.STOP, {"program": each.name}))
+            state.agents.send(agent, stop)
 
     def _merged(self, each: _Program) -> Report:
         """Return the report of the last attempt of a program."""

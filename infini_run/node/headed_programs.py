@@ -115,25 +115,30 @@ class HeadedPrograms(ProgramParts):
 
     # ---- the head's words
 
-    def end(self, name: str) -> None:
-        """End the ranks of a program here: one has failed on some node."""
-        part = self._parts.get(name)
-        if part is not None and part.state == WAITING and self._restarts.pop(name, None) is not None:
+    def end(self, program: str, *, with_snapshot: bool) -> None:
+        """End the ranks of a program here: one has failed on some node.
+
+        Args:
+            program: Its name.
+            with_snapshot: With --snapshots=failure after a look at them. A hang had that of all nodes.
+        """
+        part = self._parts.get(program)
+        if part is not None and part.state == WAITING and self._restarts.pop(program, None) is not None:
             part.due_s = NEVER  # another node could not start its ranks, before this one did
             report = self._report_failure(part, [])
-            self._reports.append(PartEnd(program=name, report=report, progress=-1, has_ended=True))
+            self._reports.append(PartEnd(program=program, report=report, progress=-1, has_ended=True))
         if part is None or part.state != RUNNING:
             return
         failed = [rank for rank in self._failed if rank in part.ranks]
         failed += [each.rank for each in self._launch.outcome.exits() if each.is_failure and each.rank in part.ranks]
         progress = self._latest_progress(part)
         report = self._report_failure(part, failed[:1])
-        self._ends[name] = PartEnd(program=name, report=report, progress=progress, has_ended=True)
+        self._ends[program] = PartEnd(program=program, report=report, progress=progress, has_ended=True)
         self._clear_failures(part)
         if self._is_over:
             self.cancel()
         else:
-            self._end(part)
+            self._end(part, with_snapshot=with_snapshot)
 
     def _report_failure(self, part: Part, failed: list[int]) -> Report:
         """Return the report of a program so far, with the last output of a rank that failed, if one did."""

@@ -189,7 +189,7 @@ class ProgramParts:
         latest = self._launch.pace.latest()
         return max((latest[rank][0] for rank in part.ranks if rank in latest), default=-1)
 
-    def _end(self, part: Part, *, with_snapshot: bool = True) -> None:
+    def _end(self, part: Part, *, with_snapshot: bool) -> None:
         """Begin to end the ranks of a program.
 
         Args:

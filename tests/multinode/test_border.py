@@ -83,7 +83,7 @@ SCHEMAS = {
     "LAUNCH": LAUNCH,
     "SIGNAL": {"signal": 15, "ranks": [0, 3], "by": "alice (pid 7)"},
     "STOP": {"signal": 15, "by_signal": True, "after_s": 0},
-    "STOP_PROGRAM": {"program": "rollout"},
+    "STOP_PROGRAM": {"program": "rollout", "with_snapshot": True},
     "USAGE_REQUEST": {"ranks": [0, 1]},
     "QUESTION": {"number": 1, "request": {"question": "stacks", "ranks": [0]}},
     "GOODBYE": {"exit_code": 0},

@@ -476,6 +476,19 @@ def test_hang_restarts_the_program_of_the_rank(many, tmp_path):  # noqa: F811
     assert re.search(rb"r: restart 1 of 2 in 0 ms: r 0 on host2 hung: ", command.err)
 
 
+def test_program_that_hung_restarts_without_second_look(many, tmp_path):  # noqa: F811
+    """All hosts have looked at their ranks for the hang, before --snapshots=failure asks for it."""
+    hangs = sh(f"test {ATTEMPT} = 1 && exit 0; echo up; {STAY}")
+    flags = ("--hang_timeout=1", "--on_hang=stop", "--grace=1", "--snapshots=failure", f"--report={tmp_path}/r")
+    command = on_two(many, *alone(sh("for i in $(seq 60); do echo $i; sleep 0.1; done"), hangs, *flags))
+    assert command.wait() == 0, command.err
+    report = report_of(tmp_path / "r")
+    assert report["restarts"] == 1
+    seen = {(shot["host"], shot["program"]) for shot in report["snapshots"]}
+    assert {(host, "r") for host in ("host1", "host2")} <= seen
+    assert BEFORE_RESTART not in {shot["why"] for shot in report["snapshots"]}
+
+
 def test_rank_that_is_not_ready_in_time_restarts_its_program(many):  # noqa: F811
     server = sh(f'test "$RANK{ATTEMPT}" = 10 && {STAY}; {ready()[2]}')
     flags = ("--ready_timeout=5", "--grace=1", "--snapshots=off", "--max_restarts=1")
