@@ -405,11 +405,11 @@ def _cancel(values: dict[str, Any], args: Sequence[str], environ: Mapping[str, s
     if not args:
         raise UsageError("missing job name; use infini-job cancel ir-0123456789, or run infini-job list")
     code = 0
-    # each once: a task of an array that ends as well would be asked twice, and lose its grace
-    names = [name for name in dict.fromkeys(args) if name == split(name)[0] or split(name)[0] not in args]
-    for name in names:  # the trouble of one is not another's
+    for name in dict.fromkeys(args):  # the trouble of one is not another's
         try:
             job = find_job(name, dir=values["dir"])
+            if name != split(name)[0] and split(name)[0] in args:
+                continue  # its array ends it: asked twice, the task would lose its grace
             if not job.cancel():
                 print_line(f"job {job.name} already finished: {job.status().headline}")
         except InfiniRunError as error:

@@ -191,6 +191,14 @@ def test_cancel_ends_those_that_run_with_their_grace_and_those_that_wait(local, 
     assert local.call("cancel", name).returncode == 0
 
 
+def test_cancel_of_array_and_wrong_task_names_that_task(local):
+    name = local.submit("--array=1-2", "--", "sleep", "1000")
+    done = local.call("cancel", f"{name}.9", name, f"{name}.1")
+    assert done.returncode == 2
+    assert done.stderr == f"infini-job: {name}.9: job {name}: no task 9; its tasks are 1-2\n"
+    assert local.wait(name)["headline"] == "CANCELLED"
+
+
 def test_cancel_ends_a_task_that_began_while_it_looked(local, bell, turnstile):
     begin = HEAD.format(bell=bell.path, gate=turnstile.path)
     stay = f'trap "echo told >{bell.path}; exit 0" TERM; (echo 1 >{bell.path}; exec sleep 1000) & wait'
