@@ -134,8 +134,7 @@ SUBMIT = (
     _flag("cwd", plain, "", "job", "DIR", "start ranks in DIR", shown="the current directory"),
     _flag("env", _variables, (), "job", "NAME=VALUE ...",
           "set variables of the ranks, such as 'A=1 B=2', in addition to your environment", shown="none"),
-    _flag("python", plain, "", "job", "FILE", "use the Python FILE of the nodes, which needs infini-run",
-          shown="this one"),
+    _flag("python", plain, "", "job", "FILE", "run infini-run on the nodes with the Python FILE", shown="this one"),
     _flag("run_options", _argv, (), "job", "WORDS", "pass flags to infini-run, such as --hang_timeout=10m",
           shown="none"),
     _flag("warn", _warn, (USR2, 0), "job", "[SIGNAL@]TIME",
@@ -150,7 +149,7 @@ SUBMIT = (
     _flag("runtime", plain, "", "container", "", "use this container runtime", choices=RUNTIMES,
           shown="the one on PATH"),
     _flag("container_python", plain, "python3", "container", "FILE",
-          "use the Python FILE of the image, which needs infini-run"),
+          "run infini-run in the container with the image's Python FILE"),
     _flag("bind", _argv, (), "container", "WORDS",
           "show paths of the host in the container, HOST[:THERE[:ro]], in addition to the job's directories",
           shown="none"),
@@ -202,7 +201,7 @@ VERBS: dict[str, tuple[Flag, ...]] = {
     "stacks": OF_RUNNING,
     "cancel": (DIR,),
     "forget": (DIR,),
-    "clusters": (JSON, DIR),
+    "clusters": (JSON, _flag("dir", plain, "", "job", "DIR", "accept DIR, without effect on the list", shown=_JOBS)),
     "serve": (SOCKET, DIR),
 }
 TABLES = {verb: index(flags) for verb, flags in VERBS.items()}

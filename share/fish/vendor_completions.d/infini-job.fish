@@ -90,7 +90,7 @@ function __infini_job_flags --argument-names verb current
                 dir= 'keep jobs in DIR, on storage that the nodes share' \
                 cwd= 'start ranks in DIR' \
                 env= 'set variables of the ranks, such as \'A=1 B=2\', in addition to your environment' \
-                python= 'use the Python FILE of the nodes, which needs infini-run' \
+                python= 'run infini-run on the nodes with the Python FILE' \
                 run_options= 'pass flags to infini-run, such as --hang_timeout=10m' \
                 warn= 'send ranks SIGNAL (by default USR2) TIME before the limit' \
                 array= 'run a task per index of 0-9, 1,3,7, or 0-20:5, at most M at a time' \
@@ -98,7 +98,7 @@ function __infini_job_flags --argument-names verb current
                 max_timeouts= 'run the job again after exit code 85 at its time limit, at most N times' \
                 container= 'run ranks in IMAGE' \
                 runtime= 'use this container runtime' \
-                container_python= 'use the Python FILE of the image, which needs infini-run' \
+                container_python= 'run infini-run in the container with the image\'s Python FILE' \
                 bind= 'show paths of the host in the container, HOST[:THERE[:ro]], in addition to the job\'s directories' \
                 container_options= 'pass options to the runtime' \
                 wait 'wait until the job finishes, and exit with the code of the first rank to fail' \
@@ -206,7 +206,7 @@ function __infini_job_flags --argument-names verb current
         case clusters
             printf '%s\t%s\n' \
                 json 'print JSON' \
-                dir= 'look for jobs in DIR' \
+                dir= 'accept DIR, without effect on the list' \
                 flagfile= 'read flags from FILE: one per line, # comments, further flag files' \
                 fromenv= 'read flags a and b from the variables FLAGS_a and FLAGS_b' \
                 tryfromenv= 'do the same as --fromenv, if the variables are set' \
