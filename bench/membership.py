@@ -2,12 +2,12 @@
 lose theirs on the same hosts in the same run.
 
 All times are from what is done to a node until every rank of the next world has been exec'ed; medians. The agents of
-the rows of a crowd are simulated (crowd.py); random losses in a row are in tests/soak.
+the rows of a crowd are simulated (crowd.py). What has no figure but right or wrong is in tests/soak: random losses in
+a row, late writes of infini-run's ranks, short cuts.
 """
 
 from __future__ import annotations
 
-import random
 import shutil
 import signal
 import time
@@ -25,7 +25,7 @@ from elastic import Job, Kind, Start, by_hand, by_ssh, kill, torch_like
 from sample import Case, CommandFailed, failures, interleave, raw
 
 GRACE_S, TIMEOUT_S = 2.0, 3.0
-ROUNDS, WRITE_ROUNDS, SHORT_CUTS = 3, 1, 2  # waits of the timeout are nearly all of their time, and of one length
+ROUNDS = 3  # waits of the timeout are nearly all of their time, and of one length
 WITHIN_S = 30.0
 PEER_S = 100.0  # for a peer's next world
 CUT_PEER_S = 60.0
@@ -106,7 +106,6 @@ def healed(hosts: Hosts, start: Start) -> Iterator[None]:
 class Lab:
     def __init__(self, bed: Bed, hosts: Hosts, folder: Path) -> None:
         self.bed, self.hosts, self.folder = bed, hosts, folder
-        self.remarks: list[str] = []
 
     def job(self, kind: Kind, *words: str) -> Job:
         return Job(self.bed, self.hosts, kind, self.folder, *words)
@@ -139,31 +138,6 @@ class Lab:
                 job.starts()
                 return job.late_writes
 
-    def count_restarts(self, kind: Kind) -> int:
-        """Of one job whose nodes are cut off, one after the other, and whose head is stopped, each for up to a third
-        of the timeout. In between a timeout passes."""
-        chance = random.Random(0)
-        with self.job(kind) as job:
-            world = job.first_world()
-            head = job.agent_of(world[0]) if kind.is_by_hand else job.head()
-            for turn in range(self.bed.rounds(SHORT_CUTS)):
-                lost, short_s = chance.choice(world[1:]), TIMEOUT_S / 3 * (1.0 if turn % 2 else chance.random())
-                for loss in (cut, partial(one_way, "INPUT"), partial(one_way, "OUTPUT")):
-                    with healed(self.hosts, lost):
-                        loss(job, lost)
-                        time.sleep(short_s)
-                    time.sleep(TIMEOUT_S)
-                kill([head], signal.SIGSTOP)
-                time.sleep(short_s)
-                kill([head], signal.SIGCONT)
-                time.sleep(TIMEOUT_S)
-            restarts = len(job.starts()) // len(world) - 1
-            if restarts:
-                self.remarks.append(f"{kind.name}: {' '.join(job.said().split())}")
-            else:
-                check_end(job)
-            return restarts
-
 
 def check_end(job: Job, lost: int = -1) -> None:
     left = job.finish(lost)
@@ -190,16 +164,6 @@ def loss_cases(lab: Lab) -> dict[str, tuple[Case, str]]:
             name, measure = f"{what}, {kind.name}", partial(lab.time_loss, kind, how, WITHIN_S, *words)
             found[name] = Case(name=name, measure=measure, rounds=bed.rounds(ROUNDS)), bar
     return found
-
-
-def write_cases(lab: Lab) -> list[Case]:
-    cases = []
-    for kind in ours(lab.bed, f"--node_timeout={TIMEOUT_S:g}"):
-        for name, loss in unreached().items():
-            measure = partial(lab.count_late_writes, kind, loss, WITHIN_S)
-            rounds = lab.bed.rounds(WRITE_ROUNDS)
-            cases.append(Case(name=f"{name}: late writes, {kind.name}", measure=measure, rounds=rounds))
-    return cases
 
 
 def unreached() -> dict[str, Loss]:
@@ -239,23 +203,18 @@ def peer_rows(lab: Lab, kind: Kind, times: dict[str, float]) -> tuple[list[Row],
 
 
 def measure_losses(lab: Lab) -> Figure:
-    found, writes = loss_cases(lab), write_cases(lab)
+    found = loss_cases(lab)
     cases = [case for case, _ in found.values()]
-    interleave([*cases, *writes])
-    samples: dict[str, Any] = raw([*cases, *writes])
+    interleave(cases)
+    samples: dict[str, Any] = raw(cases)
     times = {name: case.median for name, (case, _) in found.items()}
     rows = [Row(figure=name, value=times[name], unit="s", bar=bar) for name, (_, bar) in found.items()]
-    rows += [Row(figure=case.name, value=max(case.samples), unit="", bar="lost_none") for case in writes]
-    for kind in ours(lab.bed, f"--node_timeout={TIMEOUT_S:g}"):
-        name = f"cuts and stops of a third of the timeout: restarts, {kind.name}"
-        count = samples[name] = lab.count_restarts(kind)
-        rows.append(Row(figure=name, value=count, unit="", bar="lost_none"))
     kinds, remarks = peers(lab.bed)
     for kind in kinds:
         more, samples[kind.name], why = peer_rows(lab, kind, times)
         rows += more
         remarks += why
-    remarks += [*lab.remarks, *failures([*cases, *writes])]
+    remarks += failures(cases)
     return Figure(name="membership", rows=rows, samples=samples, remarks=remarks)
 
 

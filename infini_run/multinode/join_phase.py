@@ -210,15 +210,15 @@ class JoinPhase:
             return node
         self._state.is_handing_out = True
         now_s = time.monotonic()
-        free = [
-            agent
-            for agent in agents
-            if agent.state == "connecting"
-            and not agent.has_command
-            and (agent.name == host or now_s >= agent.kept_end_s)
-        ]
-        free.sort(key=lambda agent: (agent.name != host, bool(agent.name)))
-        return free[0].index if free else HANDED_OUT
+        found: RemoteAgent | None = None
+        for agent in agents:
+            if agent.state != "connecting" or agent.has_command:
+                continue
+            if agent.name == host:
+                return agent.index
+            if now_s >= agent.kept_end_s and (found is None or (found.name and not agent.name)):
+                found = agent
+        return HANDED_OUT if found is None else found.index
 
     def _attach(self, agent: RemoteAgent, connection: Connection) -> None:
         """Give the agent its connection, and send it everything that does not depend on the other nodes."""

@@ -103,7 +103,7 @@ class Membership:
             next world, it was not the place.
     """
 
-    places: tuple[NodePlace, ...]
+    places: Sequence[NodePlace]
     phase: str = "gathering"
     world: int = -1
     size: int = 0
@@ -141,9 +141,9 @@ class Began:
 
 @record
 class Joined:
-    """An agent at this place is ready."""
+    """The agents at these places are ready."""
 
-    place_index: int
+    places: tuple[int, ...]
 
 
 @record
@@ -171,9 +171,9 @@ class Lost:
 
 @record
 class Gone:
-    """Ranks may live at a lost place until this time: earlier than before."""
+    """Ranks may live at these lost places until this time: earlier than before."""
 
-    place_index: int
+    places: tuple[int, ...]
     fence_s: float
 
 

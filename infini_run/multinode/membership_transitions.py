@@ -44,21 +44,26 @@ _NEVER = float("inf")
 
 
 class _Turn:
-    """What follows from one event: the places and the rest while they change, and the actions so far."""
+    """What follows from one event: the places and the rest while they change, and the actions so far.
+
+    One list has the places of the whole turn: an event may change all of them, and copies would cost their square.
+    """
 
     def __init__(self, before: Membership, now_s: float, rules: Rules) -> None:
-        self.m = before
+        self._places = list(before.places)
+        self.m = replace(before, places=self._places)
         self.now_s = now_s
         self.rules = rules
         self.actions: list[object] = []
+        self.changes = 0  # so far
 
     def set(self, **changes: object) -> None:
         self.m = replace(self.m, **changes)
+        self.changes += 1
 
     def set_place(self, at: int, **changes: object) -> None:
-        places = list(self.m.places)
-        places[at] = replace(places[at], **changes)
-        self.m = replace(self.m, places=tuple(places))
+        self._places[at] = replace(self._places[at], **changes)
+        self.changes += 1
 
     def notice(self, text: str) -> None:
         self.actions.append(Notice(text=text))
@@ -85,7 +90,7 @@ def advance(before: Membership, event: object, now_s: float, rules: Rules) -> tu
     _check_due(turn)
     if turn.m.phase == "running" and rules.grows:
         _plan_growth(turn)
-    return turn.m, tuple(turn.actions)
+    return replace(turn.m, places=tuple(turn.m.places)), tuple(turn.actions)
 
 
 def next_due_s(m: Membership, now_s: float, rules: Rules) -> float:
@@ -109,18 +114,19 @@ def _on_began(turn: _Turn, event: Began) -> None:
 
 
 def _on_joined(turn: _Turn, event: Joined) -> None:
-    if turn.m.places[event.place_index].state != "absent":
-        return
-    place = turn.m.places[event.place_index]
-    if place.is_banned:
-        turn.set_place(event.place_index, state="out")
-        times = attempts(place.failures)
-        why = f"its ranks were the first to fail in {times}" if place.failures else "it refused to run"
-        turn.notice(f"{place.name} is back, but stays excluded: {why}")
-        return
-    turn.set_place(event.place_index, state="joined", is_leaving=False)
-    if turn.m.phase == "running":
-        turn.notice(f"{place.name} joined as a spare")
+    for at in event.places:
+        place = turn.m.places[at]
+        if place.state != "absent":
+            continue
+        if place.is_banned:
+            turn.set_place(at, state="out")
+            times = attempts(place.failures)
+            why = f"its ranks were the first to fail in {times}" if place.failures else "it refused to run"
+            turn.notice(f"{place.name} is back, but stays excluded: {why}")
+            continue
+        turn.set_place(at, state="joined", is_leaving=False)
+        if turn.m.phase == "running":
+            turn.notice(f"{place.name} joined as a spare")
 
 
 def _on_checked(turn: _Turn, event: Checked) -> None:
@@ -163,8 +169,10 @@ def _on_lost(turn: _Turn, event: Lost) -> None:
 
 
 def _on_gone(turn: _Turn, event: Gone) -> None:
-    if turn.m.places[event.place_index].state == "absent":
-        turn.set_place(event.place_index, fence_s=min(turn.m.places[event.place_index].fence_s, event.fence_s))
+    for at in event.places:
+        place = turn.m.places[at]
+        if place.state == "absent":
+            turn.set_place(at, fence_s=min(place.fence_s, event.fence_s))
 
 
 def _on_refused(turn: _Turn, event: Refused) -> None:
@@ -269,11 +277,11 @@ def _plan_growth(turn: _Turn) -> None:
 
 def _check_due(turn: _Turn) -> None:
     """Start the checks that are due: of who has joined, before a world and while it waits."""
-    before, rules, now_s = turn.m, turn.rules, turn.now_s
-    if before.phase == "ended":
+    rules, now_s, before = turn.rules, turn.now_s, turn.changes
+    if turn.m.phase == "ended" or (turn.m.phase == "stopping" and not rules.has_check):
         return
-    for at in before.having("checking"):
-        if now_s >= before.places[at].check_end_s:
+    for at in turn.m.having("checking"):
+        if now_s >= turn.m.places[at].check_end_s:
             _on_checked(turn, Checked(place_index=at, reason=f"its check did not end within {rules.check_s:g} s"))
     m = turn.m
     for at, place in enumerate(m.places):
@@ -290,7 +298,7 @@ def _check_due(turn: _Turn) -> None:
             continue
         turn.set_place(at, state="checking", check_end_s=now_s + rules.check_s)
         turn.actions.append(Check(place_index=at))
-    if turn.m.phase == "gathering" and turn.m is not before:
+    if turn.m.phase == "gathering" and turn.changes > before:
         _gather(turn)
 
 

@@ -81,6 +81,8 @@ class WorldChanges:
         self._exit_codes: dict[int, int] = {}  # of launchers that leave
         self._refusals: dict[int, str] = {}  # why a place is empty, if a line has said it
         self._fenced: dict[int, RemoteAgent] = {}  # the last agent of a place that was lost while it ran ranks
+        self._newcomers: list[int] = []  # places whose agents have become ready in this turn of the loop
+        self._cleared: list[int] = []  # those where nothing old lives
         self._last_end = (-1, "")
         self._begin_s = time.monotonic()
         self._restart_due_s: float | None = None  # a worker has failed, and its owner wants the next world
@@ -135,7 +137,8 @@ class WorldChanges:
         self._handle(membership.Began())
 
     def run_due(self, now_s: float) -> None:
-        """End what has waited long enough, and report who is waited for."""
+        """Let newcomers join, end what has waited long enough, and report who is waited for."""
+        self._admit()
         if now_s >= self._due_s and not self._state.is_stopping:
             self._handle(membership.TimePassed())
         if now_s >= self._notice_s:
@@ -144,6 +147,19 @@ class WorldChanges:
                 self._print_missing(now_s)
 
     def _handle(self, event: object) -> None:
+        self._admit()
+        self._advance(event)
+
+    def _admit(self) -> None:
+        """Let those join that have become ready, with one event: each event looks at all places."""
+        agents, places, self._newcomers = self._state.agents.all, self._newcomers, []
+        cleared, self._cleared = tuple(self._cleared), []
+        if cleared:
+            self._advance(membership.Gone(places=cleared, fence_s=time.monotonic()))
+        if ready := tuple(at for at in places if agents[at].state == "ready"):
+            self._advance(membership.Joined(places=ready))
+
+    def _advance(self, event: object) -> None:
         state = self._state
         if state.is_unwanted or (state.is_stopping and not self.is_running):
             return  # no world starts any more
@@ -189,8 +205,8 @@ class WorldChanges:
         lost = self._fenced.get(at)
         if lost is not None and proves_nothing_old_lives(agent, lost, is_by_hand=self._is_by_hand):
             del self._fenced[at]
-            self._handle(membership.Gone(place_index=at, fence_s=time.monotonic()))
-        self._handle(membership.Joined(place_index=at))
+            self._cleared.append(at)
+        self._newcomers.append(at)
 
     def on_earlier_job(self, node_timeout_s: float) -> None:
         """Act on a launcher that met another head's job. That head had gone at this start, for its port was free.
@@ -235,6 +251,10 @@ class WorldChanges:
     def on_lost(self, agent: RemoteAgent, text: str) -> None:
         """Act on the loss of an agent that was ready; `text` is a line about it. Its ranks may live until the end of
         its lease."""
+        if agent.index in self._newcomers:
+            self._newcomers.remove(agent.index)
+            self._state.notice(f"{text}; no rank ran there")
+            return
         fence_s = agent.last_received_s + self._state.options.node_timeout_s + FENCE_S
         if agent.has_last_word:
             fence_s = time.monotonic()
@@ -247,7 +267,7 @@ class WorldChanges:
         the agent before."""
         if self._fenced.get(agent.index) is agent:
             del self._fenced[agent.index]
-            self._handle(membership.Gone(place_index=agent.index, fence_s=time.monotonic() + GUARD_WAIT_S))
+            self._handle(membership.Gone(places=(agent.index,), fence_s=time.monotonic() + GUARD_WAIT_S))
 
     @property
     def lost_agents(self) -> Iterable[RemoteAgent]:
@@ -258,7 +278,7 @@ class WorldChanges:
         """Note the proof that nothing lives any more of what a lost agent started."""
         if self._fenced.get(agent.index) is agent:
             del self._fenced[agent.index]
-            self._handle(membership.Gone(place_index=agent.index, fence_s=time.monotonic()))
+            self._handle(membership.Gone(places=(agent.index,), fence_s=time.monotonic()))
 
     def on_nothing_old_lives(self, agent: RemoteAgent) -> None:
         """Note that what SIGKILL did not end there is gone; the job ended for that reason."""
@@ -362,7 +382,8 @@ class WorldChanges:
             self._redial_s[agent.index] = REDIAL_S[0]
             self._refusals.pop(agent.index, None)
         places = self._membership.places
-        others = [agent for agent in state.agents.all if agent not in agents]
+        chosen = set(action.places)
+        others = [agent for agent in state.agents.all if agent.index not in chosen]
         for agent in others:
             agent.node_rank = -1
         spares = [agent for agent in others if places[agent.index].state in ("spare", "joined", "checking")]

@@ -65,7 +65,7 @@ class Job:
 
     def join(self, *places):
         for at in places:
-            self.handle(m.Joined(place_index=at))
+            self.handle(m.Joined(places=(at,)))
 
     def answer_checks(self, *places, reason=""):
         """The checks there end, as far as any run."""
@@ -110,6 +110,19 @@ def test_the_nodes_that_are_listed_last_are_the_spares_however_late_the_others_c
     assert job.state.places[3].state == "spare"
 
 
+def test_nodes_that_join_together_are_in_one_world():
+    job = Job(places=6, rules=Rules(least=2, most=4))
+    job.handle(m.Joined(places=(5, 1, 3, 0, 4, 2)))
+    assert job.worlds == [(0, 1, 2, 3)]
+    for at in job.worlds[0]:
+        job.lose(at)
+    job.stop_others()
+    job.alive_until.clear()
+    job.handle(m.Gone(places=(0, 1, 2, 3), fence_s=job.now_s))
+    job.handle(m.Joined(places=(3, 2, 1, 0)))
+    assert job.worlds == [(0, 1, 2, 3)] * 2
+
+
 def test_a_node_that_does_not_come_delays_the_first_world_by_the_window_only():
     job = Job()
     job.join(3, 0, 2)
@@ -139,7 +152,7 @@ def test_a_lost_node_that_is_known_to_be_dead_is_not_waited_for():
     job.lose(1)
     job.stop_others()
     job.alive_until.clear()
-    job.handle(m.Gone(place_index=1, fence_s=job.now_s))
+    job.handle(m.Gone(places=(1,), fence_s=job.now_s))
     assert job.worlds[1] == (0, 3, 2)
 
 
@@ -489,7 +502,9 @@ def test_names_are_ordered_as_people_count(names, ordered):
 
 EVENTS = st.lists(
     st.tuples(
-        st.sampled_from(["join", "join", "lose", "lose", "fail", "over", "wait", "check", "refuse", "leave", "gone"]),
+        st.sampled_from(
+            ["join", "join", "join two", "lose", "lose", "fail", "over", "wait", "check", "refuse", "leave", "gone"]
+        ),
         st.sampled_from([0, 1, 1, 1, 2, 3, 4, 5]),  # one of them often: what it went through must not be forgotten
         st.floats(0.0, 30.0),
     ),
@@ -532,6 +547,8 @@ def happen(job, kind, at, seconds):
     place = job.state.places[at]
     if kind == "join":
         job.join(at)
+    elif kind == "join two":
+        job.handle(m.Joined(places=(at, (at + 1) % len(job.state.places))))
     elif kind == "lose":
         job.lose(at, lease_s=seconds)
     elif kind == "fail" and place.state == "active":
@@ -547,7 +564,7 @@ def happen(job, kind, at, seconds):
         job.handle(m.Leaving(place_index=at, reason="told to stop"))
     elif kind == "gone":
         job.alive_until.pop(at, None)
-        job.handle(m.Gone(place_index=at, fence_s=job.now_s))
+        job.handle(m.Gone(places=(at,), fence_s=job.now_s))
 
 
 def settle(job):

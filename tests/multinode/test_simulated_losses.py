@@ -120,8 +120,8 @@ class Job:
             if self.lives_until_s[at] > self.now_s:  # the agent waits until it finds none
                 self.after(0.05, partial(self.join, at))
                 return
-            self.handle(m.Gone(place_index=at, fence_s=self.now_s))
-            self.handle(m.Joined(place_index=at))
+            self.handle(m.Gone(places=(at,), fence_s=self.now_s))
+            self.handle(m.Joined(places=(at,)))
 
     # ---- what happens
 

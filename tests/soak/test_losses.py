@@ -9,17 +9,15 @@ from __future__ import annotations
 import os
 import random
 import signal
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from bed import Bed, child_env, scratch
+from bed import Bed, scratch
 from cabled import COUNT, Hosts, cabled_hosts
 from elastic import Job, by_ssh, kill, marked
-from provision import compile_programs
 from sample import CommandFailed
 from tests.support.rows import SEED
 
@@ -252,13 +250,6 @@ class Losses:
             time.sleep(LOOK_S)
         self.left += len(left)
         self.wrong += [f"left: {process}" for process in left]
-
-
-@pytest.fixture(scope="module")
-def bed(tmp_path_factory):
-    programs = tmp_path_factory.mktemp("programs")
-    compile_programs(programs)
-    return Bed(venv=Path(sys.prefix), programs=programs, env=child_env(os.environ))
 
 
 @pytest.fixture
