@@ -442,7 +442,7 @@ def _start(
         if zygote is not None:
             zygote.close()  # no attempt follows
     if not run.starts_more:  # those start here, with these descriptors
-        release_caller_descriptors()
+        release_caller_descriptors(entry.inherited_end)
     return run
 
 

@@ -29,10 +29,16 @@ static uint64_t entry_ignored_signals(void) {
     return ignored;
 }
 
+static void end_raise(int fd, void *with) {
+    int32_t *end = with;
+    if (fd >= *end) *end = fd + 1;
+}
+
 int ir_entry_take_over(struct ir_entry *ret_entry) {
-    *ret_entry = (struct ir_entry){0};
+    *ret_entry = (struct ir_entry){.inherited_end = 3};
     int r = entry_fill_stdio();
     if (r < 0) return r;
+    if (fds_each_inherited(end_raise, &ret_entry->inherited_end) < 0) ret_entry->inherited_end = 0;
     ret_entry->ignored = entry_ignored_signals();
     struct sigaction standard = {.sa_handler = SIG_DFL};
     (void)sigaction(SIGCHLD, &standard, NULL);
@@ -64,9 +70,10 @@ static void fd_give_up(int fd, void *with) {
     (void)close(fd);
 }
 
-int ir_entry_release_descriptors(void) {
+int ir_entry_release_descriptors(int32_t inherited_end) {
     if (chdir("/") < 0) { /* the directory stays: that costs nothing but a pinned mount */
     }
-    int closed = fds_each_inherited(fd_give_up, NULL);
+    int closed = inherited_end > 0 ? fds_each_inherited_below(inherited_end, fd_give_up, NULL)
+                                   : fds_each_inherited(fd_give_up, NULL);
     return closed < 0 ? 0 : closed;
 }

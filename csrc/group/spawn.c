@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -181,16 +182,37 @@ static int spawn_prepare(struct ir_group *g, const struct ir_worker *workers, ui
     return r;
 }
 
+/* How many of so many numbers from `first` on are free: poll(2) says that of each (POLLNVAL). */
+static int fds_count_free(struct pollfd *fds, uint32_t first, uint32_t n) {
+    for (uint32_t i = 0; i < n; i++) fds[i] = (struct pollfd){.fd = (int)(first + i)};
+    int r, count = 0;
+    while ((r = poll(fds, n, 0)) < 0 && errno == EINTR) continue;
+    if (r < 0) return -errno;
+    for (uint32_t i = 0; i < n; i++) count += (fds[i].revents & POLLNVAL) != 0;
+    return count;
+}
+
 /* A descriptor for each worker is still to come, and in the end a few to look for leftovers
- * with. Without those a leftover would outlive the launch. This takes them and gives them back,
- * to count holes and a stranger's high descriptor right. */
+ * with. Without those a leftover would outlive the launch. Holes and a stranger's high
+ * descriptor count right. */
 static int spawn_check_limit(const struct ir_group *g, uint32_t n) {
-    uint32_t wanted = (g->config.flags & IR_NO_PIDFD ? 0 : n) + SPARE_DESCRIPTORS, taken = 0;
-    int *fds = calloc(wanted, sizeof *fds);
+    const uint32_t wanted = (g->config.flags & IR_NO_PIDFD ? 0 : n) + SPARE_DESCRIPTORS;
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) < 0) return -errno;
+    const int lowest = fd_duplicate(g->execs_fd);
+    if (lowest < 0) return lowest;
+    (void)fd_close(lowest);
+    struct pollfd *fds = calloc(wanted, sizeof *fds);
     if (fds == NULL) return -ENOMEM;
+    uint32_t at = (uint32_t)lowest, count = 0;
     int r = 0;
-    for (; r >= 0 && taken < wanted; taken += r >= 0) r = fds[taken] = fd_duplicate(g->execs_fd);
-    while (taken > 0) (void)fd_close(fds[--taken]);
+    while (r >= 0 && count < wanted) {
+        const rlim_t left = limit.rlim_cur > at ? limit.rlim_cur - at : 0;
+        const uint32_t size = left < wanted ? (uint32_t)left : wanted;
+        r = size == 0 ? -EMFILE : fds_count_free(fds, at, size);
+        count += r > 0 ? (uint32_t)r : 0;
+        at += size;
+    }
     free(fds);
     return r < 0 ? r : 0;
 }

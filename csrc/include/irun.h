@@ -21,6 +21,7 @@ struct ir_entry {
     uint64_t ignored;     /* signals ignored at the start */
     uint64_t nofile_soft; /* RLIMIT_NOFILE, which workers get back */
     uint64_t nofile_hard;
+    int32_t inherited_end; /* descriptors above 2 that others left open are below this one; 0: unknown */
 };
 
 enum { /* ir_config.flags */
@@ -219,9 +220,9 @@ struct ir_group;
 int ir_entry_take_over(struct ir_entry *ret_entry);
 
 /* Own process: after the spawn, goes to / and closes what the user's shell left open above 2, so
- * that a mere supervisor pins nothing. The core's own descriptors are all close-on-exec. Returns
- * how many descriptors it closed. */
-int ir_entry_release_descriptors(void);
+ * that a mere supervisor pins nothing. The core's own descriptors are all close-on-exec.
+ * `inherited_end` is that of the entry; 0: unknown. Returns how many descriptors it closed. */
+int ir_entry_release_descriptors(int32_t inherited_end);
 
 /* Own process, at its very end: ends it by that signal, without a core dump. With `whole_group`
  * it ends the whole process group: the terminal's key reached a worker alone. Returns where the

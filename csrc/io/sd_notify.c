@@ -40,7 +40,8 @@ static int notify_address(const char *name, struct sockaddr_un *ret_address,
     return 0;
 }
 
-static int notify_bind(int fd, const char *name) {
+/* masked: the umask leaves a socket as it is to be. */
+static int notify_bind(int fd, const char *name, bool masked) {
     struct sockaddr_un address;
     socklen_t length;
     int r = notify_address(name, &address, &length), on = 1;
@@ -48,21 +49,29 @@ static int notify_bind(int fd, const char *name) {
     if (setsockopt(fd, SOL_SOCKET, SO_PASSCRED, &on, sizeof on) < 0) return -errno;
     if (bind(fd, (const struct sockaddr *)&address, length) < 0) return -errno;
     /* to send takes the right to write, which a umask may have taken from this user */
-    return name[0] == '/' && chmod(name, S_IRUSR | S_IWUSR) < 0 ? -errno : 0;
+    return !masked && name[0] == '/' && chmod(name, S_IRUSR | S_IWUSR) < 0 ? -errno : 0;
 }
 
-int notify_open_worker(struct ir_group *g, const struct ir_worker *worker, uint32_t index) {
+static int notify_open_one(struct ir_group *g, const struct ir_worker *worker, uint32_t index,
+                           bool masked) {
     if (worker->notify == NULL) return 0;
     int fd = fd_new(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     if (fd < 0) return fd;
     g->workers[index].notify_fd = fd;
-    int r = notify_bind(fd, worker->notify);
+    int r = notify_bind(fd, worker->notify, masked);
     return r < 0 ? r : fd_watch(g, fd, EPOLLIN, WATCH_NOTIFY, index);
 }
 
+int notify_open_worker(struct ir_group *g, const struct ir_worker *worker, uint32_t index) {
+    return notify_open_one(g, worker, index, false);
+}
+
 int notify_open(struct ir_group *g, const struct ir_worker *workers, uint32_t n) {
+    const bool masked = thread_is_alone(); /* the umask is that of all threads */
+    const mode_t before = masked ? umask(S_IXUSR | S_IRWXG | S_IRWXO) : 0;
     int r = 0;
-    for (uint32_t i = 0; r >= 0 && i < n; i++) r = notify_open_worker(g, &workers[i], i);
+    for (uint32_t i = 0; r >= 0 && i < n; i++) r = notify_open_one(g, &workers[i], i, masked);
+    if (masked) (void)umask(before);
     return r;
 }
 

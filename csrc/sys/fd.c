@@ -18,8 +18,9 @@
 
 /* fork(2) copies descriptors before memory. So what another thread closes between the two is
  * open in the child, whose memory says that it is closed. That is the end of a pipe that nothing
- * there knows of. So the core notes a closing, and the child repeats it. A lock around every
- * close would deadlock with a host program's signal handlers. */
+ * there knows of. So the core notes a closing, and the child repeats it; not where it knows that
+ * there is no other thread. A lock around every close would deadlock with a host program's signal
+ * handlers. */
 enum { CLOSINGS_KEPT = 4096 };
 struct closing {
     _Atomic dev_t device;
@@ -83,7 +84,7 @@ __attribute__((constructor)) static void fork_watch(void) {
 int fd_close(int fd) {
     struct stat status;
     if (fd < 0) return -1;
-    if (!fd_is_link(fd, &status)) {
+    if (thread_is_alone() || !fd_is_link(fd, &status)) {
         (void)close(fd);
         return -1;
     }
@@ -163,6 +164,11 @@ int fd_pipe(int ret_fds[2], int nonblocking_end) {
     return 0;
 }
 
+static bool fd_is_inherited(int fd) {
+    int flags = fd <= 2 ? -1 : fcntl(fd, F_GETFD);
+    return flags >= 0 && !(flags & FD_CLOEXEC);
+}
+
 /* Those that an exec would leave open: the user's. How many there are; -errno: /proc does not say. */
 int fds_each_inherited(void (*each)(int fd, void *with), void *with) {
     DIR *dir = opendir("/proc/self/fd");
@@ -170,12 +176,22 @@ int fds_each_inherited(void (*each)(int fd, void *with), void *with) {
     int count = 0;
     for (struct dirent *entry; (entry = readdir(dir)) != NULL;) {
         int fd = atoi(entry->d_name);
-        int flags = fd <= 2 || fd == dirfd(dir) ? -1 : fcntl(fd, F_GETFD);
-        if (flags < 0 || (flags & FD_CLOEXEC)) continue;
+        if (fd == dirfd(dir) || !fd_is_inherited(fd)) continue;
         each(fd, with);
         count++;
     }
     (void)closedir(dir);
+    return count;
+}
+
+/* The same, where none is `end` or above. */
+int fds_each_inherited_below(int end, void (*each)(int fd, void *with), void *with) {
+    int count = 0;
+    for (int fd = 3; fd < end; fd++) {
+        if (!fd_is_inherited(fd)) continue;
+        each(fd, with);
+        count++;
+    }
     return count;
 }
 

@@ -37,6 +37,7 @@ int fd_duplicate(int fd);
 int fd_reopen(int fd, int mode);
 int fd_pipe(int ret_fds[2], int nonblocking_end);
 int fds_each_inherited(void (*each)(int fd, void *with), void *with);
+int fds_each_inherited_below(int end, void (*each)(int fd, void *with), void *with);
 ssize_t fd_write(int fd, const void *bytes, size_t size);
 int fd_watch(const struct ir_group *g, int fd, uint32_t events, enum watch kind, uint32_t index);
 void fd_rewatch(const struct ir_group *g, int fd, uint32_t events, enum watch kind, uint32_t index);
@@ -53,6 +54,7 @@ bool timer_is_due(struct ir_group *g);
 bool kernel_is(int major, int minor);
 
 /* thread.c */
+bool thread_is_alone(void);
 int thread_start(void *(*run)(void *), void *argument);
 
 /* events.c */

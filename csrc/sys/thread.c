@@ -6,7 +6,14 @@
 
 #include <pthread.h>
 
+extern char __libc_single_threaded __attribute__((weak)); /* of glibc, from 2.32 on */
+
 #define THREAD_STACK 262144 /* thread-local variables of the host program lie in it, too */
+
+/* There is no other thread for certain, so none can fork in the middle of what this one does. */
+bool thread_is_alone(void) {
+    return &__libc_single_threaded != NULL && __libc_single_threaded != 0;
+}
 
 /* Whoever called keeps `argument` if this fails. */
 int thread_start(void *(*run)(void *), void *argument) {

@@ -98,6 +98,7 @@ class ProcessState:
         ignored: The signals ignored at entry, as a mask.
         nofile_soft: The soft limit on open descriptors.
         nofile_hard: The hard limit.
+        inherited_end: Descriptors above 2 that others left open are below this one. 0: unknown.
         suspend_write_fd: Where process 1 of a PID namespace asks for a suspension from outside. -1: nowhere.
     """
 
@@ -105,6 +106,7 @@ class ProcessState:
     ignored: int
     nofile_soft: int
     nofile_hard: int
+    inherited_end: int = 0
     suspend_write_fd: int = -1
 
 
@@ -245,13 +247,21 @@ def take_over_process(blocked: int) -> ProcessState:
     if error < 0:
         raise StartError(f"/dev/null cannot be opened: {os.strerror(-error)}", "opening /dev/null", -error)
     return ProcessState(
-        blocked=blocked, ignored=entry.ignored, nofile_soft=entry.nofile_soft, nofile_hard=entry.nofile_hard
+        blocked=blocked,
+        ignored=entry.ignored,
+        nofile_soft=entry.nofile_soft,
+        nofile_hard=entry.nofile_hard,
+        inherited_end=entry.inherited_end,
     )
 
 
-def release_caller_descriptors() -> None:
-    """Sit in / and close the user's descriptors, once the workers have theirs (ir_entry_release_descriptors)."""
-    lib.ir_entry_release_descriptors()
+def release_caller_descriptors(inherited_end: int = 0) -> None:
+    """Sit in / and close the user's descriptors, once the workers have theirs (ir_entry_release_descriptors).
+
+    Args:
+        inherited_end: That of the ProcessState.
+    """
+    lib.ir_entry_release_descriptors(inherited_end)
 
 
 def debug_flags(environ: Any) -> int:

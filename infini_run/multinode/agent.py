@@ -347,7 +347,7 @@ class Agent:
             self._stream.child_socket.close()
         self._launch = run
         if not run.starts_more:  # those start here, with these descriptors
-            release_caller_descriptors()
+            release_caller_descriptors(0 if self.entry is None else self.entry.inherited_end)
         if run.programs is not None:
             run.programs.start(self._programs)
         if run.headed is not None:
