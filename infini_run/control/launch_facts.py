@@ -5,7 +5,7 @@ The one rule: behind `read_greeting` every value is what it should be, whoever h
 
 from __future__ import annotations
 
-from struct import Struct, error
+from _struct import Struct, error  # type: ignore[attr-defined]  # struct, the module, has these two alone
 
 from infini_run.errors import LinkError, printable
 from infini_run.record import record

@@ -14,8 +14,6 @@ from infini_run.multinode import message_schema, protocol
 from infini_run.multinode.clock_offset import clock_question
 from infini_run.multinode.protocol import pack_json
 from infini_run.multinode.record_codec import decode_record
-from infini_run.report.hang_groups import analyze_hang, count_back, hang_text, hosts_text, still_hung, with_exited
-from infini_run.report.hang_snapshot import NO_PROGRESS, STOP_S, HangSnapshot
 from infini_run.report.text import duration_text
 
 TYPE_CHECKING = False
@@ -24,6 +22,7 @@ if TYPE_CHECKING:
 
     from infini_run.multinode.agent_state import RemoteAgent
     from infini_run.multinode.head_state import HeadState
+    from infini_run.report.hang_snapshot import HangSnapshot
 
 LIMIT_S = 15.0  # for all nodes: two looks and py-spy's limit, and a slow link
 _SLOW_LINK_S = 0.2  # there and back, and _SLOW_LINK times the median: worth a word
@@ -52,6 +51,9 @@ class HangPhase:
 
     def on_snapshots(self, agent: RemoteAgent, payload: bytes) -> None:
         """Use the snapshots of a node. The first ones make all other nodes look. Raises LinkError: they are none."""
+        from infini_run.report.hang_groups import count_back
+        from infini_run.report.hang_snapshot import HangSnapshot
+
         content = message_schema.read(payload, message_schema.SNAPSHOTS)
         found = [decode_record(HangSnapshot, snapshot) for snapshot in content["snapshots"]]
         if self._state.is_stopping or any(snapshot.rank not in agent.ranks for snapshot in found):
@@ -95,6 +97,8 @@ class HangPhase:
     def stop_after_failure(self, agent: RemoteAgent | None) -> None:
         """Stop the job because a rank of this node failed; with --snapshots=failure after a look at all others. None:
         no node looks unasked."""
+        from infini_run.report.hang_snapshot import STOP_S
+
         if self._state.options.snapshots != "failure" or self._state.is_stopping or self._waiting:
             if not self._is_before_stop:
                 self._state.stop()
@@ -108,6 +112,8 @@ class HangPhase:
 
     def _has_progress(self, found: Sequence[HangSnapshot]) -> bool:
         """Return whether a node reports ranks without progress while those of another node make progress."""
+        from infini_run.report.hang_snapshot import NO_PROGRESS
+
         if not all(snapshot.why.startswith(NO_PROGRESS) for snapshot in found if snapshot.kind):
             return False
         sent = [sent_s for agent in self._state.world for _, sent_s in agent.progress.latest.values()]
@@ -125,6 +131,8 @@ class HangPhase:
         is_before_stop, self._is_before_stop = self._is_before_stop, False
         self._drop()
         if not is_before_stop and not unanswered and not any(snapshot.kind for snapshot in snapshots):
+            from infini_run.report.hang_groups import still_hung
+
             snapshots = still_hung(snapshots, self._reported)
         if is_before_stop:
             self._state.stop()
@@ -132,6 +140,8 @@ class HangPhase:
             self._report(snapshots, ranks, unanswered)
 
     def _report(self, snapshots: Sequence[HangSnapshot], ranks: Sequence[int], unanswered: Sequence[str]) -> None:
+        from infini_run.report.hang_groups import analyze_hang, hang_text, with_exited
+
         if self._state.observers is not None:
             self._state.observers.on_hang(snapshots)
         over = [agent.report for agent in self._state.world if agent.report is not None]
@@ -165,6 +175,8 @@ def _slow_links(agents: Sequence[RemoteAgent]) -> str:
     slow = {name: trip_s for name, trip_s in trips.items() if trip_s > max(_SLOW_LINK_S, _SLOW_LINK * usual_s)}
     if not slow:
         return ""
+    from infini_run.report.hang_groups import hosts_text
+
     links = "link to" if len(slow) == 1 else "links to"
     verb = "is" if len(slow) == 1 else "are"
     worst_s = duration_text(max(slow.values()))

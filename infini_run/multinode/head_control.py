@@ -8,10 +8,8 @@ from __future__ import annotations
 import time
 
 from infini_run.control.listener import NO_PLACE, ControlListener
-from infini_run.control.server import Client, ControlServer
 from infini_run.multinode import protocol
 from infini_run.multinode.protocol import pack_json
-from infini_run.node.control_answers import Notes, stop_text
 from infini_run.plan.model import about_text, job_in, shown_words
 from infini_run.plan.program import PREFIX, folder_bases
 from infini_run.system.poller import READ
@@ -22,10 +20,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
-    from infini_run.control.server import Asker
+    from infini_run.control.server import Asker, ControlServer
     from infini_run.multinode.agent_state import RemoteAgent
     from infini_run.multinode.head_followers import HeadFollowers
     from infini_run.multinode.head_state import HeadState
+    from infini_run.node.control_answers import Notes
     from infini_run.plan.rank_numbers import NodeRanks
 
 _GATHER_S = 15.0  # for stacks of all nodes: py-spy has 10 s on each
@@ -57,6 +56,8 @@ class HeadControl:
             self._state.notice(NO_PLACE)
 
     def _on_connect(self) -> None:
+        from infini_run.control.server import ControlServer
+
         for fd in self._listener.greeted(self._about(), self._answers.counts(), self._answers.progress()):
             self._server = self._server or ControlServer(self._answers, self._state.poller)
             self._server.add(fd)
@@ -161,7 +162,17 @@ class _HeadAnswers:
         self._followers: HeadFollowers | None = None
         self._gatherings: dict[int, _Gathering] = {}
         self._count = 0
-        self._notes = Notes(lambda text, is_kept: state.notice(text) if is_kept else state.print(text))
+        self._known_notes: Notes | None = None
+
+    @property
+    def _notes(self) -> Notes:
+        """What others have asked for. Made when somebody asks for something."""
+        if self._known_notes is None:
+            from infini_run.node.control_answers import Notes
+
+            state = self._state
+            self._known_notes = Notes(lambda text, is_kept: state.notice(text) if is_kept else state.print(text))
+        return self._known_notes
 
     def answer(self, client: Asker, request: dict[str, Any]) -> None:
         """Answer a request, as Answers.answer."""
@@ -178,6 +189,8 @@ class _HeadAnswers:
         answers[request["question"]](client, request)
 
     def _stop(self, client: Asker, request: dict[str, Any]) -> None:
+        from infini_run.node.control_answers import stop_text
+
         is_again, grace_s = bool(self._state.stop_signal), self._state.options.signal_grace_s
         self._notes.add_stop(client)
         self._on_stop(is_again)
@@ -195,6 +208,7 @@ class _HeadAnswers:
         self._notes.answer_send(client, number, sorted(ranks), sent)
 
     def _add_follower(self, client: Asker, request: dict[str, Any]) -> None:
+        from infini_run.control.server import Client
         from infini_run.multinode.head_followers import HeadFollowers
 
         assert isinstance(client, Client)

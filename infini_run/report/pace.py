@@ -6,8 +6,7 @@ after the others. Where they don't meet, its own steps take longer. Decisions 79
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from math import log
+from _bisect import bisect_left
 
 from infini_run.record import record
 from infini_run.report.text import duration_text
@@ -284,6 +283,8 @@ class Pace:
     def _weigh(self, late: Sequence[int], others: Sequence[int]) -> None:
         """Take in what speaks for it that ranks wait in each step until the late ones have reported the last one."""
         found = [self._errors(rank, late[:_LATE]) for rank in others[:_OTHERS]]
+        from math import log
+
         now = [log((alone_s + 1e-9) / (waiting_s + 1e-9)) for alone_s, waiting_s in filter(None, found)]
         self._comparisons = min(self._comparisons + 1, _REMEMBERED)
         self._evidence += (sum(now) / max(1, len(found)) - self._evidence) / self._comparisons

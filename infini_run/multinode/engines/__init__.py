@@ -128,10 +128,9 @@ _ENGINES = {  # names of --engine, and of options/nodes.py: module, class
 
 def find_engine(name: str) -> Engine:
     """Import and return the engine of that name."""
-    from importlib import import_module
-
     module, kind = _ENGINES[name]
-    engine: Engine = getattr(import_module(f"infini_run.multinode.engines.{module}"), kind)()
+    found = __import__(f"infini_run.multinode.engines.{module}", fromlist=[kind])  # importlib imports warnings
+    engine: Engine = getattr(found, kind)()
     return engine
 
 
