@@ -15,6 +15,7 @@ import time
 import pytest
 
 import infini_run as ir
+from infini_run.crews.spawn.spawner import KILL_ANSWER_S
 from tests.support.processes import marked
 from tests.support.waiting import LIMIT_S
 
@@ -394,8 +395,10 @@ def test_workers_that_do_not_come_up_are_named(tmp_path):
     env = {"PYTHONPATH": str(tmp_path)}
     with pytest.raises(ir.LaunchTimeout, match=r"rank 0 on .*, rank 1 on .*: not up within 0\.5 s"):
         ir.Launcher(nproc_per_node=2, env=env, preload=(), agent_timeout_s=0.5).run(os.getpid)
+    begin_s = time.monotonic()
     with pytest.raises(ir.StartError, match=r"the imports took longer than 0\.5 s"):
         ir.Launcher(nproc_per_node=2, env=env, preload=["fractions"], agent_timeout_s=0.5).run(os.getpid)
+    assert time.monotonic() - begin_s < KILL_ANSWER_S, "the imports are not waited for any longer"
 
 
 def test_nproc_is_nproc_per_node():

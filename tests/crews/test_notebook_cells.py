@@ -242,7 +242,7 @@ def test_rank_that_dies_is_replaced_and_reported(notebook):
 def test_failure_while_others_wait_has_a_hint(notebook):
     _, stopped = notebook(
         BELL + "on_bell()",
-        "%%ranks -n 2\nimport os, threading\nif rank: raise KeyError(rank)\nimport time\ntime.sleep(6)\n"
+        "%%ranks -n 2\nimport os, threading\nif rank: raise KeyError(rank)\nimport time\ntime.sleep(4)\n"
         + RING
         + "threading.Event().wait()",
     )

@@ -11,7 +11,7 @@ import sys
 import pytest
 
 import infini_run as ir
-from tests.support.command import CHILDREN, changed
+from tests.support.command import CHILDREN, altered
 from tests.support.processes import is_alive, marked, processes, state_of
 from tests.support.waiting import until
 
@@ -335,7 +335,7 @@ def test_slow_stop_after_early_failure_starts_cold(infini_run, tmp_path):
         "    sys.exit(3) if os.environ['RANK'] == '0' else time.sleep(1000)\n"
     )
     words = ["--preload=decimal", "--max_restarts=1", "--restart_delay=0", "--grace=3.5s", "--nproc_per_node=2"]
-    early = changed("from infini_run.node import warm_zygote\nwarm_zygote.EARLY_S = 3.0")
+    early = altered({"node.warm_zygote.EARLY_S": 3.0})
     command = infini_run(*words, *code(text), under=early)
     assert command.wait() == 0, command.err
     assert sorted(command.out.split(b"\n")[:-1])[2:] == [b"1 False", b"1 False"]

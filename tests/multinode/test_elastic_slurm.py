@@ -12,6 +12,7 @@ import pytest
 from tests.multinode.test_elastic_ssh import FailingRank, hear_world, in_world, launcher_of, ring
 from tests.multinode.test_many_slurm import Allocation, Slurm, left
 from tests.support.cluster import need
+from tests.support.command import COMMANDS_END_SOON, NOTICES_AT_ONCE
 from tests.support.hosts import agents
 from tests.support.processes import OURS
 from tests.support.waiting import until
@@ -38,9 +39,9 @@ def run(request, infini_run, bed, case):
     """`infini-run --engine=slurm` in an allocation of four nodes that survives the loss of one."""
     allocation = Allocation(bed, *getattr(request, "param", ["--nodes=4"]), "--no-kill")
 
-    def start(*words):
+    def start(*words, under=()):
         environ = {**allocation.env, **case.env, OURS[0]: OURS[1]}
-        return infini_run("--engine=slurm", "--nproc_per_node=1", *words, env=environ, cwd="/tmp")
+        return infini_run("--engine=slurm", "--nproc_per_node=1", *words, env=environ, cwd="/tmp", under=under)
 
     start.job = allocation.job
     yield start
@@ -64,7 +65,8 @@ def test_an_agent_that_was_killed_is_replaced_and_its_node_comes_back_in_a_step_
 
 @components
 def test_a_node_that_is_down_is_replaced_by_a_spare(run, case, bed, bell):
-    command = run("--spares=1", "--node_timeout=5", "--grace=1", *ring(bell, in_world(1, "exit 0")))
+    words = ("--spares=1", "--node_timeout=3", "--grace=1", *ring(bell, in_world(1, "exit 0")))
+    command = run(*words, under=COMMANDS_END_SOON)
     hear_world(bell, 0, 3)
     bed.call("node-down", "2")
     try:
@@ -80,7 +82,7 @@ def test_a_node_that_is_down_is_replaced_by_a_spare(run, case, bed, bell):
 def test_a_node_that_is_well_stays_though_the_check_of_a_spare_is_faster(run, case, bed, bell, tmp_path):
     fails = FailingRank(tmp_path, 2)
     flags = ("--spares=1", "--max_restarts=1", "--restart_delay=0", fails.check)
-    command = run(*flags, *ring(bell, fails.then(in_world(1, "exit 0"))))
+    command = run(*flags, *ring(bell, fails.then(in_world(1, "exit 0"))), under=NOTICES_AT_ONCE)
     assert hear_world(bell, 0, 3) == ["node1", "node2", "node3"]
     fails.now("node1")
     command.read_error_until(b"waiting for the check of node1", b"attempt 2:")
@@ -92,7 +94,8 @@ def test_a_node_that_is_well_stays_though_the_check_of_a_spare_is_faster(run, ca
 
 
 def test_without_a_spare_the_world_shrinks(run, case, bed, bell):
-    command = run("--nnodes=3:4", "--join_window=3", "--node_timeout=5", *ring(bell, in_world(1, "exit 0")))
+    words = ("--nnodes=3:4", "--join_window=3", "--node_timeout=3", *ring(bell, in_world(1, "exit 0")))
+    command = run(*words, under=COMMANDS_END_SOON)
     hear_world(bell, 0, 4)
     bed.call("node-down", "4")
     try:

@@ -219,8 +219,8 @@ def test_job_that_heterogeneous_job_submits_is_not_taken_for_it(slurm, case, tmp
     inner, out = tmp_path / "inner.sh", tmp_path / "inner.out"
     words = shlex.join([*COMMAND, "--engine=slurm", "--nproc_per_node=1", "sh", "-c", "echo is $SLURMD_NODENAME"])
     inner.write_text(f"#!/bin/sh\n{words}\nunset SLURM_HET_SIZE\nexec {words}\n")
-    submit = ("sbatch", "-Q", "--wait", "--nodelist=node4", f"--output={out}", inner)
-    batch(slurm, case, tmp_path, SHAPE, *submit)
+    batch(slurm, case, tmp_path, SHAPE, "sbatch", "-Q", "--nodelist=node4", f"--output={out}", inner)
+    until(lambda: out.exists() and out.read_text().count("\n") == 2)
     assert out.read_text().splitlines() == [
         "infini-run: SLURM_HET_SIZE=2: not of this job, and srun fails with it; unset it",
         "[rank 0] is node4",

@@ -13,6 +13,7 @@ import pytest
 from tests.multinode.test_by_hand import handles, node, port, ring, told  # noqa: F401
 from tests.multinode.test_elastic_ssh import launcher_of, process_of
 from tests.multinode.test_many_ssh import bed, cabled_bed, many, no_agent_left, own_lines  # noqa: F401
+from tests.support.command import COMMANDS_END_SOON
 from tests.support.hosts import agents
 from tests.support.processes import lead_group, marked, processes, state_of, written
 from tests.support.waiting import until
@@ -25,7 +26,7 @@ def test_a_node_is_lost_from_when_it_was_last_heard(node, bell, tmp_path):  # no
     gate = tmp_path / "gate"
     os.mkfifo(gate)
     fail = f"[ $RANK = 0 ] && {{ read x < {shlex.quote(str(gate))}; echo no peer >&2; exit 7; }}; exec sleep 1000"
-    flags = ("--node_timeout=4", "--grace=1", f"--report={tmp_path}/r")
+    flags = ("--node_timeout=3", "--grace=1", f"--report={tmp_path}/r")
     commands = [node(rank, *ring(bell, fail), flags=flags) for rank in range(2)]
     bell.hear(4)
     commands[1].suspend()
@@ -33,7 +34,7 @@ def test_a_node_is_lost_from_when_it_was_last_heard(node, bell, tmp_path):  # no
     assert commands[0].wait() == 1
     lines = told(commands[0])
     assert "node 1 (" in lines[0]
-    assert ": no message from it for 4 s (--node_timeout)" in lines[0]
+    assert ": no message from it for 3 s (--node_timeout)" in lines[0]
     assert "rank 0 on " in lines[1]
     assert "failed: exit code 7" in lines[1]
     assert lines[2] == "  | no peer"
@@ -132,7 +133,7 @@ def test_a_rank_that_failed_while_all_nodes_were_there_is_to_blame(node, bell, t
 
 
 def test_a_node_that_is_lost_while_a_signal_ends_the_job_is_told_in_one_line(node, bell, tmp_path):  # noqa: F811
-    flags = ("--node_timeout=3", "--grace=12", f"--report={tmp_path}/r")
+    flags = ("--node_timeout=3", "--grace=7", f"--report={tmp_path}/r")
     tells, stays = f"trap 'echo $RANK has got TERM > {shlex.quote(bell.path)}' TERM", "while :; do sleep 0.1; done"
     head, joiner = (node(rank, *ring(bell, stays, tells), flags=flags) for rank in range(2))
     bell.hear(4)
@@ -141,8 +142,8 @@ def test_a_node_that_is_lost_while_a_signal_ends_the_job_is_told_in_one_line(nod
     joiner.suspend()
     assert head.wait() == 143
     first, last, *killed = told(head)
-    assert first == "infini-run: SIGTERM: stopping; SIGKILL in 12 s, or now if repeated"
-    assert [line for line in killed if " did not exit within 12 s, and w" not in line] == []
+    assert first == "infini-run: SIGTERM: stopping; SIGKILL in 7 s, or now if repeated"
+    assert [line for line in killed if " did not exit within 7 s, and w" not in line] == []
     assert "node 1 (" in last
     assert ": no message from it for 3 s (--node_timeout)" in last
     report = json.loads((tmp_path / "r").read_text())
@@ -195,9 +196,8 @@ def test_a_head_that_was_stopped_does_not_blame_a_node(node, bell, tmp_path):  #
 
 
 def test_a_network_that_dies_while_the_head_is_stopped_by_ctrl_z_ends_the_ranks_there(cabled_bed, many, bell):  # noqa: F811
-    command = many(
-        "--grace=1", "--node_timeout=3", *ring(bell), on=cabled_bed, hosts="host[1-2]", preexec_fn=lead_group
-    )
+    words = ("--grace=1", "--node_timeout=3", *ring(bell))
+    command = many(*words, on=cabled_bed, hosts="host[1-2]", preexec_fn=lead_group, under=COMMANDS_END_SOON)
     bell.hear(4)
     until(lambda: len(sleepers()) == 4)
     command.signal(signal.SIGTSTP)

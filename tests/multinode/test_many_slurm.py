@@ -15,7 +15,7 @@ import pytest
 
 from infini_run.errors import counted
 from tests.support.cluster import Bed, free_ports, need
-from tests.support.command import COMMAND, PYTHON
+from tests.support.command import COMMAND, COMMANDS_END_SOON, PYTHON
 from tests.support.processes import OURS, is_alive, state_of
 from tests.support.restarting_programs import ENDS, IDS, JOB_FLAGS, programs
 from tests.support.waiting import LIMIT_S, until
@@ -443,7 +443,7 @@ def test_after_the_head_was_killed_slurm_ends_an_agent_that_hangs(slurm, run, ca
 
 def test_a_node_that_dies_is_named_and_ends_the_job(slurm, run, case):
     allocation = Allocation(slurm, "-N4", "--no-kill")
-    command = run("--nproc_per_node=2", "sh", "-c", SLOW, env=allocation.env)
+    command = run("--nproc_per_node=2", "sh", "-c", SLOW, env=allocation.env, under=COMMANDS_END_SOON)
     read_up(command)
     slurm.call("node-down", "3")
     try:

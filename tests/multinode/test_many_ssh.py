@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from infini_run.version import VERSION
-from tests.support.command import CHILDREN, NOTICES_AT_ONCE, PYTHON, Bell, play
+from tests.support.command import CHILDREN, COMMANDS_END_SOON, NOTICES_AT_ONCE, PYTHON, Bell, play
 from tests.support.hosts import Bed, agents
 from tests.support.processes import held, is_alive, is_asleep, lead_group, marked, processes, state_of
 from tests.support.waiting import until
@@ -318,10 +318,10 @@ def test_a_reader_that_stops_holds_the_ranks_and_loses_nothing(many, bell):
     """More than all pipes and buffers hold; no silence of ours is taken for a lost node meanwhile."""
     size = 24 << 20
     script = f"head -c {size} /dev/zero | tr '\\0' x | fold -w 99; echo; echo $RANK 0 done > {shlex.quote(bell.path)}"
-    command = many("--node_timeout=3", "sh", "-c", script, hosts="host1,host2", nproc=1)
+    command = many("--node_timeout=2", "sh", "-c", script, hosts="host1,host2", nproc=1)
     command.read_until(b"x" * 99)
     with pytest.raises(AssertionError):
-        bell.hear(2, limit_s=7)
+        bell.hear(2, limit_s=5)
     assert command.process.poll() is None
     assert command.wait() == 0, command.err
     assert command.out.count(b"x") == 2 * size
@@ -447,7 +447,7 @@ def test_a_host_that_dies_ends_all_and_is_named(many, bed, bell):
 
 @pytest.mark.skipif(not os.environ.get("CI") and os.geteuid() != 0, reason="namespaces are made by root")
 def test_a_pulled_cable_is_a_lost_node(cabled_bed, many, bell):
-    command = many("--grace=1", "--node_timeout=3", *ring(bell), on=cabled_bed)
+    command = many("--grace=1", "--node_timeout=3", *ring(bell), on=cabled_bed, under=COMMANDS_END_SOON)
     there = bell.hear(8)
     inner = {line.split()[1] for line in there if line.endswith("host3")}
     assert len(inner) == 2
@@ -657,9 +657,9 @@ def test_another_version_there(many, tmp_path):
 def test_a_host_that_hangs_at_connect_is_named(many, bed):
     with socket.create_server(("127.0.78.99", 0)) as deaf:
         config = bed.config_with("deaf2", f"Host deaf\n  HostName 127.0.78.99\n  Port {deaf.getsockname()[1]}")
-        command = many("--join_timeout=8", "true", hosts="host[1-3],deaf", config=config)
+        command = many("--join_timeout=5", "true", hosts="host[1-3],deaf", config=config)
         assert command.wait() == 1
-        assert own_lines(command)[-1] == "infini-run: 1 of 4 nodes did not join within 8 s (--join_timeout): deaf"
+        assert own_lines(command)[-1] == "infini-run: 1 of 4 nodes did not join within 5 s (--join_timeout): deaf"
 
 
 def test_who_is_missing_is_said_while_waiting(many, bed):

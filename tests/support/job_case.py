@@ -20,7 +20,7 @@ JOB = [sys.executable, "-m", "infini_run.jobs"]
 
 
 def changed_job(lines: str) -> list[str]:
-    """An infini-job that runs these lines of Python first, as tests.support.command.changed."""
+    """An infini-job that runs these lines of Python first, as tests.support.command.altered does."""
     return [sys.executable, "-c", f"{lines}\nfrom infini_run.jobs.cli import main\nmain()"]
 
 

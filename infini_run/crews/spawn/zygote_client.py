@@ -79,6 +79,7 @@ class ZygoteProcess:
             answer: Any = receive_with_fds(self._control)
             self._control.settimeout(None)
         except TimeoutError:
+            self.kill()  # it reads nothing while it imports
             raise StartError(f"preload: the imports took longer than {timeout_s:g} s", "preloading", 110) from None
         except OSError:
             answer = None
