@@ -91,6 +91,7 @@ def test_after_a_hang_all_ranks_of_all_hosts_start_again(many, tmp_path):  # noq
 
 @PYSPY
 @pytest.mark.parametrize("kind", [kind for kind in EXPECTED if kind not in ("terminal", "slow_link")])
+@pytest.mark.rows(5)
 def test_hang_over_four_hosts_is_folded_at_the_head(many, tmp_path, kind):  # noqa: F811
     """Rank 2 is on host3; each rank is alone on its host."""
     locked, report = tmp_path / "locked", tmp_path / "report"
@@ -313,11 +314,11 @@ time.sleep(1000)
 
 def test_late_rank_on_one_host_makes_all_hosts_look(many, tmp_path):  # noqa: F811
     (tmp_path / "train.py").write_text(LATE)
-    flags = ("--snapshots=failure", "--ready_timeout=6", "--grace=1", f"--report={tmp_path}/report")
+    flags = ("--snapshots=failure", "--ready_timeout=4", "--grace=1", f"--report={tmp_path}/report")
     command = many(*flags, sys.executable, tmp_path / "train.py", nproc=1, hosts="host[1-3]")
     assert command.wait() == 1, command.err
     content = json.loads((tmp_path / "report").read_text())
-    assert (content["first_failure"], content["ranks"][1]["watchdog_reason"]) == (1, "was not ready after 6.0 s")
+    assert (content["first_failure"], content["ranks"][1]["watchdog_reason"]) == (1, "was not ready after 4.0 s")
     assert {shot["rank"] for shot in content["snapshots"] if shot["why"] == BEFORE_STOP} == {0, 1, 2}
     assert all(rank["stopped"] for rank in content["ranks"])
 
