@@ -57,9 +57,11 @@ if TYPE_CHECKING:
     from infini_run.crews.protocol import Body
     from infini_run.crews.spawn.spawner import Spawner
     from infini_run.crews.supervision.event_queue import CrewEvent
+    from infini_run.crews.supervision.pending_task import WorkerDeadlines
     from infini_run.crews.supervision.restart_policy import Restart
     from infini_run.crews.worker.context import Context
     from infini_run.options.keywords import CrewOptions
+    from infini_run.options.launch_options import Options
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -81,6 +83,31 @@ if TYPE_CHECKING:
         def __code__(self) -> CodeType: ...
 
         def __call__(self, task: T_contra, /) -> R_co: ...
+
+
+def _make_setup(
+    target: object,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    log_level: int | str | bool | None,
+    limits: WorkerDeadlines,
+    failure_options: Options,
+) -> WorkerSetup:
+    """Return what each worker gets first.
+
+    Raises:
+        UsageError: The log level or the target is invalid.
+        UnpicklableError: The target does not pickle.
+    """
+    may_hang = limits.watchdog_s or limits.ready_timeout_s or failure_options.hang_timeout_s
+    return WorkerSetup(
+        path=path_of_workers(),
+        argv=tuple(map(str, sys.argv)),
+        log_level=read_log_level(log_level),
+        watchdog_s=limits.watchdog_s,
+        stack_signal=failure_options.stop_signal if may_hang else 0,
+        target=pack_target(target, args, kwargs),
+    )
 
 
 class Crew(MethodCalls, Generic[T, R]):
@@ -177,37 +204,24 @@ class Crew(MethodCalls, Generic[T, R]):
         max_tasks = 0 if max_tasks_per_child is None else read_count("max_tasks_per_child", max_tasks_per_child)
         policy = check(NEVER if restart is None else restart)
         failure_options = read_failure_options(flags)
-        may_hang = limits.watchdog_s or limits.ready_timeout_s or failure_options.hang_timeout_s
-        self._tasks = count()
         given: dict[str, Any] = {"cwd": cwd, "grace": grace, "log_dir": log_dir, **flags}
         if spawner is not None:
             where = {"nproc_per_node": nproc_per_node, "nproc": nproc, "hosts": hosts, "preload": preload or None}
             check_spawner_alone({**where, "env": env, "inherit_env": None if inherit_env else False, **given})
         names = read_hosts(hosts, given.pop("hostfile", None))
         check_node_flags(given, names)
-        setup = WorkerSetup(
-            path=path_of_workers(),
-            argv=tuple(map(str, sys.argv)),
-            log_level=read_log_level(log_level),
-            watchdog_s=limits.watchdog_s,
-            stack_signal=failure_options.stop_signal if may_hang else 0,
-            target=pack_target(target, args, kwargs or {}),
-        )
+        setup = _make_setup(target, args, kwargs or {}, log_level, limits, failure_options)
+        self._tasks = count()
         self._methods = frozenset(methods_of(target))
         self._target = name_of_target(target)
         with as_start_errors(self._keyword_names):
             if spawner is None:
                 environ = make_environ(os.environ, patterns_of(inherit_env, names), None, check_environment(env))
                 title = title_of(f"Crew({name_of(target)})" if self._name == "Crew" else self._name)
-                given = {
-                    "env": environ,
-                    "title": title,
-                    "on_hang": "stop",
-                    **given,
-                }  # one that asks for it: WATCHDOG=trigger
+                # on_hang: of a worker that asks for it by WATCHDOG=trigger
+                given = {"env": environ, "title": title, "on_hang": "stop", **given}
                 spawner = make_spawner(names, preload, read_nproc(nproc_per_node, nproc, names), given)
             self.nproc = spawner.world_size
-            placement = make_placement(spawner, names)
             self._supervisor = CrewSupervisor(
                 spawner,
                 setup,
@@ -215,16 +229,20 @@ class Crew(MethodCalls, Generic[T, R]):
                 limits,
                 max_events=max_events,
                 max_tasks=max_tasks,
-                placement=placement,
+                placement=make_placement(spawner, names),
                 most_ahead=self._most_ahead,
                 starts_on_demand=self._starts_on_demand and not names and not preload,
             )
-            try:
-                self._supervisor.start()
-            except BaseException:  # an interrupt may come when all workers run
-                if self._supervisor.is_running:
-                    self.close(drain=False)
-                raise
+            self._start()
+
+    def _start(self) -> None:
+        """Start the workers. Raises as the class."""
+        try:
+            self._supervisor.start()
+        except BaseException:  # an interrupt may come when all workers run
+            if self._supervisor.is_running:
+                self.close(drain=False)
+            raise
 
     def __repr__(self) -> str:
         supervisor = self.__dict__.get("_supervisor")
