@@ -159,7 +159,7 @@ def test_the_link_says_whether_a_signal_asked_for_the_stop():
 
     ours, theirs = socket.socketpair()
     head, agent = from_socket(ours), Agent(from_socket(theirs), 0)
-    agent._launch = Run()
+    agent._orders.run = Run()
     try:
         for signal_number, by_signal in ((2, True), (0, False)):
             head.send(pack_json(STOP, {"signal": signal_number, "by_signal": by_signal, "after_s": 0}))
