@@ -28,12 +28,12 @@ INSIDE = "--inside"
 
 def make_group(n: int) -> tuple[Any, list[Any]]:
     """A group as a library makes it, and what its workers are."""
-    from infini_run.core import group
+    from infini_run.core import c_structs, group
 
     made = group.Group(n, mark=b"INFINI_RUN_ID=bench", grace_s=10.0, stop_signal=15, stop_scope="group")
     program = TRUE.encode()
     ranks = [b"RANK=%d\0LOCAL_RANK=%d" % (rank, rank) for rank in range(n)]
-    return made, [group.SpawnSpec(rank, program, [program], env) for rank, env in enumerate(ranks)]
+    return made, [c_structs.SpawnSpec(rank, program, [program], env) for rank, env in enumerate(ranks)]
 
 
 def run_out(group: Any) -> list[Any]:

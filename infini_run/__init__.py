@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     )
     from infini_run.channel.receiver import Receiver
     from infini_run.channel.sender import Sender
-    from infini_run.core.group import Event
+    from infini_run.core.c_structs import Event
     from infini_run.crews.api.crew import Crew
     from infini_run.crews.api.crew_slice import Asks, CrewSlice
     from infini_run.crews.api.crew_status import CrewStatus, WorkerStatus
@@ -179,7 +179,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Event": "core.group",
+    "Event": "core.c_structs",
     "Clock": "report.report",
     "PreloadUse": "report.report",
     "Exit": "report.exit",

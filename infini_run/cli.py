@@ -13,7 +13,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from infini_run.core.group import ProcessState
+    from infini_run.core.c_structs import ProcessState
     from infini_run.display.observers import Observers
     from infini_run.environments.environment import ClusterEnvironment
     from infini_run.node.launch import NodeLaunch

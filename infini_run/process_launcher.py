@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self, Unpack
 
-    from infini_run.core.group import Event
+    from infini_run.core.c_structs import Event
     from infini_run.display.observers import Observers
     from infini_run.node.restarting_launch import RestartingLaunch
     from infini_run.options.from_python import Program

@@ -1,8 +1,8 @@
-"""The live workers of one node: with nonblocking_writer.py and line_fold.py the only door to the C core
-(csrc/include/irun.h says what calls do).
+"""The live workers of one node: the calls to the C core (csrc/include/irun.h says what they do).
 
 Rules: Python keeps every byte string that goes down until the call returns, and the core copies what it keeps. One
-lock serializes calls, except the one that blocks, which touches a descriptor only.
+lock serializes calls, except the one that blocks, which touches a descriptor only. Nothing outside core/ calls the C
+core.
 """
 
 from __future__ import annotations
@@ -11,233 +11,50 @@ from _thread import RLock, get_ident
 
 import infini_run.lean_os as os
 from infini_run._irun import ffi, lib
+from infini_run.core.c_structs import (
+    STEPS,
+    ProcessState,
+    pack_control,
+    pack_entry,
+    pack_guard,
+    pack_lease,
+    pack_output,
+    pack_string,
+    pack_workers,
+    read_event,
+)
 from infini_run.errors import InfiniRunError, StartError, counted
-from infini_run.lean_os import EAGAIN, EINTR, EMFILE, ENOMEM, EPERM, ESRCH
-from infini_run.record import made, record
+from infini_run.lean_os import EAGAIN, EMFILE, ENOMEM, EPERM, ESRCH
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Any, TypeAlias
+    from collections.abc import Mapping, Sequence
+    from typing import Any
 
-    FoldLabel: TypeAlias = tuple[tuple[bytes, bytes], tuple[bytes, bytes]]
+    from infini_run.core.c_structs import Event, FoldLabel, SpawnSpec
 
 _TAIL = 16384  # TAIL_BUFFER of csrc/io/io.h
 
-INHERIT = int(lib.IR_FD_INHERIT)
-PIPE = int(lib.IR_FD_PIPE)
-TO_CONSOLE = int(lib.IR_TO_CONSOLE)
-TO_LOG = int(lib.IR_TO_LOG)
-UNLABELLED = int(lib.IR_UNLABELLED)
-
 NO_CGROUP = int(lib.IR_NO_CGROUP)
+GUARD = os.fsencode(os.dirname(os.dirname(__file__)) + "/irun-guard")
 
 SCOPES = {"group": lib.IR_SCOPE_GROUP, "leader": lib.IR_SCOPE_LEADER, "mixed": lib.IR_SCOPE_MIXED}
 
-KINDS = {
-    lib.IR_STARTED: "started",
-    lib.IR_EXITED: "exited",
-    lib.IR_START_FAILED: "start_failed",
-    lib.IR_SIGNALLED: "signalled",
-    lib.IR_FORWARDED: "forwarded",
-    lib.IR_LEFTOVER: "leftover",
-    lib.IR_STUCK: "stuck",
-    lib.IR_OUTPUT_LOST: "output_lost",
-    lib.IR_OUTPUT_HELD: "output_held",
-    lib.IR_CONSOLE_STUCK: "console_stuck",
-    lib.IR_UNGUARDED: "unguarded",
-    lib.IR_UNSEEN: "unseen",
-    lib.IR_READY: "ready",
-    lib.IR_TRIGGERED: "triggered",
-    lib.IR_UNPLACED: "unplaced",
-    lib.IR_SUSPEND: "suspend",
-    lib.IR_LEASE_ENDED: "lease_ended",
-    lib.IR_ASKS_TERMINAL: "asks_terminal",
-    lib.IR_PROGRESS: "progress",
-    lib.IR_CLIENT: "client",
-    lib.IR_ENDED: "ended",
-}
 
-LAUNCHERS_OWN = frozenset(("suspend", "client"))  # events about the launcher: no news of a rank
-
-GUARD = os.fsencode(os.dirname(os.dirname(__file__)) + "/irun-guard")
-_DEBUG = {
-    "fork": lib.IR_USE_FORK,
-    "nopidfd": lib.IR_NO_PIDFD,
-    "oldpidfd": lib.IR_OLD_PIDFD,
-    "nocgroup": lib.IR_NO_CGROUP,
-    "nochildren": lib.IR_NO_CHILDREN,
-}
-
-STEPS = {
-    lib.IR_STEP_MEMORY: "allocating memory",
-    lib.IR_STEP_DESCRIPTORS: "opening pipes",
-    lib.IR_STEP_CLONE: "creating the process",
-    lib.IR_STEP_GROUP: "making its process group",
-    lib.IR_STEP_PARENT: "tying it to the launcher",
-    lib.IR_STEP_USER_NAMESPACE: "making a user namespace",
-    lib.IR_STEP_PROC: "mounting /proc in its PID namespace",
-    lib.IR_STEP_CWD: "entering its working directory",
-    lib.IR_STEP_STDIO: "connecting its stdio",
-    lib.IR_STEP_TERMINAL: "giving it the terminal",
-    lib.IR_STEP_LIMIT: "restoring its descriptor limit",
-    lib.IR_STEP_SIGNALS: "restoring its signals",
-    lib.IR_STEP_EXEC: "executing the program",
-    lib.IR_STEP_NOTIFY: "making its notify socket",
-    lib.IR_STEP_AFFINITY: "binding it to its CPUs",
-    lib.IR_STEP_LEASE: "starting the guard that holds its lease",
-}
-
-
-@record
-class ProcessState:
-    """The state of the process at its start.
-
-    Attributes:
-        blocked: The signals blocked at entry, as a mask: bit n-1 is signal n.
-        ignored: The signals ignored at entry, as a mask.
-        nofile_soft: The soft limit on open descriptors.
-        nofile_hard: The hard limit.
-        inherited_end: Descriptors above 2 that others left open are below this one. 0: unknown.
-        suspend_write_fd: Where process 1 of a PID namespace asks for a suspension from outside. -1: nowhere.
-    """
-
-    blocked: int
-    ignored: int
-    nofile_soft: int
-    nofile_hard: int
-    inherited_end: int = 0
-    suspend_write_fd: int = -1
-
-
-@record
-class Event:
-    """A fact about a launch. Unused fields are 0; `worker` and `rank` are -1.
-
-    Attributes:
-        kind: one of these words.
-
-            - started, ready, exited, ended
-            - start_failed: code is the step, signal the errno
-            - signalled: a signal from outside stops the launch; code is 1 if a key of the terminal sent it
-            - forwarded: the core passed a signal on to ranks
-            - leftover: a process outlived the ranks, and is stopped
-            - stuck: SIGKILL did not end it
-            - output_lost: code is the stream, signal the errno
-            - output_held, console_stuck, unguarded
-            - unseen: /proc does not show leftover processes; signal is the errno, code is 0 if only the guard needs
-              /proc, 1 if the launcher does
-            - triggered: WATCHDOG=trigger
-            - late: not ready in time
-            - hung
-            - unplaced: no memory policy; signal is the errno
-            - restarting: in place of ended if another attempt follows; code is the number of restarts. A program that
-              restarts alone is `name`
-            - suspend: Ctrl-Z
-            - client: a connection to the control socket asks something
-            - lease_ended: the ranks were killed; code is 0 without a renewal in time, 1 after a SIGKILL of its guard
-            - asks_terminal: the rank reads the terminal; code is 0 if it gets it, 1 if it stays stopped
-            - progress: PROGRESS=value, higher than ever; the highest of several between two looks, with its time
-        worker: Its index in the spawn.
-        rank: Its global rank.
-        pid: Its process.
-        code: The exit code.
-        signal: The signal that ended it, or that came.
-        dumped_core: It left a core dump.
-        after_stop: It ended after the stop signal.
-        had_terminal: It had the foreground of the terminal, so a key reached it alone.
-        status_lost: Another part of the host program reaped it: code and signal are unknown.
-        time_ns: When it happened, by CLOCK_MONOTONIC.
-        user_us: The CPU time that it used, in microseconds.
-        system_us: The CPU time of the kernel for it, in microseconds.
-        max_rss_kib: The most memory that it had resident, in KiB.
-        name: The program name of a leftover or stuck process, "?": unknown; or the program that restarts alone.
-        value: The progress of a rank, by its own report: a number from 0 to 2**63 - 1. Of one that exited: the grace
-            in milliseconds after which it was killed; 0: it was not.
-    """
-
-    kind: str
-    worker: int = -1
-    rank: int = -1
-    pid: int = 0
-    code: int = 0
-    signal: int = 0
-    dumped_core: bool = False
-    after_stop: bool = False
-    had_terminal: bool = False
-    status_lost: bool = False
-    time_ns: int = 0
-    user_us: int = 0
-    system_us: int = 0
-    max_rss_kib: int = 0
-    name: str = ""
-    value: int = 0
-
-    @property
-    def is_failure(self) -> bool:
-        """Whether a worker ended badly, and not because the launcher stopped it."""
-        is_end = self.kind == "exited" and not self.after_stop
-        return is_end and (self.code != 0 or self.signal != 0 or self.status_lost)
-
-    def asks_again(self, again_code: int) -> bool:
-        """Return whether a worker asked for another run of the job.
-
-        Args:
-            again_code: the exit code that asks for it; 0: none does.
-        """
-        return 0 < again_code == self.code and self.is_failure
-
-    @property
-    def is_routine(self) -> bool:
-        """Part of every launch that goes well."""
-        return self.kind in ("started", "ready", "ended") or (
-            self.kind == "exited" and self.code == self.signal == 0 and not self.status_lost and not self.after_stop
-        )
-
-
-class SpawnSpec:
-    """One process for the core: bytes and descriptors, as the C struct has them. `env` is what it has beyond the
-    base: `NAME=value`, with a NUL between two."""
-
-    __slots__ = (
-        "argv",
-        "cpus",
-        "cwd",
-        "dies_with_us",
-        "env",
-        "error_log_fd",
-        "foreground",
-        "heading",
-        "held",
-        "isolate",
-        "label",
-        "log_fd",
-        "nodes",
-        "notify",
-        "output",
-        "pid",
-        "program",
-        "rank",
-        "stdio",
-    )
-
-    def __init__(self, rank: int, program: bytes, argv: Sequence[bytes], env: bytes = b"") -> None:
-        self.rank = rank
-        self.program = program
-        self.argv = argv
-        self.env = env
-        self.cwd: bytes | None = None
-        self.notify: bytes | None = None
-        self.stdio = [INHERIT, INHERIT, INHERIT]
-        self.output = [0, 0]
-        self.label: FoldLabel | None = None
-        self.log_fd = self.error_log_fd = -1
-        self.pid = 0  # of one that was forked already, and waits: stdio are its pipes' reading ends
-        self.cpus: Sequence[int] = ()  # empty: the same as the launcher's
-        self.nodes: Sequence[int] = ()  # of memory, and only with cpus
-        self.foreground = self.isolate = self.dies_with_us = False
-        self.held = False  # it starts with Group.start_held
-        self.heading: bytes | None = None  # of its log, for Group.part_start
+def debug_flags(environ: Mapping[str, str]) -> int:
+    """Return the flags of INFINI_RUN_DEBUG=fork,nopidfd,oldpidfd,nocgroup,nochildren: what the core would do on an
+    older kernel."""
+    asked = environ.get("INFINI_RUN_DEBUG", "")
+    if not asked:
+        return 0
+    flags = {
+        "fork": lib.IR_USE_FORK,
+        "nopidfd": lib.IR_NO_PIDFD,
+        "oldpidfd": lib.IR_OLD_PIDFD,
+        "nocgroup": NO_CGROUP,
+        "nochildren": lib.IR_NO_CHILDREN,
+    }
+    return sum(flag for name, flag in flags.items() if name in asked.split(","))
 
 
 def take_over_process(blocked: int) -> ProcessState:
@@ -264,44 +81,12 @@ def release_caller_descriptors(inherited_end: int = 0) -> None:
     lib.ir_entry_release_descriptors(inherited_end)
 
 
-def debug_flags(environ: Any) -> int:
-    """Return the flags of INFINI_RUN_DEBUG=fork,nopidfd,oldpidfd,nocgroup,nochildren: what the core would do on an
-    older kernel."""
-    asked = environ.get("INFINI_RUN_DEBUG", "").split(",")
-    return sum(flag for name, flag in _DEBUG.items() if name in asked)
-
-
 def is_main_thread() -> bool:
     """Return whether this is the main thread. The parent-death signal is the spawning thread's (prctl(2)): only the
     main one lives as long as the process."""
     from _thread import get_native_id
 
     return get_native_id() == os.getpid()
-
-
-def write(fd: int, data: bytes | bytearray, most: int = 1 << 30) -> int:
-    """Write at most the first `most` bytes as os.write does, without SIGPIPE, which a host program may have left at
-    its default. Raises OSError."""
-    count = -EINTR
-    while count == -EINTR:
-        with ffi.from_buffer(data) as view:
-            count = int(lib.ir_write(fd, view, min(len(data), most)))
-    if count < 0:
-        raise OSError(-count, os.strerror(-count))
-    return count
-
-
-class Quietly:
-    """A `with` block in which nothing that this thread writes raises SIGPIPE: the error is EPIPE alone."""
-
-    def __init__(self) -> None:
-        self._held = ffi.new("int *")
-
-    def __enter__(self) -> None:
-        lib.ir_sigpipe_hold(self._held)
-
-    def __exit__(self, *_: object) -> None:
-        lib.ir_sigpipe_release(self._held)
 
 
 # Held while the core makes pipes. A child that another thread forks just then (os.fork, multiprocessing) would have
@@ -431,42 +216,25 @@ class Group:
         self._events = ffi.new("struct ir_event[64]")
         kept: list[Any] = []
         config = ffi.new("struct ir_config *")
-        config.mark = _string(mark, kept)
-        config.guard = _string(guard, kept) if guard else ffi.NULL
-        config.folder = _string(folder, kept) if folder else ffi.NULL
-        config.control_fd = control_fd
-        if control:
-            config.control = _string(control, kept)
-            config.about, config.about_size = _string(about, kept), len(about)
+        config.mark = pack_string(mark, kept)
         config.grace_ms = max(0, round(grace_s * 1000))
         config.signal_grace_ms = max(0, round((grace_s if signal_grace_s is None else signal_grace_s) * 1000))
-        config.guard_wait_ms = int(guard_wait_s * 1000)
-        config.lease_ms = int(lease_s * 1000)
-        config.lease_since_ns = int(lease_since_s * 1e9)
-        if last_word:
-            config.last_word, config.last_word_size = _string(last_word, kept), len(last_word)
-        config.link_fd = link_fd
         config.stop_signal = stop_signal
         config.stop_scope = SCOPES[stop_scope]
-        config.console_fd = console
-        config.message_fd = message_fd
         config.stdin_fd = stdin_fd
+        config.flags = debug | (lib.IR_STAYS if stays else 0)
+        pack_guard(config, kept, guard, guard_wait_s, folder)
+        pack_lease(config, kept, lease_s, lease_since_s, last_word, link_fd)
+        pack_control(config, kept, control, control_fd, about)
+        pack_output(config, kept, console, message_fd, timestamps, fold_label, first_rank)
         config.suspend_read_fd = suspend_read_fd
         config.suspend_write_fd = -1 if entry is None else entry.suspend_write_fd
-        config.flags = debug | (lib.IR_TIMESTAMPS if timestamps else 0) | (lib.IR_STAYS if stays else 0)
-        config.first_rank = first_rank
-        for k, texts in enumerate(fold_label or ()):
-            for i, text in enumerate(texts):
-                config.fold_label[k][i] = _string(text, kept)
         if entry is not None:
+            pack_entry(config, entry)
             config.flags |= lib.IR_GIVEN_MASK if beside else lib.IR_OWN_PROCESS
             config.flags |= lib.IR_LAST if is_last else 0
             config.flags |= lib.IR_REPORT_TSTP if suspend_as_event else 0
             config.flags |= lib.IR_SHARES_TERMINAL if shares_terminal else 0
-            config.blocked = entry.blocked
-            config.entry.ignored = entry.ignored
-            config.entry.nofile_soft = entry.nofile_soft
-            config.entry.nofile_hard = entry.nofile_hard
         self._handle_place = ffi.new("struct ir_group **")
         try:
             error = lib.ir_group_new(config, size, self._handle_place)
@@ -486,7 +254,7 @@ class Group:
         Raises StartError where the core could not create one; those before it run.
         """
         kept: list[Any] = []
-        workers = _workers(specs, base_env, kept)
+        workers = pack_workers(specs, base_env, kept)
         failure = ffi.new("struct ir_failure *")
         self._ranks = [spec.rank for spec in specs]
         with self._lock, forking:
@@ -533,7 +301,8 @@ class Group:
             if self._closed:
                 return 0
             indexes = ffi.new("uint32_t[]", workers)
-            return int(lib.ir_group_part_leftovers(self._handle, indexes, len(workers), _string(mark, kept), number))
+            marked = pack_string(mark, kept)
+            return int(lib.ir_group_part_leftovers(self._handle, indexes, len(workers), marked, number))
 
     def part_start(self, specs: Sequence[SpawnSpec], base_env: Sequence[bytes], workers: Sequence[int]) -> int | None:
         """Restart some workers that exited (ir_group_part_start).
@@ -551,7 +320,7 @@ class Group:
         """
         kept: list[Any] = []
         failure = ffi.new("struct ir_failure *")
-        described = _workers(specs, base_env, kept)
+        described = pack_workers(specs, base_env, kept)
         with self._lock, forking:
             if self._closed or self.ended:
                 return 0
@@ -610,7 +379,7 @@ class Group:
             if not slot.kind:
                 break
             slots.append(slot)
-        events = [_event(slot, self._ranks) for slot in slots]
+        events = [read_event(slot, self._ranks) for slot in slots]
         self.ended = self.ended or (len(events) > 0 and events[-1].kind == "ended")
         for slot in reversed(slots):  # from the last one on: what is left is whole, and is taken next time
             slot.kind = 0
@@ -788,101 +557,3 @@ def _poll(own: int, also: Sequence[int], timeout_ms: int) -> int:
     for fd in (own, *also):
         poll.register(fd, select.POLLIN)
     return len(poll.poll(timeout_ms))
-
-
-def _strings(strings: Sequence[bytes], kept: list[Any]) -> Any:
-    pointers = [ffi.from_buffer("char[]", string + b"\0") for string in strings]
-    array = ffi.new("char *[]", [*pointers, ffi.NULL])
-    kept += (pointers, array)
-    return array
-
-
-def _string(string: bytes, kept: list[Any]) -> Any:
-    kept.append(ffi.from_buffer("char[]", string + b"\0"))
-    return kept[-1]
-
-
-def _shared_string(string: bytes, alike: dict[bytes, Any]) -> Any:
-    found = alike.get(string)
-    if found is None:
-        found = alike[string] = ffi.from_buffer("char[]", string + b"\0")
-    return found
-
-
-def _mask(numbers: Sequence[int], kept: list[Any]) -> tuple[Any, int]:
-    words = [0] * (max(numbers) // 64 + 1)
-    for number in numbers:
-        words[number // 64] |= 1 << number % 64
-    kept.append(ffi.new("uint64_t[]", words))
-    return kept[-1], len(words)
-
-
-def _workers(specs: Sequence[SpawnSpec], base_env: Sequence[bytes], kept: list[Any]) -> Any:
-    """Return the array that describes the workers."""
-    workers = ffi.new("struct ir_worker[]", max(1, len(specs)))
-    base = _strings(base_env, kept)
-    argv_of: dict[int, Any] = {}
-    alike: dict[bytes, Any] = {}
-    for worker, spec in zip(workers, specs, strict=False):
-        if id(spec.argv) not in argv_of:
-            argv_of[id(spec.argv)] = _strings(spec.argv, kept)
-        _fill(worker, spec, argv_of[id(spec.argv)], base, kept, alike)
-    kept.append(alike)
-    return workers
-
-
-def _fill(worker: Any, spec: SpawnSpec, argv: Any, base: Any, kept: list[Any], alike: dict[bytes, Any]) -> None:
-    """Strings that most workers have alike (`alike`) go down once."""
-    worker.program = _shared_string(spec.program, alike)
-    worker.argv = argv
-    worker.base_env = base
-    if spec.env:
-        worker.env = _string(spec.env, kept)
-        worker.env_count = spec.env.count(b"\0") + 1
-    if spec.cwd is not None:
-        worker.cwd = _shared_string(spec.cwd, alike)
-    if spec.notify is not None:
-        worker.notify = _string(spec.notify, kept)
-    if spec.heading is not None:
-        worker.heading = _shared_string(spec.heading, alike)
-    if spec.cpus:
-        worker.cpus, worker.cpu_words = _mask(spec.cpus, kept)
-        if spec.nodes:
-            worker.nodes, worker.node_words = _mask(spec.nodes, kept)
-    if spec.label is not None:
-        (out, out_more), (err, err_more) = spec.label
-        worker.label = _shared_string(out, alike), _shared_string(err, alike)
-        worker.label_more = _shared_string(out_more, alike), _shared_string(err_more, alike)
-    worker.pid = spec.pid
-    worker.stdio = spec.stdio
-    worker.output = spec.output
-    worker.log_fd = spec.log_fd
-    worker.error_log_fd = spec.error_log_fd
-    worker.flags = (
-        (lib.IR_WORKER_FOREGROUND if spec.foreground else 0)
-        | (lib.IR_WORKER_ISOLATE if spec.isolate else 0)
-        | (lib.IR_WORKER_DIES_WITH_US if spec.dies_with_us else 0)
-        | (lib.IR_WORKER_HELD if spec.held else 0)
-    )
-
-
-def _event(event: Any, ranks: list[int]) -> Event:
-    """What only few events have is looked at there alone: there are two events for each worker."""
-    kind, worker = KINDS[event.kind], event.worker
-    rank = ranks[worker] if worker >= 0 else -1
-    values = {"kind": kind, "worker": worker, "rank": rank, "pid": event.pid, "time_ns": event.time_ns}
-    if kind == "started":
-        return made(Event, values)
-    values["code"], values["signal"], values["value"] = event.code, event.signal, event.value
-    flags = event.flags
-    if flags:
-        values["dumped_core"] = bool(flags & lib.IR_DUMPED_CORE)
-        values["after_stop"] = bool(flags & lib.IR_AFTER_STOP)
-        values["had_terminal"] = bool(flags & lib.IR_HAD_TERMINAL)
-        values["status_lost"] = bool(flags & lib.IR_STATUS_LOST)
-    if kind == "exited":
-        values["user_us"], values["system_us"] = event.user_us, event.system_us
-        values["max_rss_kib"] = event.max_rss_kib
-    elif event.name[0] != b"\0":
-        values["name"] = os.fsdecode(ffi.string(event.name))
-    return made(Event, values)

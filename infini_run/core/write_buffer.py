@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from infini_run.core.group import write
+from infini_run.core.quiet_write import write
 from infini_run.system.io_sizes import LARGE_CHUNK
 
 TYPE_CHECKING = False

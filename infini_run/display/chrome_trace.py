@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import time
 
-from infini_run.core.group import Event
+from infini_run.core.c_structs import Event
 from infini_run.display.rank_span import RankSpan
 from infini_run.display.trace_format import COUNT_GAP_NS, process_names, slice_event, trace_content, write_trace
 from infini_run.errors import printable

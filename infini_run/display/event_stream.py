@@ -11,7 +11,7 @@ import os
 import select
 import time
 
-from infini_run.core.group import write
+from infini_run.core.quiet_write import write
 from infini_run.display.background_writer import CLOSE_S, BackgroundWriter
 from infini_run.display.event_schema import encode_fact
 from infini_run.errors import UsageError

@@ -15,7 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from infini_run.core.group import Event
+    from infini_run.core.c_structs import Event
     from infini_run.display.event_stream import EventStream
     from infini_run.display.metrics import MetricsFile
     from infini_run.options.launch_options import Options

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from typing import Protocol
 
-    from infini_run.core.group import Event
+    from infini_run.core.c_structs import Event
     from infini_run.display.terminal import TerminalArea
     from infini_run.plan.model import Plan, Worker
     from infini_run.report.exit import Exit

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
 
-    from infini_run.core.group import Event, Group
+    from infini_run.core.c_structs import Event
+    from infini_run.core.group import Group
     from infini_run.display.chrome_trace import ChromeTrace
     from infini_run.display.launch_feed import LaunchFeed
     from infini_run.display.live_table import LaunchView, LiveTable, RankStates

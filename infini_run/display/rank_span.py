@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from infini_run.core.group import Event
+    from infini_run.core.c_structs import Event
     from infini_run.plan.model import Worker
 
 _BAD, _GOOD, _OTHER = "terrible", "good", "grey"  # of the format's reserved color names

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from infini_run.core.group import Event, Group
+    from infini_run.core.c_structs import Event
+    from infini_run.core.group import Group
     from infini_run.display.live_table import RankStates
     from infini_run.display.resource_usage import Sampler
     from infini_run.plan.model import Plan

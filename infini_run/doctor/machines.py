@@ -9,7 +9,8 @@ import os
 import select
 import time
 
-from infini_run.core.group import PIPE, Group, SpawnSpec, debug_flags, is_main_thread
+from infini_run.core.c_structs import PIPE, SpawnSpec
+from infini_run.core.group import Group, debug_flags, is_main_thread
 from infini_run.doctor.finding import Finding, failing, note
 from infini_run.doctor.machine import MAGIC
 from infini_run.errors import ProgramMissing, StartError, printable

@@ -65,7 +65,8 @@ def check_launch(environ: Mapping[str, str]) -> list[Finding]:
 
 def _launch(program: str, environ: Mapping[str, str]) -> tuple[set[str], str]:
     """Return the kinds of its events, and what the process read of its cgroups."""
-    from infini_run.core.group import GUARD, PIPE, Group, SpawnSpec, debug_flags
+    from infini_run.core.c_structs import PIPE, SpawnSpec
+    from infini_run.core.group import GUARD, Group, debug_flags
     from infini_run.system.signal_numbers import SIGTERM
     from infini_run.value_types import MARKER_VARIABLE
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
-    from infini_run.core.group import ProcessState
+    from infini_run.core.c_structs import ProcessState
     from infini_run.multinode.agent_attempt import AgentAttempt
     from infini_run.multinode.agent_check import AgentCheck
     from infini_run.multinode.agent_preload import AgentPreload

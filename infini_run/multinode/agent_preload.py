@@ -14,7 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from infini_run.core.group import ProcessState
+    from infini_run.core.c_structs import ProcessState
     from infini_run.multinode.agent_setup import NodeSetup
     from infini_run.multinode.head_link import HeadLink
     from infini_run.plan.model import Plan

@@ -15,7 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from infini_run.core.group import ProcessState
+    from infini_run.core.c_structs import ProcessState
     from infini_run.core.signal_pipe import SignalPipe
     from infini_run.multinode.head_link import HeadLink
     from infini_run.options.launch_options import Options

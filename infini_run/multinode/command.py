@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from _socket import socket
     from collections.abc import Callable, Mapping
 
-    from infini_run.core.group import ProcessState
+    from infini_run.core.c_structs import ProcessState
     from infini_run.environments.environment import ClusterEnvironment
     from infini_run.multinode.head_observers import HeadObservers
     from infini_run.options.launch_options import Options

@@ -9,7 +9,8 @@ import time
 from _functools import partial
 from _socket import socketpair  # the C module: `socket` costs 5 ms
 
-from infini_run.core.group import GUARD, PIPE, Group, SpawnSpec, debug_flags, is_main_thread
+from infini_run.core.c_structs import PIPE, SpawnSpec
+from infini_run.core.group import GUARD, Group, debug_flags, is_main_thread
 from infini_run.errors import ProgramMissing, StartError
 from infini_run.multinode.connection import Connection
 from infini_run.multinode.engines import EngineCommand

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 
-from infini_run.core.group import Event
+from infini_run.core.c_structs import Event
 from infini_run.display.relay import MOST_LINES
 from infini_run.display.trace_format import IMPORTS
 from infini_run.errors import LinkError, printable

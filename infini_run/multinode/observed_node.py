@@ -5,7 +5,7 @@ The one rule: behind these methods every value is what it should be; anything el
 
 from __future__ import annotations
 
-from infini_run.core.group import KINDS, LAUNCHERS_OWN, Event
+from infini_run.core.c_structs import KINDS, LAUNCHERS_OWN, Event
 from infini_run.display.resource_usage import Usage
 from infini_run.errors import LinkError
 from infini_run.plan.model import Output, Plan, Worker

@@ -12,7 +12,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Sequence
 
-    from infini_run.core.group import Event
+    from infini_run.core.c_structs import Event
     from infini_run.multinode.clock_offset import ClockOffset
 
 _PERIOD_S = 1.0

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-    from infini_run.core.group import Event
+    from infini_run.core.c_structs import Event
     from infini_run.multinode.connection import Connection
     from infini_run.multinode.progress_messages import ProgressSender
     from infini_run.multinode.rank_stdio import RankStdio

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from typing import Any, Protocol
 
     from infini_run.control.server import Asker
-    from infini_run.core.group import Group, ProcessState
+    from infini_run.core.c_structs import ProcessState
+    from infini_run.core.group import Group
     from infini_run.display.resource_usage import Sampler
     from infini_run.node.outcome import Outcome
     from infini_run.node.resources import LaunchResources

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 
-from infini_run.core.group import INHERIT, PIPE
+from infini_run.core.c_structs import INHERIT, PIPE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from infini_run.core.group import SpawnSpec
+    from infini_run.core.c_structs import SpawnSpec
 
 
 def open_stdio(

@@ -6,18 +6,8 @@ On the path of every launch, and the one place whose cost counts per rank: what 
 from __future__ import annotations
 
 import infini_run.lean_os as os
-from infini_run.core.group import (
-    GUARD,
-    INHERIT,
-    PIPE,
-    TO_CONSOLE,
-    TO_LOG,
-    UNLABELLED,
-    Group,
-    SpawnSpec,
-    debug_flags,
-    is_main_thread,
-)
+from infini_run.core.c_structs import INHERIT, PIPE, TO_CONSOLE, TO_LOG, UNLABELLED, SpawnSpec
+from infini_run.core.group import GUARD, Group, debug_flags, is_main_thread
 from infini_run.plan.model import LABELLED, about_launch, control_address
 from infini_run.value_types import MARKER_VARIABLE
 
@@ -26,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
 
-    from infini_run.core.group import FoldLabel, ProcessState
+    from infini_run.core.c_structs import FoldLabel, ProcessState
     from infini_run.node.guard_lease import GuardLease
     from infini_run.node.resources import LaunchResources
     from infini_run.options.launch_options import Options

@@ -15,7 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from infini_run.core.group import Event
+    from infini_run.core.c_structs import Event
     from infini_run.node.program_parts import Part, PartedLaunch
     from infini_run.node.program_starts import ProgramStarts
     from infini_run.report.report import Report

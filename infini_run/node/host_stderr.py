@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import sys
 
-from infini_run.core.group import Quietly
 from infini_run.core.nonblocking_writer import CONSOLE_WAIT_S, write_all
+from infini_run.core.quiet_write import Quietly
 from infini_run.errors import printable
 
 

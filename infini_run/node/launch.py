@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from typing import Any, Protocol
 
     from infini_run.control.listener import ControlListener
-    from infini_run.core.group import Event, Group, ProcessState, SpawnSpec
+    from infini_run.core.c_structs import Event, ProcessState, SpawnSpec
+    from infini_run.core.group import Group
     from infini_run.display.observers import Observers
     from infini_run.display.relay import ObserverRelay
     from infini_run.node.control_answers import NodeControl

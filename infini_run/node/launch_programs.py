@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Protocol
 
-    from infini_run.core.group import Event
+    from infini_run.core.c_structs import Event
     from infini_run.node.headed_programs import HeadedPrograms
     from infini_run.node.launch_head import LaunchHead
     from infini_run.node.program_parts import PartedLaunch, ProgramParts

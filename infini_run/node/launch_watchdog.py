@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from typing import Protocol
 
-    from infini_run.core.group import Event, Group, ProcessState
+    from infini_run.core.c_structs import Event, ProcessState
+    from infini_run.core.group import Group
     from infini_run.node.launch_head import LaunchHead
     from infini_run.node.outcome import Outcome
     from infini_run.node.resources import LaunchResources

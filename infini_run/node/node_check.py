@@ -11,7 +11,8 @@ import os
 import sys
 import time
 
-from infini_run.core.group import GUARD, PIPE, Group, SpawnSpec, debug_flags, is_main_thread
+from infini_run.core.c_structs import PIPE, SpawnSpec
+from infini_run.core.group import GUARD, Group, debug_flags, is_main_thread
 from infini_run.errors import DeviceError, StartError, counted, printable
 from infini_run.system.interpreter import own_python
 from infini_run.system.shell import find_program
@@ -22,7 +23,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from infini_run.core.group import Event, ProcessState
+    from infini_run.core.c_structs import Event, ProcessState
 
 LEAST_FREE_BYTES = 100 << 20  # in the log directory: a share of a large file system would be terabytes
 _RELEASE_PART = 0.5  # of the timeout, in which the memory of ranks that were killed may be given back

@@ -9,7 +9,7 @@ import time
 from itertools import chain
 
 import infini_run.lean_os as os
-from infini_run.core.group import STEPS, Event
+from infini_run.core.c_structs import STEPS, Event
 from infini_run.errors import counted
 from infini_run.record import replace
 from infini_run.report.exit import Exit, LeftoverProcess

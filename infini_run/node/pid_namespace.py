@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 
-from infini_run.core.group import GUARD, STEPS, Group, SpawnSpec, debug_flags, release_caller_descriptors
+from infini_run.core.c_structs import STEPS, SpawnSpec
+from infini_run.core.group import GUARD, Group, debug_flags, release_caller_descriptors
 from infini_run.errors import StartError
 from infini_run.record import replace
 from infini_run.system.resource_limits import LIMITS
@@ -19,7 +20,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from infini_run.core.group import Event, ProcessState
+    from infini_run.core.c_structs import Event, ProcessState
 
 _ALL_SIGNALS = 2**64 - 1  # blocked until it reads them: as process 1 it would never see one that came before
 _SLACK_S = 15.0  # beyond the grace, which ranks and leftovers share: the inner command's own limits

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Protocol
 
-    from infini_run.core.group import Event, Group, SpawnSpec
+    from infini_run.core.c_structs import Event, SpawnSpec
+    from infini_run.core.group import Group
     from infini_run.node.group_setup import GroupSetup
     from infini_run.node.outcome import Outcome
     from infini_run.node.program_starts import ProgramStarts

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 
-from infini_run.core.group import Event
+from infini_run.core.c_structs import Event
 from infini_run.errors import StartError
 from infini_run.node.last_output import record_last_output
 from infini_run.node.program_parts import NEVER, RUNNING, Part, ProgramParts

@@ -12,7 +12,8 @@ import time
 from _thread import RLock
 
 from infini_run.control.listener import ControlListener
-from infini_run.core.group import Event, Group, debug_flags
+from infini_run.core.c_structs import Event
+from infini_run.core.group import Group, debug_flags
 from infini_run.errors import InfiniRunError, StartError, printable
 from infini_run.node import let_go_ports
 from infini_run.node.launch import NodeLaunch
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
-    from infini_run.core.group import ProcessState
+    from infini_run.core.c_structs import ProcessState
     from infini_run.display.observers import Observers
     from infini_run.node.delay_control import DelayControl
     from infini_run.node.outcome import Outcome

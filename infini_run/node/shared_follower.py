@@ -12,7 +12,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from infini_run.core.group import Event
+    from infini_run.core.c_structs import Event
     from infini_run.node.launch import NodeLaunch
     from infini_run.node.restarting_launch import RestartingLaunch
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import time
 
-from infini_run.core.group import NO_CGROUP, Event
+from infini_run.core.c_structs import Event
+from infini_run.core.group import NO_CGROUP
 from infini_run.errors import StartError
 from infini_run.node.forked_stdio import open_stdio
 from infini_run.node.launch import NodeLaunch
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-    from infini_run.core.group import SpawnSpec
+    from infini_run.core.c_structs import SpawnSpec
     from infini_run.display.observers import Observers
     from infini_run.display.relay import ObserverRelay
     from infini_run.node.warm_zygote import Fork, WarmZygote

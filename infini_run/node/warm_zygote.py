@@ -15,7 +15,8 @@ import time
 from _socket import AF_UNIX, MSG_DONTWAIT, SCM_RIGHTS, SOCK_SEQPACKET, SOL_SOCKET, socket, socketpair
 from contextlib import suppress
 
-from infini_run.core.group import GUARD, PIPE, TO_CONSOLE, Group, SpawnSpec, debug_flags
+from infini_run.core.c_structs import PIPE, TO_CONSOLE, SpawnSpec
+from infini_run.core.group import GUARD, Group, debug_flags
 from infini_run.errors import InfiniRunError, StartError, UsageError, printable
 from infini_run.node.resources import has_descriptors
 from infini_run.report.text import duration_text, signal_name
@@ -26,7 +27,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from infini_run.core.group import Event, ProcessState
+    from infini_run.core.c_structs import Event, ProcessState
     from infini_run.options.launch_options import Options
     from infini_run.plan.model import Plan
 

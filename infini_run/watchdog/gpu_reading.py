@@ -17,7 +17,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from infini_run.core.group import Group, ProcessState
+    from infini_run.core.c_structs import ProcessState
+    from infini_run.core.group import Group
 
 _DRIVER = "/dev/nvidiactl"
 _MOST = 16384  # bytes of its lines

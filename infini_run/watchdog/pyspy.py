@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 
-from infini_run.core.group import STEPS, Group, SpawnSpec, debug_flags
+from infini_run.core.c_structs import STEPS, SpawnSpec
+from infini_run.core.group import Group, debug_flags
 from infini_run.errors import StartError
 from infini_run.system.interpreter import executable_text
 from infini_run.system.signal_numbers import SIGTERM
@@ -18,7 +19,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from infini_run.core.group import ProcessState
+    from infini_run.core.c_structs import ProcessState
 
 LIMIT_S = 10.0  # for all of them
 _MAX_DUMP = 16384  # bytes

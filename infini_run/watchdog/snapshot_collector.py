@@ -20,7 +20,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from infini_run.core.group import Group, ProcessState
+    from infini_run.core.c_structs import ProcessState
+    from infini_run.core.group import Group
     from infini_run.system.procfs import ProcessSnapshot
 
 AGREE_S = 2.0  # between two looks at a rank

@@ -14,7 +14,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from infini_run.core.group import Group, ProcessState
+    from infini_run.core.c_structs import ProcessState
+    from infini_run.core.group import Group
     from infini_run.report.torch_records import CollectiveRecord
 
 LIMIT_S = 4.0  # torch looks at its pipe once a second, and then writes

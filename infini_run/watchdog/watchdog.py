@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 
-from infini_run.core.group import Event
+from infini_run.core.c_structs import Event
 from infini_run.plan.model import reads_output
 from infini_run.record import record, replace
 from infini_run.report.hang_snapshot import (
@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from typing import Any
 
-    from infini_run.core.group import Group, ProcessState
+    from infini_run.core.c_structs import ProcessState
+    from infini_run.core.group import Group
     from infini_run.options.launch_options import Options
     from infini_run.plan.model import Plan, Worker
     from infini_run.report.hang_snapshot import HangSnapshot

@@ -875,7 +875,7 @@ def test_a_line_of_ours_waits_a_moment_for_a_reader_that_does_not_read(host):
 def test_a_sigpipe_that_was_pending_before_is_not_taken(host):
     text = """
         import os, signal, threading
-        from infini_run.core.group import write
+        from infini_run.core.quiet_write import write
         reader, writer = os.pipe()
         os.close(reader)
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPIPE})

@@ -12,7 +12,7 @@ import time
 import pytest
 
 import infini_run as ir
-from infini_run.core.group import Event
+from infini_run.core.c_structs import Event
 from infini_run.display.chrome_trace import ChromeTrace
 from infini_run.plan.model import Output, Plan, Worker
 from tests.support.command import play

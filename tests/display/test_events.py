@@ -16,8 +16,8 @@ import time
 import pytest
 
 import infini_run as ir
-from infini_run.core.group import KINDS as CORE_KINDS
-from infini_run.core.group import Event
+from infini_run.core.c_structs import KINDS as CORE_KINDS
+from infini_run.core.c_structs import Event
 from infini_run.display.event_schema import KINDS, encode_fact, make_fact
 from infini_run.display.event_stream import LineFile
 from infini_run.report.exit import Exit

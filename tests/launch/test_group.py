@@ -15,7 +15,8 @@ import threading
 import pytest
 from infini_run._irun import ffi, lib
 
-from infini_run.core.group import INHERIT, PIPE, STEPS, TO_CONSOLE, TO_LOG, debug_flags
+from infini_run.core.c_structs import INHERIT, PIPE, STEPS, TO_CONSOLE, TO_LOG
+from infini_run.core.group import debug_flags
 from infini_run.errors import StartError
 from tests.support.group_case import Live, spec, wait_for_line
 from tests.support.processes import children, descriptors, is_full, processes
@@ -177,7 +178,7 @@ import errno, os, resource, sys
 sys.path[:0] = sys.argv[2:]
 from tests.support.group_case import Live, spec
 from infini_run.errors import StartError
-from infini_run.core.group import PIPE
+from infini_run.core.c_structs import PIPE
 for fd in range(3, 64):
     try: os.close(fd)
     except OSError: pass
@@ -642,7 +643,7 @@ def test_many_groups_at_once_from_many_threads_each_end(debug):
 MANY = """
 import os, sys
 sys.path[:0] = sys.argv[2:]
-from infini_run.core.group import PIPE, TO_CONSOLE
+from infini_run.core.c_structs import PIPE, TO_CONSOLE
 from tests.support.group_case import Live, spec
 def rss_kib():
     with open('/proc/self/statm') as file:

@@ -403,7 +403,8 @@ def test_guard_started_by_hand_says_what_it_is():
 
 WAITS = """
 import os, sys
-from infini_run.core.group import GUARD, INHERIT, Group, SpawnSpec, debug_flags
+from infini_run.core.c_structs import INHERIT, SpawnSpec
+from infini_run.core.group import GUARD, Group, debug_flags
 group = Group(1, mark=b"", grace_s=0, stop_signal=15, stop_scope="group", guard=GUARD,
               guard_wait_s=float(sys.argv[1]), debug=debug_flags(os.environ))
 words = [b"/bin/sh", b"-c", b"sleep 1000 & echo child 0 $!; echo worker 0 $$; read line"]

@@ -13,7 +13,7 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from infini_run.core.group import INHERIT, PIPE, TO_CONSOLE, UNLABELLED
+from infini_run.core.c_structs import INHERIT, PIPE, TO_CONSOLE, UNLABELLED
 from tests.support.group_case import Live, spec
 from tests.support.waiting import until
 

@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import infini_run as ir
-from infini_run.core.group import PIPE, TO_CONSOLE, TO_LOG
+from infini_run.core.c_structs import PIPE, TO_CONSOLE, TO_LOG
 from tests.support.command import CHILDREN
 from tests.support.group_case import Live, read_all, spec, wait_for_line
 from tests.support.processes import is_full, processes

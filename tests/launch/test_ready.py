@@ -21,7 +21,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import infini_run as ir
-from infini_run.core.group import PIPE, TO_CONSOLE, debug_flags
+from infini_run.core.c_structs import PIPE, TO_CONSOLE
+from infini_run.core.group import debug_flags
 from infini_run.errors import StartError
 from tests.support.cluster import writes_memory
 from tests.support.command import play

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from infini_run.core.group import PIPE, TO_CONSOLE
+from infini_run.core.c_structs import PIPE, TO_CONSOLE
 from tests.support.command import CHILDREN
 from tests.support.group_case import Live, spec, wait_for_line
 from tests.support.processes import processes

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from infini_run.core.group import LAUNCHERS_OWN
+from infini_run.core.c_structs import LAUNCHERS_OWN
 from infini_run.environments.hostlist import Host
 from infini_run.errors import LinkError
 from infini_run.multinode import message_schema, protocol

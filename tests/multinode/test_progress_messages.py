@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 
-from infini_run.core.group import Event
+from infini_run.core.c_structs import Event
 from infini_run.multinode import message_schema
 from infini_run.multinode.clock_offset import ClockOffset
 from infini_run.multinode.progress_messages import ProgressSender, RankProgress

@@ -8,7 +8,8 @@ import select
 import signal
 import time
 
-from infini_run.core.group import INHERIT, Group, SpawnSpec
+from infini_run.core.c_structs import INHERIT, SpawnSpec
+from infini_run.core.group import Group
 from tests.support.processes import OURS
 from tests.support.waiting import LIMIT_S
 

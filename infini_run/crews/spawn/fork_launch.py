@@ -9,7 +9,8 @@ from __future__ import annotations
 import ctypes
 import os
 
-from infini_run.core.group import INHERIT, NO_CGROUP, is_main_thread
+from infini_run.core.c_structs import INHERIT
+from infini_run.core.group import NO_CGROUP, is_main_thread
 from infini_run.errors import InfiniRunError, StartError
 from infini_run.node.forked_stdio import open_stdio
 from infini_run.node.launch import NodeLaunch
@@ -20,7 +21,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from infini_run.core.group import SpawnSpec
+    from infini_run.core.c_structs import SpawnSpec
     from infini_run.options.launch_options import Options
     from infini_run.plan.model import Plan, Worker
 

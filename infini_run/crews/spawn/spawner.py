@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from infini_run.channel import Receiver, Sender
     from infini_run.channel.serializer import Buffer
-    from infini_run.core.group import Event
+    from infini_run.core.c_structs import Event
     from infini_run.errors import InfiniRunError
     from infini_run.node.outcome import Outcome
     from infini_run.plan.model import Plan

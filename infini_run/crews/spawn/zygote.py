@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
-    from infini_run.core.group import Event
+    from infini_run.core.c_structs import Event
     from infini_run.warm.imports import Preload
 
 _MADV_COLLAPSE, _HUGE = 25, 1 << 21

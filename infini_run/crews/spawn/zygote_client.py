@@ -13,7 +13,8 @@ import socket
 import time
 from _thread import RLock
 
-from infini_run.core.group import Event, forking
+from infini_run.core.c_structs import Event
+from infini_run.core.group import forking
 from infini_run.crews.spawn.exec_spawner import python_command
 from infini_run.crews.spawn.spawner import KILL_ANSWER_S
 from infini_run.crews.spawn.zygote_protocol import MessageSocket, receive_with_fds, send_with_fds

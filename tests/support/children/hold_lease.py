@@ -11,7 +11,8 @@ import signal
 import sys
 import time
 
-from infini_run.core.group import GUARD, INHERIT, Group, SpawnSpec, debug_flags, take_over_process
+from infini_run.core.c_structs import INHERIT, SpawnSpec
+from infini_run.core.group import GUARD, Group, debug_flags, take_over_process
 from infini_run.errors import StartError
 
 how, lease_s, renew_s, ranks = sys.argv[1], float(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4])

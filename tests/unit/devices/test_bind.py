@@ -222,7 +222,7 @@ def debug_of(path):
 
 
 def step_of(words):
-    from infini_run.core.group import STEPS
+    from infini_run.core.c_structs import STEPS
 
     return next(number for number, said in STEPS.items() if said == words)
 

@@ -296,6 +296,7 @@ PLAIN = {
             "options.grammar",
             "options.launch_options",
             "core",
+            "core.c_structs",
             "core.group",
             "value_types",
             "node",

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infini_run.core.group import KINDS, LAUNCHERS_OWN, STEPS, Event
+from infini_run.core.c_structs import KINDS, LAUNCHERS_OWN, STEPS, Event
 from infini_run.node.outcome import Outcome
 from infini_run.options.options import resolve
 from infini_run.plan.model import Command, FoundProgram, Node
