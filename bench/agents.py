@@ -13,13 +13,13 @@ import sys
 import time
 from functools import partial
 
-from infini_run.multinode import protocol
-from infini_run.multinode.clock_offset import clock_answer
-from infini_run.multinode.connection import TOKEN, Connection
-from infini_run.multinode.handshake import Handshake
-from infini_run.multinode.protocol import pack_json, unpack_json
-from infini_run.multinode.record_codec import to_jsonable
-from infini_run.multinode.tcp import connect
+from infini_run.multinode.link import protocol
+from infini_run.multinode.link.clock_offset import clock_answer
+from infini_run.multinode.link.connection import TOKEN, Connection
+from infini_run.multinode.link.handshake import Handshake
+from infini_run.multinode.link.protocol import pack_json, unpack_json
+from infini_run.multinode.link.record_codec import to_jsonable
+from infini_run.multinode.link.tcp import connect
 from infini_run.report.exit import Exit
 from infini_run.report.report import Report
 from infini_run.system.poller import READ, Poller

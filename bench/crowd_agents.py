@@ -24,14 +24,14 @@ import time
 from functools import partial
 
 from agents import report_of
-from infini_run.multinode import protocol
-from infini_run.multinode.clock_offset import clock_answer
-from infini_run.multinode.connection import TOKEN, Connection
-from infini_run.multinode.handshake import Handshake
-from infini_run.multinode.lease import Lease
-from infini_run.multinode.protocol import pack_json, unpack_json
-from infini_run.multinode.record_codec import to_jsonable
-from infini_run.multinode.tcp import connect
+from infini_run.multinode.link import protocol
+from infini_run.multinode.link.clock_offset import clock_answer
+from infini_run.multinode.link.connection import TOKEN, Connection
+from infini_run.multinode.link.handshake import Handshake
+from infini_run.multinode.link.lease import Lease
+from infini_run.multinode.link.protocol import pack_json, unpack_json
+from infini_run.multinode.link.record_codec import to_jsonable
+from infini_run.multinode.link.tcp import connect
 from infini_run.options.table import HANDED_OUT
 from infini_run.system.poller import READ, WRITE, Poller
 from infini_run.version import VERSION

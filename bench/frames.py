@@ -14,10 +14,10 @@ import sys
 import time
 from _blake2 import blake2b
 
-from infini_run.multinode import protocol
-from infini_run.multinode.connection import Connection, from_socket
-from infini_run.multinode.handshake import Handshake
-from infini_run.multinode.protocol import pack
+from infini_run.multinode.link import protocol
+from infini_run.multinode.link.connection import Connection, from_socket
+from infini_run.multinode.link.handshake import Handshake
+from infini_run.multinode.link.protocol import pack
 from infini_run.system.frames import TAG
 
 FRAMES = 200  # of one sample

@@ -11,7 +11,7 @@ import struct
 import sys
 
 from infini_run.cli import main
-from infini_run.multinode import agent_set, agent_state
+from infini_run.multinode.head import agent_set, agent_state
 
 RECORD = struct.Struct("<id")
 

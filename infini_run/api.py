@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Unpack
 
-    from infini_run.multinode.head_observers import HeadObservers
+    from infini_run.multinode.head.head_observers import HeadObservers
     from infini_run.options.from_python import Program
     from infini_run.options.keywords import ProgramOptions, RunOptions
     from infini_run.options.launch_options import Options
@@ -226,13 +226,13 @@ def _run_on_nodes(
     cwd: str | os.PathLike[str] | None,
     keywords: KeywordErrors,
 ) -> Report:
-    from infini_run.multinode.head import Head
+    from infini_run.multinode.head.head import Head
 
     check_threads("a launch on several hosts")
     folder = check_path("cwd", cwd)
     observers: HeadObservers | None = None
     if options.trace or options.events or options.metrics or options.live == "on":
-        from infini_run.multinode.head_observers import open_observers
+        from infini_run.multinode.head.head_observers import open_observers
 
         observers, options = open_observers(options, os.environ, print_line=None)
     own = has_own_stderr()

@@ -103,8 +103,8 @@ class ObserverRelay:
         self._queue("event", event.kind, *numbers, event.user_us, event.system_us, event.max_rss_kib, event.name)
 
     def on_progress(self, event: Event) -> None:
-        """Keep the progress of a rank. The head gets it seldom (multinode/progress_messages.py), and the last value
-        here, before the exit of the rank."""
+        """Keep the progress of a rank. The head gets it seldom (multinode/link/progress_messages.py), and the last
+        value here, before the exit of the rank."""
         self._progress[event.worker] = event
 
     def note_slow(self, time_ns: int) -> None:

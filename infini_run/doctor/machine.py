@@ -44,7 +44,7 @@ def answer(to_check: Sequence[tuple[str, Callable[[], list[Finding]]]]) -> None:
 
 def facts() -> dict[str, Any]:
     """Return the facts that must agree on all machines of a launch."""
-    from infini_run.multinode.agent_setup import own_address
+    from infini_run.multinode.agent.agent_setup import own_address
     from infini_run.node.ports import free_port
     from infini_run.version import VERSION
 

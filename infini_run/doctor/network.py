@@ -6,7 +6,7 @@ import _socket as socket
 import os
 
 from infini_run.doctor.finding import Finding, failing, note, ok
-from infini_run.multinode.tcp import own_addresses
+from infini_run.multinode.link.tcp import own_addresses
 from infini_run.node.ports import free_port, let_go
 from infini_run.options.table import DEFAULTS
 from infini_run.system.addresses import unreachable_reason

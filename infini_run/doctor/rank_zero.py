@@ -13,7 +13,7 @@ import time
 from infini_run.doctor.finding import Finding, failing, ok
 from infini_run.doctor.machine import answer
 from infini_run.errors import LinkError, UsageError, counted, printable
-from infini_run.multinode import tcp
+from infini_run.multinode.link import tcp
 from infini_run.record import record
 
 TYPE_CHECKING = False
@@ -57,7 +57,7 @@ def place_of(options: Options, facts: Mapping[str, object], name: str) -> RankZe
         facts: of the first node: its address, as the launcher reached it, and a free port.
         name: of the first node.
 
-    Source: multinode/rendezvous.py, which does the same for a launch.
+    Source: multinode/head/rendezvous.py, which does the same for a launch.
     """
     port = int(str(facts.get("port", 0)))
     if options.rdzv_explicit:

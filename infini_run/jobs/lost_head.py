@@ -26,16 +26,16 @@ from infini_run.jobs.folder.task import task_of
 from infini_run.jobs.scheduler import NODE_FAIL
 from infini_run.jobs.schedulers.detect_scheduler import find_scheduler
 from infini_run.lean_os import drop_coerced_locale
-from infini_run.multinode.connection import TOKEN
-from infini_run.multinode.handshake import Handshake
-from infini_run.multinode.protocol import HANDSHAKE_S
-from infini_run.multinode.tcp import connect
+from infini_run.multinode.link.connection import TOKEN
+from infini_run.multinode.link.handshake import Handshake
+from infini_run.multinode.link.protocol import HANDSHAKE_S
+from infini_run.multinode.link.tcp import connect
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from infini_run.multinode.connection import Connection
+    from infini_run.multinode.link.connection import Connection
 
 _PAUSES_S = (1.0, 30.0)  # no event reports that another node left its job; doubled each time
 

@@ -11,9 +11,9 @@ import sys
 
 import infini_run.lean_os as os
 from infini_run.errors import InfiniRunError, UsageError
-from infini_run.multinode.agent import Agent, print_line
-from infini_run.multinode.connection import MAGIC, TOKEN, Connection
-from infini_run.multinode.head_link import HeadGone
+from infini_run.multinode.agent.agent import Agent, print_line
+from infini_run.multinode.agent.head_link import HeadGone
+from infini_run.multinode.link.connection import MAGIC, TOKEN, Connection
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         index = _node_index(flags.get("node", "-1"), environ)
         if "link" in flags:
-            from infini_run.multinode.tcp import connect, retry_unheard
+            from infini_run.multinode.link.tcp import connect, retry_unheard
 
             host = (environ.get(flags["host"]) or os.uname().nodename) if "host" in flags else ""
             token = _token(flags.get("token_file", ""), environ)

@@ -9,9 +9,9 @@ from infini_run.core.nonblocking_writer import CONSOLE_WAIT_S, write_all
 from infini_run.core.signal_pipe import SignalPipe, end_as_interrupted, is_in_foreground
 from infini_run.environments.hostlist import Host
 from infini_run.errors import InfiniRunError, LinkError, UsageError, printable
-from infini_run.multinode.agent_options import exported, options_of_agents, working_directory
-from infini_run.multinode.connection import TOKEN
-from infini_run.multinode.head import Head
+from infini_run.multinode.head.head import Head
+from infini_run.multinode.link.agent_options import exported, options_of_agents, working_directory
+from infini_run.multinode.link.connection import TOKEN
 from infini_run.options.nodes import MANUAL, NodeList
 from infini_run.options.table import HANDED_OUT
 from infini_run.record import replace
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from infini_run.core.c_structs import ProcessState
     from infini_run.environments.environment import ClusterEnvironment
-    from infini_run.multinode.head_observers import HeadObservers
+    from infini_run.multinode.head.head_observers import HeadObservers
     from infini_run.options.launch_options import Options
     from infini_run.plan.model import Node
     from infini_run.report.report import Report
@@ -62,7 +62,7 @@ def run_on_hosts(
     observers: HeadObservers | None = None
     is_written = options.trace or options.events or options.metrics
     if is_written or options.live == "on" or (options.live == "auto" and os.isatty(2)):
-        from infini_run.multinode.head_observers import open_observers
+        from infini_run.multinode.head.head_observers import open_observers
 
         observers, options = open_observers(options, environ, print_line=print_line)
     fill_stdio()
@@ -145,7 +145,7 @@ def run_as_peer(options: Options, environ: Mapping[str, str], *, print_line: Cal
     token = environ.get(TOKEN) or _token_in(options.token_file, _name_of_token_file(options, environ))
     port = options.link_port or options.master_port + 1
     options = replace(options, link_port=port)
-    from infini_run.multinode.tcp import is_own_host, listen_if_free, retry_unheard
+    from infini_run.multinode.link.tcp import is_own_host, listen_if_free, retry_unheard
 
     listening = None
     is_head_host = options.node_rank == HANDED_OUT and is_own_host(options.master_addr)
@@ -219,9 +219,9 @@ class HandStartedLauncher:
             LinkError: the head has gone, or rejects this launcher; or there is none, and this launcher listens in its
                 place.
         """
-        from infini_run.multinode.agent import Agent
-        from infini_run.multinode.handshake import Silent, Unheard
-        from infini_run.multinode.tcp import connect_with_retry
+        from infini_run.multinode.agent.agent import Agent
+        from infini_run.multinode.link.handshake import Silent, Unheard
+        from infini_run.multinode.link.tcp import connect_with_retry
 
         self.has_joined = False
         options = self._options
@@ -253,7 +253,7 @@ class HandStartedLauncher:
 
     def _take_port(self) -> bool:
         """Return whether this launcher listens in the head's place: nobody does, and no head has answered."""
-        from infini_run.multinode.tcp import listen_if_free
+        from infini_run.multinode.link.tcp import listen_if_free
 
         if self.may_be_head:
             self.listening = listen_if_free(self._options.link_port, self._options.link_address)
@@ -262,8 +262,8 @@ class HandStartedLauncher:
     def serve_until_over(self) -> int:
         """Join, and join again after the loss of the head, or while it has no free place here: the job continues.
         Raises LinkError if that took --join_timeout, or the first head rejects the token."""
-        from infini_run.multinode.handshake import Unheard
-        from infini_run.multinode.head_link import TurnedAway
+        from infini_run.multinode.agent.head_link import TurnedAway
+        from infini_run.multinode.link.handshake import Unheard
 
         end_s, pause_s = time.monotonic() + self._options.join_timeout_s, _FIRST_PAUSE_S
         reasons: set[str] = set()  # that a line has said

@@ -1,6 +1,6 @@
 """--after on one node: which programs are up, and which wait for that. Imported with the flag.
 
-A head decides for several nodes (multinode/attempts.py). Then each counts its own ranks, and reports.
+A head decides for several nodes (multinode/head/attempts.py). Then each counts its own ranks, and reports.
 """
 
 from __future__ import annotations

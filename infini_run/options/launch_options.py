@@ -130,7 +130,7 @@ class Options:
 
     @property
     def is_elastic(self) -> bool:
-        """Whether the job continues after the loss of a node (multinode/membership.py)."""
+        """Whether the job continues after the loss of a node (multinode/head/membership.py)."""
         return self.least_nodes > 0
 
     def on_node(self, node: int) -> Options:

@@ -19,8 +19,8 @@ from infini_run.display.resource_usage import Sampler
 from infini_run.display.table_rendering import TableRenderer
 from infini_run.display.terminal import TerminalArea
 from infini_run.errors import InfiniRunError, LinkError, UsageError
-from infini_run.multinode.observed_node import RemoteGroup, partial_plan
-from infini_run.multinode.record_codec import decode_record
+from infini_run.multinode.head.observed_node import RemoteGroup, partial_plan
+from infini_run.multinode.link.record_codec import decode_record
 from infini_run.record import replace
 from infini_run.report.exit import Exit
 from infini_run.report.pace import Pace

@@ -757,7 +757,7 @@ def test_a_child_of_the_host_does_not_hold_up_a_console_that_cannot_be_reopened(
 
 WRITERS = {
     "link": """
-        from infini_run.multinode.connection import Connection
+        from infini_run.multinode.link.connection import Connection
         ours, theirs = socket.socketpair()
         theirs.close()
         wire = Connection(fd := ours.detach(), fd)

@@ -66,6 +66,11 @@ def test_rooms_of_crews_are_those_of_contract():
     assert len(rooms) == len([path for path in (PACKAGE / "crews").iterdir() if (path / "__init__.py").exists()])
 
 
+def test_rooms_of_multinode_are_those_of_contract():
+    rooms = re.findall(r"^\| `multinode/(\w+)/` \|", PAGE, re.MULTILINE)
+    assert rooms == [room for layer in layers("multinode")[1:] for room in layer.split(" | ")]
+
+
 @pytest.mark.parametrize("package", ["infini_run", "csrc"])
 def test_every_folder_is_on_map(package):
     folders = [path.relative_to(ROOT) for path in (ROOT / package).rglob("*") if path.is_dir()]

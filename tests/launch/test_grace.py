@@ -144,9 +144,9 @@ def test_the_grace_of_a_block_that_is_left(flags, seconds):
 
 def test_the_link_says_whether_a_signal_asked_for_the_stop():
     """The agent's own launch chooses between the two graces by the head's STOP frame."""
-    from infini_run.multinode.agent import Agent
-    from infini_run.multinode.connection import from_socket
-    from infini_run.multinode.protocol import STOP, pack_json
+    from infini_run.multinode.agent.agent import Agent
+    from infini_run.multinode.link.connection import from_socket
+    from infini_run.multinode.link.protocol import STOP, pack_json
 
     asked = []
 

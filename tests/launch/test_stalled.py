@@ -178,10 +178,10 @@ def test_a_reader_that_has_gone_is_a_problem_and_no_signal():
 
 AGENT = """
 import os, select, signal, socket, sys
-from infini_run.multinode.agent import Agent
-from infini_run.multinode.protocol import ERR
-from infini_run.multinode.rank_stdio import RankStdio
-from infini_run.multinode.connection import Connection
+from infini_run.multinode.agent.agent import Agent
+from infini_run.multinode.link.protocol import ERR
+from infini_run.multinode.agent.rank_stdio import RankStdio
+from infini_run.multinode.link.connection import Connection
 
 ours, theirs = socket.socketpair()
 agent = Agent(Connection(theirs.fileno(), theirs.fileno()), 0)

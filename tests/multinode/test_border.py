@@ -18,16 +18,16 @@ from hypothesis import strategies as st
 from infini_run.core.c_structs import LAUNCHERS_OWN
 from infini_run.environments.hostlist import Host
 from infini_run.errors import LinkError
-from infini_run.multinode import message_schema, protocol
-from infini_run.multinode.agent import Agent
-from infini_run.multinode.agent_options import options_of_agents
-from infini_run.multinode.agent_state import RemoteAgent
-from infini_run.multinode.connection import Connection, from_socket
-from infini_run.multinode.handshake import Handshake
-from infini_run.multinode.observed_node import ObservedNode
-from infini_run.multinode.protocol import pack, pack_json
-from infini_run.multinode.record_codec import to_jsonable
-from infini_run.multinode.tcp import connect
+from infini_run.multinode.agent.agent import Agent
+from infini_run.multinode.head.agent_state import RemoteAgent
+from infini_run.multinode.head.observed_node import ObservedNode
+from infini_run.multinode.link import message_schema, protocol
+from infini_run.multinode.link.agent_options import options_of_agents
+from infini_run.multinode.link.connection import Connection, from_socket
+from infini_run.multinode.link.handshake import Handshake
+from infini_run.multinode.link.protocol import pack, pack_json
+from infini_run.multinode.link.record_codec import to_jsonable
+from infini_run.multinode.link.tcp import connect
 from infini_run.options.options import resolve
 from infini_run.version import VERSION
 from tests.multinode.test_by_hand import TOKEN, no_agent_left, node, port, told  # noqa: F401

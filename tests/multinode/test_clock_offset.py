@@ -13,8 +13,8 @@ import time
 import pytest
 
 from infini_run.errors import LinkError
-from infini_run.multinode.clock_offset import ClockOffset, OwnAbsence, clock_answer, clock_question
-from infini_run.multinode.protocol import Decoder
+from infini_run.multinode.link.clock_offset import ClockOffset, OwnAbsence, clock_answer, clock_question
+from infini_run.multinode.link.protocol import Decoder
 from tests.multinode.test_many_ssh import bed, many, no_agent_left  # noqa: F401
 from tests.support.paths import C
 

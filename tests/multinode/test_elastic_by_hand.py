@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from infini_run.multinode.protocol import GOODBYE, LAST_WORD, pack, pack_json
+from infini_run.multinode.link.protocol import GOODBYE, LAST_WORD, pack, pack_json
 from tests.multinode.test_border import join, meet
 from tests.multinode.test_by_hand import TOKEN, handles, no_agent_left, port, told  # noqa: F401
 from tests.multinode.test_elastic_ssh import FailingRank, finish, hear_world, in_world, launcher_of, process_of, ring

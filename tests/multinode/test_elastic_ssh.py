@@ -161,7 +161,7 @@ def test_a_spare_takes_the_place_of_a_node_whose_agent_was_killed(many, bell):
 
 def test_a_host_is_reached_again_at_once_for_its_answer_is_what_the_next_world_waits_for(many, bell):
     """Without an answer it waits for GUARD_WAIT_S, which is longer here than any test waits, as --node_timeout is."""
-    waits = altered({"multinode.world_changes.GUARD_WAIT_S": 1000.0})
+    waits = altered({"multinode.head.world_changes.GUARD_WAIT_S": 1000.0})
     flags = ("--spares=1", "--grace=2", "--node_timeout=1000", *ring(bell))
     command = many(*flags, hosts="host[1-3]", nproc=1, under=waits)
     hear_world(bell, 0, 2)

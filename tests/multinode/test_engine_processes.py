@@ -150,11 +150,11 @@ def test_agent_imports_nothing_that_makes_its_start_slow():
     """Of these, contextlib was an eighth of an agent's instructions, os a fourteenth (decision 25)."""
     heavy = {"contextlib", "collections", "functools", "re", "json", "enum", "dataclasses", "typing", "socket"}
     heavy |= {"os", "errno", "signal"}
-    used = ("multinode.agent_main", "multinode.old_world", "environments.launcher_variables", "plan.program",
+    used = ("multinode.agent_main", "multinode.agent.old_world", "environments.launcher_variables", "plan.program",
             "node.launch", "node.ports", "node.outcome")  # fmt: skip
     code = own_path(own_folders()) + "import " + ", ".join(f"infini_run.{name}" for name in used)
     argv = [sys.executable, "-S", "-c", code + "; print(*sys.modules)"]
     imported = subprocess.run(argv, cwd="/", capture_output=True, text=True, check=True).stdout.split()
-    assert "infini_run.multinode.agent" in imported
+    assert "infini_run.multinode.agent.agent" in imported
     assert not heavy & set(imported)
     assert not {f"infini_run.{name}" for name in ("report.hang_groups", "environments.hostlist")} & set(imported)

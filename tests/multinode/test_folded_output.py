@@ -7,8 +7,8 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infini_run.multinode import protocol
-from infini_run.multinode.folded_output import FoldedOutput
+from infini_run.multinode.head.folded_output import FoldedOutput
+from infini_run.multinode.link import protocol
 
 
 def folded(world_size=8, **given_):

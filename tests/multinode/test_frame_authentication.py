@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infini_run.errors import LinkError
-from infini_run.multinode import protocol
-from infini_run.multinode.connection import Connection
-from infini_run.multinode.handshake import Handshake
-from infini_run.multinode.protocol import pack
+from infini_run.multinode.link import protocol
+from infini_run.multinode.link.connection import Connection
+from infini_run.multinode.link.handshake import Handshake
+from infini_run.multinode.link.protocol import pack
 from infini_run.system.frames import TAG
 from tests.multinode.test_by_hand import no_agent_left, node, port, ring, told  # noqa: F401
 from tests.support.waiting import until

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infini_run.core.nonblocking_writer import NonblockingWriter
-from infini_run.multinode.output import LineBuffer, StdinReader
+from infini_run.multinode.head.output import LineBuffer, StdinReader
 from tests.support.group_case import read_all
 
 

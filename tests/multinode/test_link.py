@@ -16,15 +16,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from infini_run.errors import LinkError, UsageError
-from infini_run.multinode import protocol, tcp
-from infini_run.multinode.connection import MAGIC, Connection
-from infini_run.multinode.handshake import Handshake, Silent, Unheard
-from infini_run.multinode.head_link import HeadGone, HeadLink
-from infini_run.multinode.heartbeat_process import HeartbeatProcess, no_frame
-from infini_run.multinode.lease import AgentTime, Lease
-from infini_run.multinode.listener import AgentListener
-from infini_run.multinode.protocol import pack, pack_json
-from infini_run.multinode.tcp import retry_unheard
+from infini_run.multinode.agent.head_link import HeadGone, HeadLink
+from infini_run.multinode.head.listener import AgentListener
+from infini_run.multinode.link import protocol, tcp
+from infini_run.multinode.link.connection import MAGIC, Connection
+from infini_run.multinode.link.handshake import Handshake, Silent, Unheard
+from infini_run.multinode.link.heartbeat_process import HeartbeatProcess, no_frame
+from infini_run.multinode.link.lease import AgentTime, Lease
+from infini_run.multinode.link.protocol import pack, pack_json
+from infini_run.multinode.link.tcp import retry_unheard
 from infini_run.system.poller import Poller
 from tests.support.processes import no_descriptor_left, state_of
 from tests.support.waiting import until
@@ -503,7 +503,8 @@ def test_an_engines_agent_lets_go_of_a_silent_connection_before_it_dials_again(u
         import sys, time
         monotonic = time.monotonic
         time.monotonic = lambda: monotonic() + {uptime_s}
-        from infini_run.multinode import agent, agent_main, head_link
+        from infini_run.multinode import agent_main
+        from infini_run.multinode.agent import agent, head_link
         agent.HANDSHAKE_S = head_link.HANDSHAKE_S = 0.1
         sys.exit(agent_main.main(sys.argv[1:]))
     """

@@ -193,7 +193,7 @@ def test_hang_over_hosts_is_reported_once_and_the_job_continues(many):  # noqa: 
 def test_host_that_does_not_answer_keeps_others_from_being_named(many):  # noqa: F811
     """Rank 2 would be named, but nobody knows what rank 3 does. The head waits for its host."""
     words = ("--hang_timeout=3", "--node_timeout=120", sys.executable, HANG, "loader", "2")
-    command = many(*words, nproc=1, under=altered({"multinode.hang_phase.LIMIT_S": ANSWERS_S}))
+    command = many(*words, nproc=1, under=altered({"multinode.head.hang_phase.LIMIT_S": ANSWERS_S}))
     agent = launcher_of(3)
     os.kill(agent, signal.SIGSTOP)
     try:
@@ -210,7 +210,7 @@ def test_host_that_does_not_answer_keeps_others_from_being_named(many):  # noqa:
 def test_hang_is_reported_again_when_the_host_answers(many):  # noqa: F811
     """Rank 2 spins there, so its own host reports no hang."""
     words = ("--hang_timeout=3", "--node_timeout=120", sys.executable, HANG, "spinning", "2")
-    command = many(*words, nproc=1, under=altered({"multinode.hang_phase.LIMIT_S": ANSWERS_S}))
+    command = many(*words, nproc=1, under=altered({"multinode.head.hang_phase.LIMIT_S": ANSWERS_S}))
     agent = launcher_of(2)
     os.kill(agent, signal.SIGSTOP)
     try:
@@ -228,7 +228,7 @@ def test_final_report_keeps_the_host_that_did_not_answer(node, bell, tmp_path): 
     flags = ("--hang_timeout=2", "--on_hang=stop", "--grace=1", "--node_timeout=60", "--console=none")
     flags = (*flags, f"--report={tmp_path}/report")
     words = ring(bell, f"exec {sys.executable} {HANG} loader 3")
-    shorter = altered({"multinode.hang_phase.LIMIT_S": ANSWERS_S, "multinode.head_state._SLACK_S": 3.0})
+    shorter = altered({"multinode.head.hang_phase.LIMIT_S": ANSWERS_S, "multinode.head.head_state._SLACK_S": 3.0})
     head, other = (node(at, *words, flags=flags, under=shorter) for at in range(2))
     bell.hear(4)
     other.signal(signal.SIGSTOP)

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from infini_run.multinode import membership as m
-from infini_run.multinode import membership_transitions as t
-from infini_run.multinode.membership import Rules
+from infini_run.multinode.head import membership as m
+from infini_run.multinode.head import membership_transitions as t
+from infini_run.multinode.head.membership import Rules
 
 NEVER = float("inf")
 

@@ -313,7 +313,7 @@ def test_nothing_of_it_is_imported_where_nobody_asks(bed):
     code = (
         "import infini_run as ir, sys\n"
         f"ir.run(['true'], hosts=['host1', 'host2'], ssh_config={str(bed.config)!r})\n"
-        "print([name for name in ('multinode.head_observers', 'display.live_table', "
+        "print([name for name in ('multinode.head.head_observers', 'display.live_table', "
         "'display.chrome_trace', 'display.relay') if f'infini_run.{name}' in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)

@@ -11,7 +11,7 @@ from tests.support.hidden_proc import HIDING, hidden
 from tests.support.launch_shapes import as_root, strace, with_strace
 
 ASK = """
-from infini_run.multinode.old_world import wait_until_gone
+from infini_run.multinode.agent.old_world import wait_until_gone
 from infini_run.system.procfs import ProcessTable
 print(wait_until_gone("ir-none", 1.0), bool(ProcessTable()._processes))
 """

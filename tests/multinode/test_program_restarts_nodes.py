@@ -31,7 +31,7 @@ NOW = "--restart_delay=0"
 NEVER = "--restart_delay=1000"  # a test that waited for it would not end
 STAY = "exec sleep 1000"
 SLACK_S = 3.0  # beyond the graces of what has to end, where it is 15 s
-SLACK = altered({"multinode.head_state._SLACK_S": SLACK_S})
+SLACK = altered({"multinode.head.head_state._SLACK_S": SLACK_S})
 ATTEMPT = "$TORCHELASTIC_RESTART_COUNT"
 LAST = f'test "$RANK" = 3 && test {ATTEMPT} = 0'  # of the four ranks of r on two hosts, in the first attempt
 

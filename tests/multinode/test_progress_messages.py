@@ -6,9 +6,9 @@ import json
 import time
 
 from infini_run.core.c_structs import Event
-from infini_run.multinode import message_schema
-from infini_run.multinode.clock_offset import ClockOffset
-from infini_run.multinode.progress_messages import ProgressSender, RankProgress
+from infini_run.multinode.link import message_schema
+from infini_run.multinode.link.clock_offset import ClockOffset
+from infini_run.multinode.link.progress_messages import ProgressSender, RankProgress
 from infini_run.report.merge import lost_report
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infini_run.errors import LinkError
-from infini_run.multinode.protocol import KINDS, Decoder, pack, pack_json, unpack_json
+from infini_run.multinode.link.protocol import KINDS, Decoder, pack, pack_json, unpack_json
 
 FRAMES = st.lists(st.tuples(st.sampled_from(sorted(KINDS)), st.binary(max_size=200)), max_size=8)
 TEXT = st.text(st.characters(codec=None), max_size=20) | st.binary(max_size=20).map(

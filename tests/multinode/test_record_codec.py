@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import infini_run
 from infini_run.errors import LinkError
-from infini_run.multinode.record_codec import _BOUNDS, _RECORDS, decode_record, to_jsonable
+from infini_run.multinode.link.record_codec import _BOUNDS, _RECORDS, decode_record, to_jsonable
 from infini_run.options.launch_options import Options
 from infini_run.options.options import resolve
 from infini_run.record import fields, replace

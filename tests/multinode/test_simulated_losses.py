@@ -18,8 +18,8 @@ from functools import partial
 
 import pytest
 
-from infini_run.multinode import membership as m
-from infini_run.multinode import membership_transitions as t
+from infini_run.multinode.head import membership as m
+from infini_run.multinode.head import membership_transitions as t
 from tests.support.rows import SEED
 
 PAIRS = int(os.environ.get("SOAK_PAIRS", "2000"))

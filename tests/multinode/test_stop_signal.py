@@ -6,7 +6,7 @@ from signal import SIGINT, SIGTERM
 
 import pytest
 
-from infini_run.multinode.stop_signal import (
+from infini_run.multinode.head.stop_signal import (
     AGENT,
     ENDING_AGENT,
     HEAD,

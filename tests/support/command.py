@@ -266,7 +266,11 @@ PATIENT = dict.fromkeys(("watchdog.watchdog.LOOK_S", "watchdog.watchdog.STOP_S")
 # Each wait that a user hears of after some seconds is reported at once.
 NOTICES_AT_ONCE = altered(
     dict.fromkeys(
-        (f"multinode.{name}._NOTICE_S" for name in ("world_changes", "join_phase", "tcp", "end_phase")), 0.3
+        (
+            f"multinode.{name}._NOTICE_S"
+            for name in ("head.world_changes", "head.join_phase", "link.tcp", "head.end_phase")
+        ),
+        0.3,
     )
 )
 

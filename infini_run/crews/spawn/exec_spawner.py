@@ -117,7 +117,7 @@ class ExecSpawner:
             span: the ranks of this node.
             rendezvous: the rendezvous address: rank 0's host and port.
             within: id of the launch that this process is a rank of; "" for none. The ids of this spawner begin with
-                it, so that an agent finds what is left of an earlier one (multinode/old_world.py).
+                it, so that an agent finds what is left of an earlier one (multinode/agent/old_world.py).
         """
         self.options = replace(self.options, nnodes=nnodes, node_rank=node, master_addr=rendezvous[0])
         self._node = replace(self._node, index=node, host=host)

@@ -3,7 +3,7 @@
 The ranks are in blocks, one per host of the request without the spares. A block is on one host at a time, and a host
 usually has one block. After the loss of its host a block goes to a spare. Without a spare, and if `nnodes=(MIN, MAX)`
 allows it, the block goes to the host with fewest blocks, which then runs them side by side. It moves only when
-nothing of it can live on the old host any more (multinode/independent_nodes.py).
+nothing of it can live on the old host any more (multinode/head/independent_nodes.py).
 """
 
 from __future__ import annotations

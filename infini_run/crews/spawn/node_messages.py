@@ -7,7 +7,7 @@ identity on both sides. The one rule: code behind `read` can rely on every value
 from __future__ import annotations
 
 from infini_run.crews.spawn.mux_stream import nonsense
-from infini_run.multinode.message_schema import (
+from infini_run.multinode.link.message_schema import (
     are_texts,
     are_variables,
     fitting,
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-    from infini_run.multinode.message_schema import Schema
+    from infini_run.multinode.link.message_schema import Schema
 
 _is_number = whole_number(1, MAX_INT)  # of a worker, or of a question
 _is_size = whole_number(1, MAX_INT)

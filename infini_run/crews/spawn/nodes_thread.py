@@ -14,7 +14,7 @@ from infini_run.crews.capture import capture_exception
 from infini_run.crews.spawn.mux_stream import nonsense
 from infini_run.crews.spawn.remote_node import RemoteNode, World
 from infini_run.errors import InfiniRunError, NodeLost
-from infini_run.multinode.head import Head
+from infini_run.multinode.head.head import Head
 from infini_run.node.host_stderr import has_own_stderr, print_line
 from infini_run.options.keyword_errors import KeywordErrors
 from infini_run.report.text import describe_end
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
     from infini_run.channel.serializer import Buffer
     from infini_run.crews.spawn.remote_node import RemoteWorker
-    from infini_run.multinode.agent_options import WorkerNeeds
-    from infini_run.multinode.agent_state import RemoteAgent
-    from infini_run.multinode.world_changes import WorldChanges
+    from infini_run.multinode.head.agent_state import RemoteAgent
+    from infini_run.multinode.head.world_changes import WorldChanges
+    from infini_run.multinode.link.agent_options import WorkerNeeds
     from infini_run.options.launch_options import Options
     from infini_run.options.nodes import NodeList
 

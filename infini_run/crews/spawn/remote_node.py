@@ -7,7 +7,7 @@ from _functools import partial
 from infini_run.crews.spawn.node_messages import UP, read
 from infini_run.crews.spawn.stream_multiplexer import Multiplexer
 from infini_run.errors import InfiniRunError, StartError, UsageError
-from infini_run.multinode.record_codec import decode_record
+from infini_run.multinode.link.record_codec import decode_record
 from infini_run.report.exit import Exit
 
 TYPE_CHECKING = False
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import Any, Protocol
 
-    from infini_run.multinode.agent_state import RemoteAgent
+    from infini_run.multinode.head.agent_state import RemoteAgent
     from infini_run.system.poller import Poller
 
     class RemoteWorker(Protocol):

@@ -22,8 +22,8 @@ from infini_run.crews.spawn.placement import check_elastic, plain_flag, reaches,
 from infini_run.crews.spawn.remote_process import RemoteWorkerProcess
 from infini_run.crews.spawn.stream_multiplexer import LARGEST
 from infini_run.errors import InfiniRunError, NodeLost, UsageError
-from infini_run.multinode.agent_options import WorkerNeeds
-from infini_run.multinode.rendezvous import rendezvous_address
+from infini_run.multinode.head.rendezvous import rendezvous_address
+from infini_run.multinode.link.agent_options import WorkerNeeds
 from infini_run.options.from_python import check_path
 from infini_run.record import record, replace
 from infini_run.system.fork_hooks import call_in_forked_children

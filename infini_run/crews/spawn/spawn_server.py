@@ -22,7 +22,7 @@ from infini_run.crews.spawn.spawner import PING_INTERVAL_S
 from infini_run.crews.spawn.stream_multiplexer import Multiplexer
 from infini_run.errors import InfiniRunError, StartError, UsageError
 from infini_run.lean_os import drop_coerced_locale
-from infini_run.multinode.record_codec import to_jsonable
+from infini_run.multinode.link.record_codec import to_jsonable
 from infini_run.node.ports import free_port
 from infini_run.plan.model import RankRange
 from infini_run.system.io_sizes import BACKLOG_LIMIT, LARGE_CHUNK

@@ -189,7 +189,7 @@ class ExecProcess:
         return name_processes(self.group.stuck)
 
     def watch_stuck(self, poller: Poller, on_end: Callable[[bool], None]) -> Callable[[], None]:
-        from infini_run.multinode.old_world import StuckProcesses
+        from infini_run.multinode.agent.old_world import StuckProcesses
 
         assert self.group.run is not None
         pids = [process.pid for process in self.group.stuck]

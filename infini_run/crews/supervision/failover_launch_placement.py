@@ -1,6 +1,6 @@
 """The placement of a launch of a function that continues after the loss of a node: each attempt is in a world.
 
-The head decides which nodes a world has and when it may begin (multinode/membership_transitions.py); the spawner
+The head decides which nodes a world has and when it may begin (multinode/head/membership_transitions.py); the spawner
 reports when one is up. The number of ranks may be another one in each world.
 """
 

@@ -25,7 +25,7 @@ from infini_run.jobs.request.launch_words import ENGINES, NO_DESCRIPTOR, OF_THE_
 from infini_run.jobs.request.programs import names_programs
 from infini_run.jobs.scheduler import FAILED, RUNNING, STARTING, WARNED
 from infini_run.multinode.command import raise_fd_limit, save_end
-from infini_run.multinode.head import Head
+from infini_run.multinode.head.head import Head
 from infini_run.options.nodes import NodeList
 from infini_run.options.options import resolve
 from infini_run.options.table import PREFIXES
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from infini_run.jobs.folder.records import Submission
-    from infini_run.multinode.head_observers import HeadObservers
+    from infini_run.multinode.head.head_observers import HeadObservers
     from infini_run.options.launch_options import Options
     from infini_run.options.options import Request
     from infini_run.report.report import Report
@@ -213,7 +213,7 @@ class JobRun:
 
             check_writable("report", options.report)
         if options.trace or options.events or options.metrics:
-            from infini_run.multinode.head_observers import open_observers
+            from infini_run.multinode.head.head_observers import open_observers
 
             self._observers, options = open_observers(options, environ, print_line=print_line)
         self._options = options

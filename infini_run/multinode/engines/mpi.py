@@ -12,8 +12,8 @@ import shutil
 import subprocess
 
 from infini_run.errors import ProgramMissing, UsageError
-from infini_run.multinode.connection import TOKEN
 from infini_run.multinode.engines import Contact, Engine, EngineCommand, agent_argv, exit_text, lines_of
+from infini_run.multinode.link.connection import TOKEN
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

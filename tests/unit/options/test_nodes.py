@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from infini_run.errors import UsageError
-from infini_run.multinode.agent_options import exported, options_of_agents
+from infini_run.multinode.link.agent_options import exported, options_of_agents
 from infini_run.options.options import resolve
 
 

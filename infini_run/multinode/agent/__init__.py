@@ -1,0 +1,1 @@
+"""The agent: the launcher of one node, under a head."""

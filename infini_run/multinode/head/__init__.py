@@ -1,0 +1,1 @@
+"""The head: decides for all nodes."""

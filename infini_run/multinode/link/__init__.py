@@ -1,0 +1,1 @@
+"""What crosses between the head and the agents, and how."""
