@@ -15,6 +15,7 @@ from infini_run.errors import OTHER_CODE, StartError, UsageError, counted, print
 from infini_run.node.group_setup import GroupSetup
 from infini_run.node.resources import LaunchResources, has_descriptors
 from infini_run.plan.model import control_address
+from infini_run.plan.planner import inheriting, with_error_folder, with_folder
 from infini_run.plan.program import folder_bases
 
 TYPE_CHECKING = False
@@ -222,8 +223,6 @@ class NodeLaunch:
         if not any(output.unlabelled for worker in self.plan.workers for output in (worker.stdout, worker.stderr)):
             return
         if not has_descriptors(self.plan.workers):
-            from infini_run.plan.changed_plan import inheriting
-
             self.plan = inheriting(self.plan)
             if self.options.verbose and self._print_line is not None:
                 self._print_line(
@@ -252,8 +251,6 @@ class NodeLaunch:
         bases = folder_bases(self.environ)
         has_sockets = self.resources.open_folder(self.plan, bases)
         if self.resources.folder != self.plan.folder or not has_sockets:
-            from infini_run.plan.changed_plan import with_folder
-
             abstract_id = "" if has_sockets else os.urandom(6).hex()
             self.plan = with_folder(self.plan, self.resources.folder, abstract_id=abstract_id)
         with forking:  # a child that is forked meanwhile lets go of it, or has nothing of it
@@ -267,8 +264,6 @@ class NodeLaunch:
         for problem in self.resources.open_logs(self.plan, self.options, self._heading):
             self.notice(problem)
         if self.resources.error_folder is not None:
-            from infini_run.plan.changed_plan import with_error_folder
-
             self.plan = with_error_folder(self.plan, self.resources.error_folder)
 
     def specs(self) -> list[SpawnSpec]:

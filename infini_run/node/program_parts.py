@@ -12,7 +12,7 @@ import time
 
 from infini_run.errors import InfiniRunError, StartError
 from infini_run.node.stdin_offset import rewind_stdin, stdin_offset
-from infini_run.plan.changed_plan import with_restarted_program
+from infini_run.plan.next_attempt import with_restarted_program
 from infini_run.record import replace
 from infini_run.system.resource_limits import with_limit_hint
 from infini_run.system.secure_files import heading_line, remove_error_files

@@ -312,7 +312,7 @@ class RestartingLaunch:
 
     def _begin(self, restarts: RestartState) -> list[Event]:
         """Start the next attempt. One whose ranks cannot start counts as one that failed."""
-        from infini_run.plan.changed_plan import with_new_launch_id
+        from infini_run.plan.next_attempt import with_new_launch_id
 
         self._close_delay_group()
         restarts.begin()

@@ -497,3 +497,80 @@ def _output(shared: _Shared, stream: int, is_chosen: bool, redirected: int, teed
     last_words = stream == STDERR and not shown
     piped = labelled or whole or logged or last_words or has_table
     return Output(console=shown, log=logged, piped=piped, unlabelled=whole and not options.timestamps)
+
+
+# ---- the same plan for what this node turned out to have. A launch without descriptors needs it, and imports nothing
+
+
+def with_folder(plan: Plan, folder: str, *, abstract_id: str) -> Plan:
+    """Return the same plan for another folder of the launch.
+
+    Args:
+        plan: The plan.
+        folder: The folder. Empty: none; then ranks get no error file that would have been in it.
+        abstract_id: In the ranks' addresses, if the folder takes no sockets: nobody can guess it, or a stranger would
+            be there first. Empty: it takes them.
+    """
+
+    def of(worker: Worker) -> Worker:
+        error_file = worker.error_file
+        if plan.folder and error_file.startswith(f"{plan.folder}/"):
+            error_file = folder and folder + error_file[len(plan.folder) :]
+        notify = notify_address("" if abstract_id else folder, abstract_id or plan.launch_id, worker.rank)
+        env = _changed(worker.env, {"NOTIFY_SOCKET": notify, "TORCHELASTIC_ERROR_FILE": error_file})
+        return replace(worker, env=env, notify=notify, error_file=error_file)
+
+    return replace(
+        plan,
+        folder=folder,
+        env=_moved(plan.env, plan.folder, folder),
+        workers=tuple(of(worker) for worker in plan.workers),
+    )
+
+
+def _moved(env: tuple[tuple[str, str], ...], before: str, folder: str) -> tuple[tuple[str, str], ...]:
+    """Return the variables with what is in the launch's folder in another one. Without any, those are dropped."""
+    if not before or all(not value.startswith(f"{before}/") for _, value in env):
+        return env
+    return tuple(
+        (name, folder + value[len(before) :] if value.startswith(f"{before}/") else value)
+        for name, value in env
+        if folder or not value.startswith(f"{before}/")
+    )
+
+
+def with_error_folder(plan: Plan, folder: str) -> Plan:
+    """Return the same plan with the ranks' error files in another folder.
+
+    A rank that cannot write its error file raises that in place of its exception, so it gets none then.
+
+    Args:
+        plan: The plan.
+        folder: The folder. Empty: ranks get no error file.
+    """
+
+    def of(worker: Worker) -> Worker:
+        error_file = rank_error_file(folder, worker.rank) if worker.error_file else ""
+        return replace(
+            worker, env=_changed(worker.env, {"TORCHELASTIC_ERROR_FILE": error_file}), error_file=error_file
+        )
+
+    return replace(plan, workers=tuple(of(worker) for worker in plan.workers))
+
+
+def _changed(env: tuple[tuple[str, str], ...], values: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """Return the variables with other values, without one whose value is empty in the end."""
+    return tuple((name, text) for name, value in env if (text := values.get(name, value)) or value == "")
+
+
+def inheriting(plan: Plan) -> Plan:
+    """Return the same plan without pipes that only keep lines whole."""
+    direct = Output(console=True, log=False, piped=False)
+
+    def of(output: Output) -> Output:
+        return direct if output.unlabelled and not output.log else output
+
+    return replace(
+        plan,
+        workers=tuple(replace(each, stdout=of(each.stdout), stderr=of(each.stderr)) for each in plan.workers),
+    )

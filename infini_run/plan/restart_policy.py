@@ -1,4 +1,4 @@
-"""Whether a failed launch restarts, and when. The plan of the next attempt: plan/changed_plan.py.
+"""Whether a failed launch restarts, and when. The plan of the next attempt: plan/next_attempt.py.
 
 The functions are pure: a report in, a decision out. They do not know how ranks start or stop, and are the same for
 one node and for the head of many. RestartState is the memory between two attempts.

@@ -273,7 +273,7 @@ def make_node_plan(setup: NodeSetup, launch: Mapping[str, Any]) -> tuple[Plan, O
         spans=spans,
     )
     if launch["restarts"]:
-        from infini_run.plan.changed_plan import with_new_launch_id
+        from infini_run.plan.next_attempt import with_new_launch_id
 
         ports = tuple(program.master_port for program in programs)
         plan = with_new_launch_id(plan, launch_id=launch_id, master_ports=ports, restarts=launch["restarts"])

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from infini_run.devices.cpu_binding import CpuBinding
 from infini_run.errors import UsageError
+from infini_run.plan.planner import with_error_folder, with_folder
 from infini_run.value_types import STDERR, STDOUT
 from tests.support.plans import plan_of
 
@@ -351,3 +352,34 @@ def test_a_plan_is_frozen_all_the_way_down():
 
 def test_the_same_request_makes_the_same_plan():
     assert plan_of(*FLAGS, environ={"A": "1"}) == plan_of(*FLAGS, environ={"A": "1"})
+
+
+# ---- the same plan for another folder
+
+
+@pytest.mark.parametrize(
+    ("folder", "abstract_id", "notify", "error_file"),
+    [
+        ("/g", "", "/g/notify.0", "/g/rank_0.error.json"),
+        ("/g", "secret", "@infini-run/secret/0", "/g/rank_0.error.json"),
+        ("", "secret", "@infini-run/secret/0", None),
+    ],
+)
+def test_plan_moves_with_its_folder(folder, abstract_id, notify, error_file):
+    plan = with_folder(plan_of(folder="/f", error_dir="/f"), folder, abstract_id=abstract_id)
+    seen = plan.environ(plan.workers[0], {})
+    assert (seen["NOTIFY_SOCKET"], seen.get("TORCHELASTIC_ERROR_FILE")) == (notify, error_file)
+    assert (plan.workers[0].notify, plan.workers[0].error_file) == (notify, error_file or "")
+    beside_logs = with_folder(plan_of(folder="/f", error_dir="/logs"), folder, abstract_id=abstract_id)
+    assert beside_logs.workers[0].error_file == "/logs/rank_0.error.json"
+
+
+@pytest.mark.parametrize(("folder", "error_file"), [("/g", "/g/rank_0.error.json"), ("", None)])
+def test_plan_moves_error_files_alone(folder, error_file):
+    before = plan_of(folder="/f", error_dir="/logs")
+    plan = with_error_folder(before, folder)
+    seen = plan.environ(plan.workers[0], {})
+    assert seen.get("TORCHELASTIC_ERROR_FILE") == error_file
+    assert plan.workers[0].error_file == (error_file or "")
+    assert seen["NOTIFY_SOCKET"] == before.workers[0].notify
+    assert with_error_folder(plan_of(folder="/f"), "/g").workers[0].error_file == ""
