@@ -37,7 +37,7 @@ def slow_group(name):
 with_wheel, with_sdist = slow_group("wheel"), slow_group("sdist")
 
 
-FAST = {"IRUN_CFLAGS": "-O0"}  # a compiler that optimizes takes three times as long
+FAST = {"IRUN_CFLAGS": "-O0"}  # a compiler that optimizes takes twice as long
 FREE_THREADED = "import sysconfig\nsysconfig.get_config_vars()['Py_GIL_DISABLED'] = 1"
 
 

@@ -448,6 +448,7 @@ def test_a_reader_that_has_enough_is_nobodys_failure(local):
     assert (done.stdout, done.stderr) == ("[rank 0] y\n", "")
 
 
+@pytest.mark.rows(8)
 @pytest.mark.parametrize(
     ("words", "code"),
     [

@@ -198,6 +198,7 @@ SLEEPER = "import time\n\ndef all_reduce():\n    time.sleep(1000)\n\nall_reduce(
 
 
 @PYSPY
+@pytest.mark.rows(2)
 def test_a_hang_is_told_with_what_every_rank_is_in(infini_run, every_path, tmp_path):
     """In a shell's child, too; the ranks that do not hang are looked at, and nothing of it is a stray."""
     (tmp_path / "train.py").write_text(SLEEPER)
@@ -348,6 +349,7 @@ def test_a_rank_that_its_launcher_suspends_does_not_hang(chosen, tmp_path):
     assert launcher.report().snapshots == ()
 
 
+@pytest.mark.rows(2)
 def test_a_rank_that_says_itself_that_it_hangs_is_believed_without_any_timeout(infini_run, every_path):
     words = play("@1", "notify=STATUS=lost the mesh;WATCHDOG=trigger", "@*", "wait")
     command = infini_run("--nproc_per_node=2", "--on_hang=stop", *words)

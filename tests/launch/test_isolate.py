@@ -173,7 +173,7 @@ def test_launcher_killed_before_its_child_has_asked_to_die_with_it(infini_run, t
         "-e",
         "trace=setpgid",
         "-e",
-        "inject=setpgid:delay_enter=5000000",
+        "inject=setpgid:delay_enter=3000000",
     )
     command = infini_run("--isolate", f"--log_dir={tmp_path}", *play("say=ready", "wait"), under=slow)
 

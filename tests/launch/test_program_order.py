@@ -112,7 +112,7 @@ def test_program_that_is_never_ready_ends_the_job(infini_run):
 
 def test_deadline_is_that_of_awaited_programs(infini_run):
     """A program that nobody waits for need not say READY=1."""
-    words = two(ready(), sh("sleep 5.5; echo done"), "--ready_timeout=5", of_second=("--after=a", "--ends_job"))
+    words = two(ready(), sh("sleep 3.5; echo done"), "--ready_timeout=3", of_second=("--after=a", "--ends_job"))
     command = infini_run(*words)
     assert command.wait() == 0, command.err
     assert command.out == b"[b 0] done\n"

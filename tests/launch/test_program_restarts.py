@@ -237,6 +237,7 @@ def test_scope_of_the_stop_is_that_of_the_job(infini_run, gate, scope):
     assert command.out.startswith(b"[b 0] up\n")
 
 
+@pytest.mark.rows(2)
 def test_nothing_of_an_attempt_is_left_when_the_next_begins(infini_run, bell, gate, every_path):
     """A daemon that left its rank's session is gone, and the one of the other program lives on."""
     daemon = f"setsid sh -c 'trap \"\" TERM; echo $ROLE_NAME $$ > {bell.path}; exec sleep 1000' & "
