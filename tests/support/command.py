@@ -276,7 +276,7 @@ NOTICES_AT_ONCE = altered(
 
 
 # The ssh or srun of a host that is gone does not end by itself, and the head waits for it twice.
-COMMANDS_END_SOON = altered({"multinode.end_phase._COMMANDS_END_S": 2.0})
+COMMANDS_END_SOON = altered({"multinode.head.end_phase._COMMANDS_END_S": 2.0})
 
 
 LIBC_OWN = 3 << 31  # signals 32 and 33, which a sanitizer's runtime may have ignored for all that follows
