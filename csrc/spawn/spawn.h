@@ -71,7 +71,7 @@ struct slot {
 int child_main(void *slot);
 
 /* ---- window.c: what children have of the launcher's descriptors */
-#define WINDOW_RANKS 4u
+#define WINDOW_RANKS 16u
 #define WINDOW_PLACES (3 * WINDOW_RANKS + 1)
 struct window {
     int end;                   /* nothing that a child needs is here or above; 0: there is no window */

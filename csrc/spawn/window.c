@@ -20,7 +20,7 @@
 #define SYS_close_range 436
 #endif
 
-#define LEAST_RANKS 32  /* the copy of a smaller table takes as long */
+#define LEAST_RANKS (2 * WINDOW_RANKS) /* the copy of a smaller table takes as long */
 #define FDS_PER_RANK 16 /* more than one ever takes: near the limit there is no window */
 
 /* Before Linux 6.11, a table that the kernel cuts keeps notes of full words of 64 that it no
