@@ -437,6 +437,22 @@ def test_a_world_below_its_size_grows_only_when_that_was_asked_for_and_not_often
         assert job.worlds[1] == (0, 1, 2)
 
 
+def test_without_a_join_window_a_world_grows_with_the_first_node_and_then_ten_minutes_later():
+    job = Job(rules=Rules(least=1, most=3, window_s=0, grows=True))
+    job.join(0)
+    job.wait()
+    assert job.worlds == [(0,)]
+    job.join(1)
+    assert job.is_stopped
+    job.stop_others()
+    assert job.worlds[1] == (0, 1)
+    grown_s = job.now_s
+    job.join(2)
+    assert not job.is_stopped
+    job.wait()
+    assert (job.is_stopped, job.now_s) == (True, grown_s + t.GROW_S)
+
+
 def test_nodes_are_checked_when_they_join_before_each_world_and_while_they_wait():
     job = Job(rules=Rules(least=3, most=3, has_check=True))
     job.join(0, 1, 2, 3)

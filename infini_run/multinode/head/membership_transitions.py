@@ -89,7 +89,7 @@ def advance(before: Membership, event: object, now_s: float, rules: Rules) -> tu
         _gather(turn)
     _check_due(turn)
     if turn.m.phase == "running" and rules.grows:
-        _plan_growth(turn)
+        _grow(turn)
     return replace(turn.m, places=tuple(turn.m.places)), tuple(turn.actions)
 
 
@@ -257,22 +257,23 @@ def _let_go(turn: _Turn, at: int, reason: str) -> None:
 
 
 def _on_time_passed(turn: _Turn, event: TimePassed) -> None:
-    m = turn.m
-    if m.phase == "running" and turn.rules.grows and m.size < turn.rules.most:
-        spares = m.having("spare")
-        if spares and turn.now_s >= max(m.window_end_s, m.grown_s + GROW_S):
-            names = ", ".join(m.places[at].name for at in spares[: turn.rules.most - m.size])
-            turn.set(phase="stopping", grown_s=turn.now_s, reason=f"{names} joined")
-            turn.actions.append(Stop(reason=f"{names} joined (--on_join=restart)"))
+    """Nothing of its own: what is due follows every event."""
 
 
-def _plan_growth(turn: _Turn) -> None:
-    """Give others time to join from the first node on that could make the world larger."""
+def _grow(turn: _Turn) -> None:
+    """Stop a world for nodes that make it larger. Others have time to join from the first one on, and the world stops
+    for that once in GROW_S."""
     m = turn.m
-    if m.size >= turn.rules.most or not m.having("spare"):
+    spares = m.having("spare")
+    if m.size >= turn.rules.most or not spares:
         turn.set(window_end_s=_NEVER)
-    elif m.window_end_s == _NEVER:
+        return
+    if m.window_end_s == _NEVER:
         turn.set(window_end_s=turn.now_s + turn.rules.window_s)
+    if turn.now_s >= max(turn.m.window_end_s, m.grown_s + GROW_S):
+        names = ", ".join(m.places[at].name for at in spares[: turn.rules.most - m.size])
+        turn.set(phase="stopping", grown_s=turn.now_s, reason=f"{names} joined")
+        turn.actions.append(Stop(reason=f"{names} joined (--on_join=restart)"))
 
 
 def _check_due(turn: _Turn) -> None:
