@@ -15,7 +15,7 @@ import time
 from infini_run.core.signal_pipe import SignalPipe
 from infini_run.errors import InfiniRunError
 from infini_run.jobs.allocation.job_run import JobRun, print_line, try_write, with_programs
-from infini_run.jobs.allocation.result import AGAIN, check_timeouts, restart_reason
+from infini_run.jobs.allocation.result import AGAIN, check_cancelled, check_timeouts, restart_reason
 from infini_run.jobs.allocation.time_limit import slurm_id
 from infini_run.jobs.errors import QueryError
 from infini_run.jobs.folder.job_dir import JobDir
@@ -56,7 +56,10 @@ def run(folder: JobDir, environ: Mapping[str, str]) -> int:
         if ending != ended:
             print_line(ending.reason)
         why = restart_reason(ending, failures=failures, restarts=job.request.restarts)
-        if not why or folder.is_cancelled:
+        is_cancelled = folder.is_cancelled  # perhaps after the end of the run
+        if is_cancelled:
+            ending = check_cancelled(ending)
+        if not why or is_cancelled:
             if ending.state == PREEMPTED and job.request.restarts:
                 from infini_run.jobs.allocation.requeue import keep_out
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from infini_run.errors import NodeLost, ProgramMissing
-from infini_run.jobs.allocation.result import check_timeouts, classify, restart_reason
+from infini_run.jobs.allocation.result import check_cancelled, check_timeouts, classify, restart_reason
 from infini_run.report.exit import Exit
 from infini_run.report.hang_snapshot import HangSnapshot
 from infini_run.report.report import Report
@@ -34,6 +34,13 @@ def judged(first=None, told=0, error=None, *, also=(), cancelled=False, late=Fal
         is_preempted=preempted, is_warned=warned,
         attempt=3,
     )  # fmt: skip
+
+
+def test_job_that_is_canceled_after_a_rank_asked_for_another_run_is_canceled():
+    end = check_cancelled(judged(ended(code=85)))
+    assert (end.state, end.code, end.node, end.rank, end.attempt) == ("CANCELLED", 143, "", -1, 3)
+    failed = judged(ended(code=7))
+    assert check_cancelled(failed) is failed
 
 
 @pytest.mark.parametrize(

@@ -138,6 +138,14 @@ def check_timeouts(ending: JobResult, *, timeouts: int, most: int | None) -> Job
     return _changed(ending, TIMEOUT, f"{ending.reason}; --max_timeouts={most} permits no further run")
 
 
+def check_cancelled(ending: JobResult) -> JobResult:
+    """Return the ending of a run after which the user canceled the job: CANCELLED where a rank asks for another one.
+    Pure."""
+    if ending.code != AGAIN or ending.state != FAILED:
+        return ending
+    return _changed(ending, CANCELLED, END_REASONS[CANCELLED], code=128 + SIGTERM, node="", rank=-1)
+
+
 def restart_reason(ending: JobResult, *, failures: int, restarts: int) -> str:
     """Decide whether a job runs again. Pure.
 
