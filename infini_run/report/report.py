@@ -236,11 +236,13 @@ class Report:
         return f"{', '.join(names)} did not exit within {grace_s:g} s, and {'were' if killed[1:] else 'was'} killed"
 
     def left_behind(self) -> str:
-        """Return a sentence about processes that outlived the workers. Empty: there were none."""
-        if not self.leftover_processes:
+        """Return a sentence about processes that outlived the workers, and ended. Empty: there were none."""
+        survivors = {stray.pid for stray in self.stuck}
+        ended = tuple(each for each in self.leftover_processes if each.pid not in survivors)
+        if not ended:
             return ""
-        count = process_count(self.leftover_count, self.leftover_processes)
-        return f"stopped {count} left behind: {process_names(self.leftover_processes)}"
+        count = process_count(self.leftover_count - len(self.leftover_processes) + len(ended), ended)
+        return f"stopped {count} left behind: {process_names(ended)}"
 
     def slow_text(self) -> str:
         """Return a sentence about the slowest rank, and those of its host that are as slow. Empty: none was slow."""

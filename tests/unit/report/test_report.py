@@ -197,6 +197,15 @@ def test_what_sigkill_did_not_end_is_named_with_its_state():
     assert text == "infini-run: process 5 (dd) survived SIGKILL (state D); leaving it"
 
 
+def test_process_that_survived_sigkill_is_not_among_those_that_were_stopped():
+    strays = tuple(LeftoverProcess(pid=pid, name=f"p{pid}") for pid in (5, 6))
+    stuck = (LeftoverProcess(pid=5, name="p5", state="D"),)
+    survived = "infini-run: process 5 (p5) survived SIGKILL (state D); leaving it"
+    assert report(ended(), leftover_processes=strays[:1], stuck=stuck).text() == survived
+    text = report(ended(), leftover_processes=strays, leftover_count=2, stuck=stuck).text()
+    assert text == f"{survived}\ninfini-run: stopped 1 process left behind: p6 (6)"
+
+
 def test_many_strays_are_counted_and_some_named():
     strays = tuple(LeftoverProcess(pid=i, name=f"p{i}") for i in range(6))
     text = report(ended(), leftover_processes=strays).text()
