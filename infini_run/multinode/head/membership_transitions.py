@@ -257,7 +257,7 @@ def _let_go(turn: _Turn, at: int, reason: str) -> None:
 
 
 def _on_time_passed(turn: _Turn, event: TimePassed) -> None:
-    """Nothing of its own: what is due follows every event."""
+    """Do nothing here: what is due follows every event."""
 
 
 def _grow(turn: _Turn) -> None:
