@@ -29,10 +29,11 @@ def _init(self: Any, /, *unnamed: Any, **given: Any) -> None:  # /: else each na
     cls = type(self)
     if unnamed:
         raise TypeError(f"{cls.__name__}() takes its values by name: {', '.join(f'{name}=' for name in cls._fields)}")
-    values = given if len(given) == len(cls._fields) else cls._defaults | given
-    if values.keys() != cls._names:
+    names = cls._names
+    values = given if len(given) == len(names) else cls._defaults | given
+    if len(values) != len(names) or not names.issuperset(given):  # cheaper than to compare keys
         _refuse(cls, cls._defaults | values)
-    self.__dict__.update(values)
+    _set(self, "__dict__", values)
 
 
 def _init_and_check(self: Any, /, *unnamed: Any, **given: Any) -> None:
