@@ -130,7 +130,7 @@ generated: $(VENV)/made
 # A venv of its own: the sanitized core must not be mistaken for the real one. Leaks are not asked for:
 # the interpreter keeps what it likes until its end, and the core's own tests count descriptors and memory.
 asan:
-	JOBS="$(JOBS)" PYTHON="$(PYTHON)" EXTRAS="$(EXTRAS)" SANITIZE="$(SANITIZE)" scripts/asan.sh $(PYTEST_ARGS)
+	PYTHON="$(PYTHON)" EXTRAS="$(EXTRAS)" SANITIZE="$(SANITIZE)" scripts/asan.sh $(PYTEST_ARGS)
 
 coverage:
 	PYTHON="$(PYTHON)" scripts/coverage.sh $(PYTEST_ARGS)
