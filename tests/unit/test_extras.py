@@ -8,7 +8,7 @@ import sys
 from tests.support.paths import ROOT
 
 OURS = {"infini_run", "tests", *(file.stem for file in (ROOT / "tests/support").glob("*/*.py"))}
-OF_BENCH = {"bed", "cabled", "elastic", "provision", "sample"}  # an sdist has no bench: tests/soak/conftest.py
+OF_BENCH = {"bed", "cabled", "elastic", "membership", "provision", "sample"}  # an sdist has no bench: tests/soak/conftest.py
 CORE = {"pytest", "hypothesis", "pyte", "cffi", "_cffi_backend", "cloudpickle", "pynvml"}
 
 
