@@ -39,17 +39,17 @@ def test_two_programs_make_the_system_calls_of_one(tmp_path):
 @pytest.mark.skipif(shutil.which("valgrind") is None or "TEST_PYTHON" in os.environ, reason="needs valgrind")
 def test_two_programs_execute_the_instructions_of_one(tmp_path):
     """valgrind knows no clone of its own kind, and no pidfd: the core forks, and reaps by SIGCHLD. Each is the
-    least of two, of up to six if need be: on a busy machine the launcher waits more often, for twice the
+    least of up to six, if need be: on a busy machine the launcher waits more often, for twice the
     instructions."""
     file, debug = tmp_path / "counts", "fork,nopidfd,nocgroup"
     valgrind = ("valgrind", "-q", "--tool=cachegrind", "--cache-sim=no", f"--cachegrind-out-file={file}")
     counts = {ONE: [], TWO: []}
-    for trial in range(6):
+    for _ in range(6):
         for words, found in counts.items():
             run(*valgrind, sys.executable, "-m", "infini_run", "--console=prefix", *words, INFINI_RUN_DEBUG=debug)
             found.append(int(re.search(r"^summary: (\d+)$", file.read_text(errors="replace"), re.MULTILINE)[1]))
             file.unlink()
         one, two = (min(found) for found in counts.values())
-        if trial > 0 and two < WITHIN * one:
+        if two < WITHIN * one:
             break
     assert two < WITHIN * one, counts

@@ -18,13 +18,14 @@ LIMIT_S = 300.0 if "ASAN_OPTIONS" in os.environ else 120.0
 
 def until(what: Callable[[], object], limit_s: float = LIMIT_S) -> None:
     """Wait for something that no descriptor tells of. The pause is how often we look, not what we wait for: a look
-    that takes long, as one that starts a process, leaves the processor to others for twice as long."""
-    end = time.monotonic() + limit_s
-    begun = time.monotonic()
+    that takes long, as one that starts a process, leaves the processor to others for five times as long, and so does
+    a wait that has lasted."""
+    start_s = look_s = time.monotonic()
     while not what():
-        assert time.monotonic() < end, f"never came true: {what}"
-        time.sleep(min(max(0.005, 2 * (time.monotonic() - begun)), 0.5))
-        begun = time.monotonic()
+        now_s = time.monotonic()
+        assert now_s < start_s + limit_s, f"never came true: {what}"
+        time.sleep(min(max(0.005, 5 * (now_s - look_s), (now_s - start_s) / 50), 0.5))
+        look_s = time.monotonic()
 
 
 def stderr_so_far() -> str:

@@ -8,7 +8,8 @@ import sys
 from tests.support.paths import ROOT
 
 OURS = {"infini_run", "tests", *(file.stem for file in (ROOT / "tests/support").glob("*/*.py"))}
-OF_BENCH = {"bed", "cabled", "elastic", "membership", "provision", "sample"}  # an sdist has no bench: tests/soak/conftest.py
+# An sdist has no bench: tests/soak/conftest.py.
+OF_BENCH = {"bed", "cabled", "elastic", "membership", "provision", "sample"}
 CORE = {"pytest", "hypothesis", "pyte", "cffi", "_cffi_backend", "cloudpickle", "pynvml"}
 
 
