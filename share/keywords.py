@@ -52,8 +52,6 @@ COMMAND_ONLY = {
     "ranks",
     "completion",
     "doctor",
-    "preload",
-    "preload_timeout",
     "program",
     "programs",
     "ends_job",
@@ -66,6 +64,7 @@ PROGRAMS_ONLY = {
     *("module", "no_python", "distributed_args", "stdin", "live", "trace"),
     *("events", "metrics", "metrics_interval", "snapshots"),
     *("token_file", "node_rank", "ready_timeout", "progress_timeout", "one_world", "restart_scope"),
+    *("preload", "preload_timeout"),  # a crew and a launch of functions have their own preload=
 }
 RESTARTS = {
     *("max_restarts", "restart_delay", "restart_window", "keep_going"),

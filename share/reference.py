@@ -31,8 +31,10 @@ There are no abbreviations.
 
 The value comes from the first of these sources that has one: the command line with its flag files, the variable
 `INFINI_RUN_<NAME>`, the variable `PET_<NAME>`, the cluster environment with [`--engine=auto`](#--engine), and the
-default. If the command line has a flag twice, the last one counts. In Python, a flag is a keyword argument of the
-same name, and each entry has its type. There, variables such as `INFINI_RUN_<NAME>` have no effect.
+default. If the command line has a flag twice, the last one counts.
+
+In Python, a flag whose entry has a Python type is a keyword argument of that name ([of which
+functions](keywords.md)). There, variables such as `INFINI_RUN_<NAME>` have no effect.
 
 A flag without a variable in its entry counts only on the command line.
 """

@@ -1,7 +1,7 @@
 """The lines of --events: the kind of each and its fields. Pure.
 
-The one rule: a name here means what it means in the Python API. A kind is one of `Event.kind`, but for `launched` and
-`node_lost`, of which a launch on one machine has no event. A field is one of `Event` or of `Exit`.
+A kind is one of `Event.kind`, but for `launched` and `node_lost`, of which a launch on one machine has no event. A
+rank's fields have the names of those of `Exit`, or else of `Event`; docs/reference/events.md has the differences.
 """
 
 from __future__ import annotations

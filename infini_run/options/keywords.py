@@ -76,6 +76,8 @@ class ProgramOptions(FunctionOptions, total=False):
     module: bool | None
     no_python: bool | None
     distributed_args: bool | None
+    preload: str | Sequence[str] | None
+    preload_timeout: float | str | None
     token_file: str | PathLike[str] | None
     stdin: int | Literal["rank0", "all", "none"] | None
     restart_scope: Literal["job", "program"] | None

@@ -63,7 +63,7 @@ class Report:
     """How a launch ended. With restarts, all is of the last attempt, except `earlier_failures` and `lost`.
 
     Attributes:
-        launch_id: The launch's id, the value of INFINI_RUN_ID.
+        launch_id: The launch's id. After a restart, it may end in the number of restarts, such as `.1`.
         run_id: The id that the user gave (`--rdzv_id`); empty: none.
         host: The name of the launcher's host.
         world_size: The number of ranks that the launch should have.

@@ -33,6 +33,9 @@ def train(lr: float, steps: int = 1) -> str:
 
 report: ir.Report = ir.run(["true"], nproc_per_node=2, console="none", grace="5s", redirects={0: 3}, env={"A": "1"})
 ir.run(["true"], nproc="gpu", hosts=["a", "b"], log_dir=None, inherit_env=False)
+ir.run(["python", "train.py"], preload=["torch"], preload_timeout="5m")
+ir.run(["python", "train.py"], preload=["torch", 3])  # refused
+ir.launch_local("train.py", 2, preload="auto")
 ir.run(["true"], nproc_per_nod=2)  # refused
 ir.run(["true"], nproc_per_node="gpus")  # refused
 ir.run(["true"], console="prefixed")  # refused

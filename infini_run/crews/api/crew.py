@@ -137,7 +137,7 @@ class Crew(MethodCalls, Generic[T, R]):
         watchdog_s: how long a worker that has a task may give no sign of life, in seconds; 0: no limit. Signs are
             ctx.emit, status, progress, checkpoint and ping, and WATCHDOG=1 to NOTIFY_SOCKET. ctx.extend postpones
             both limits.
-        grace: seconds from the stop signal to SIGKILL; None: 10.
+        grace: seconds from the stop signal to SIGKILL; None: 25 after `infini-run --stop`, else 10.
         drain_s: how long `close` waits for accepted tasks, in seconds; None: no limit.
         max_events: how many unread events (emitted objects, results of `send`) the crew keeps for each worker. At
             this number the worker waits, if the program reads events. Otherwise the crew drops the oldest one, and
@@ -352,15 +352,16 @@ class Crew(MethodCalls, Generic[T, R]):
                 until the shortest one ends. An iterable may be endless.
             timeout_s: how long all results may take, in seconds from this call; None: no limit.
             chunksize: this many items travel together, and one worker does them, which is faster for many short
-                tasks.
+                tasks. If one of them raises, the results of the others are lost.
             buffersize: the most submitted tasks (chunks of items) with an unread result; None: 64 for each worker.
             ordered: results come in the order of the items; False: as soon as they exist.
             progress: show a bar of the results that you read: True, False, "rich" or "tqdm".
 
         Raises:
             UsageError: an argument is invalid.
-            BaseException: reading a result raises the first failure of any task, after the results in order that
-                arrived before it. The iterator then cancels all unfinished tasks.
+            BaseException: reading a result raises the first failure of any task, after results that have arrived:
+                those before the first item without one, or with ordered=False those that arrived before the failure.
+                The iterator then cancels all unfinished tasks.
             TimeoutError: reading a result raises it after `timeout_s`. The iterator then cancels all unfinished
                 tasks.
         """

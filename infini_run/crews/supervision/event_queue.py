@@ -38,9 +38,10 @@ class CrewEvent:
 
     Attributes:
         kind: what it is. Of a worker: started, ready, status (text), progress (done, of), emitted (value), died
-            (error: a WorkerDied), restarting (in delay_s), and stopped. Of a task from `send`, at its end: done
-            (value), failed (error), or `cancelled`; an ask has its future instead. Of the queue: dropped (count: how
-            many unread events this one replaces).
+            (error: a WorkerDied), restarting (in delay_s; only the worker that failed has it), and stopped (it ended
+            without a failure; if it restarts, started follows). Of a task from `send`, at its end: done (value),
+            failed (error), or `cancelled`; an ask has its future instead. Of the queue: dropped (count: how many
+            unread events this one replaces).
         task: the number of the task that it belongs to; -1: none.
         restarts: how often this worker restarted before.
         time_s: since the epoch.
