@@ -25,6 +25,8 @@ from tests.support.paths import ROOT, C
 from tests.support.processes import OURS
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.xdist_group("frozen")  # one host program for all
+
 MOST = 5
 VERSION_OF_PYTHON = "{}.{}".format(*sys.version_info)
 ADVICE = f"; use multiprocessing.set_executable(PATH) with a Python {VERSION_OF_PYTHON} that has infini-run {VERSION}"

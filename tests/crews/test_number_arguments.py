@@ -10,6 +10,8 @@ import infini_run as ir
 from infini_run import channel
 from infini_run.number_arguments import read_count, read_seconds, read_wait
 
+pytestmark = pytest.mark.xdist_group("number_arguments")  # one crew for all
+
 WRONG = ["5s", b"5", True, float("nan"), [1], 1j]
 
 

@@ -22,6 +22,8 @@ from tests.launch.test_control import ask, found, running, stop, waiting  # noqa
 from tests.support.command import play_in_python
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.xdist_group("top")  # one launch for all
+
 
 def test_without_a_terminal_the_table_comes_once(running):  # noqa: F811
     command, ranks = running(

@@ -42,6 +42,8 @@ def script(tmp_path):
     return write
 
 
+pytestmark = pytest.mark.xdist_group("warm_auto")  # one environment for all
+
 TOP = '"""Trains."""\nfrom __future__ import annotations\nimport os\nimport sys\n'
 
 
