@@ -7,6 +7,9 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+/* A look at each number below costs less than a list of those that are open. */
+#define NEAR_DESCRIPTORS 256
+
 /* The next descriptor would take the place of a closed stdin, stdout, or stderr, and a worker's
  * output would land in it. open(2) takes the lowest number, so going up fills the holes. */
 static int entry_fill_stdio(void) {
@@ -73,7 +76,8 @@ static void fd_give_up(int fd, void *with) {
 int ir_entry_release_descriptors(int32_t inherited_end) {
     if (chdir("/") < 0) { /* the directory stays: that costs nothing but a pinned mount */
     }
-    int closed = inherited_end > 0 ? fds_each_inherited_below(inherited_end, fd_give_up, NULL)
-                                   : fds_each_inherited(fd_give_up, NULL);
+    const bool is_near = inherited_end > 0 && inherited_end <= NEAR_DESCRIPTORS;
+    int closed = is_near ? fds_each_inherited_below(inherited_end, fd_give_up, NULL)
+                         : fds_each_inherited(fd_give_up, NULL);
     return closed < 0 ? 0 : closed;
 }

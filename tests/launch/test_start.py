@@ -13,6 +13,7 @@ import pytest
 
 from tests.support.build_c import build
 from tests.support.command import COMMAND, LOCALES, in_locale, locale_of
+from tests.support.launch_shapes import strace, with_strace
 from tests.support.processes import marked, processes
 from tests.support.rows import sample
 from tests.support.waiting import until
@@ -45,6 +46,27 @@ def fds_of(pid):
 
 def names_below(pid):
     return {name: child for child, (parent, _, name) in processes().items() if parent == pid}
+
+
+@with_strace
+@pytest.mark.parametrize("number", [90, 5000])
+def test_launcher_lets_go_of_an_inherited_descriptor_without_a_look_at_each_number(infini_run, tmp_path, number):
+    inherited = os.open("/dev/zero", os.O_RDONLY)
+    os.dup2(inherited, number)
+    os.close(inherited)
+    try:
+        counts = tmp_path / "counts"
+        command = infini_run("sleep", "1000", under=strace(counts, "-c", "-e", "trace=fcntl"), pass_fds=(number,))
+    finally:
+        os.close(number)
+    until(lambda: "sleep" in names_below(command.pid))
+    sleep = names_below(command.pid)["sleep"]
+    until(lambda: number not in fds_of(command.pid))
+    assert fds_of(sleep)[number] == "/dev/zero"
+    command.signal(signal.SIGTERM)
+    assert command.wait() == 143
+    calls = next(line for line in counts.read_text().splitlines() if line.endswith("fcntl"))
+    assert int(calls.split()[3]) < 600
 
 
 # ---- what a worker sees
