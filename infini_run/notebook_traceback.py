@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from functools import partial
 from types import TracebackType
 
@@ -17,6 +18,14 @@ if TYPE_CHECKING:
 
 _FILE = re.compile(r'File "([^"\n]+)", line (\d+)')
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+
+
+def render_shown() -> list[str]:
+    """Return the lines of the exception that IPython is about to show, which it keeps in sys.last_value. A reference
+    from an exception to itself would keep the variables of its callers until the next collection."""
+    shown = sys.last_value
+    assert shown is not None
+    return render(shown)
 
 
 def render(error: BaseException) -> list[str]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sys
 import time
-from functools import partial
 
 from infini_run.crews.capture import capture_exception, capture_foreign
 from infini_run.crews.protocol import Body, TaskFailed, dump
@@ -133,9 +132,9 @@ def _mark(error: BaseException, failed: TaskFailed, rank: int, host: str) -> Non
     if not isinstance(error, RemoteError):
         error.__cause__ = RemoteError(f"{failed.kind}: {failed.text}", failed.kind, failed.trace, rank, host)
         if "IPython" in sys.modules:  # this package's frames that raise it again say nothing
-            from infini_run.notebook_traceback import render
+            from infini_run.notebook_traceback import render_shown
 
-            capture_foreign(setattr, error, "_render_traceback_", partial(render, error))
+            capture_foreign(setattr, error, "_render_traceback_", render_shown)
     add_notes(error, [f"on rank {rank}, {host}:\n{failed.trace.rstrip()}"])
 
 

@@ -357,12 +357,13 @@ def test_each_attempt_has_a_folder_of_its_own_for_its_logs(hosts, tmp_path):
         print("this is attempt", ir.this_worker().restarts, flush=True)
         tell(folder)
 
+    logs = [tmp_path / "logs" / f"attempt_{number}" / "rank_0.log" for number in (1, 2)]
     with ir.Launcher(**hosts(2, spares=1, log_dir=tmp_path / "logs")).start(run, tmp_path) as handle:
         world(tmp_path, 0, 1)
+        until(logs[0].read_text)  # the agent writes it, and is killed then
         os.kill(launcher_of(0), signal.SIGKILL)
         handle.result(LIMIT_S)
-    logs = [(tmp_path / "logs" / f"attempt_{number}" / "rank_0.log").read_text() for number in (1, 2)]
-    assert logs == ["this is attempt 0\n", "this is attempt 1\n"]
+    assert [log.read_text() for log in logs] == ["this is attempt 0\n", "this is attempt 1\n"]
 
 
 # ---- pools

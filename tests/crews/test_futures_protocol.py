@@ -300,8 +300,15 @@ def local_of(get):
     return weakref.ref(local)
 
 
-def test_a_failure_that_was_raised_keeps_no_variable_of_its_callers(crew):
+@pytest.mark.parametrize("has_ipython", [False, True])
+def test_a_failure_that_was_raised_keeps_no_variable_of_its_callers(crew, has_ipython, monkeypatch):
     """Its traceback has their frames: who refers to it must not stand there, or all wait for the collector."""
+    if has_ipython:
+        import IPython
+
+        assert IPython
+    else:
+        monkeypatch.delitem(sys.modules, "IPython", raising=False)
 
     def fail():
         raise ValueError
