@@ -128,12 +128,14 @@ def test_file_that_is_a_mount_is_written_as_process_1(infini_run, tmp_path, path
 
 
 def probes():
-    """The commands of the probes that the guide shows."""
+    """The commands of the probes that the guide and its reference show."""
     import yaml
 
-    page = blocks(ROOT / "docs/start/containers.md")
-    text = next(block.text for block in page if block.language == "yaml" and "livenessProbe" in block.text)
-    shown = yaml.safe_load(text)
+    pages = [
+        block for name in ("start/containers.md", "reference/kubernetes.md") for block in blocks(ROOT / "docs" / name)
+    ]
+    texts = [block.text for block in pages if block.language == "yaml" and "Probe:" in block.text]
+    shown = {name: probe for text in texts for name, probe in yaml.safe_load(text).items()}
     return {name: shown[name]["exec"]["command"] for name in ("startupProbe", "livenessProbe")}
 
 
