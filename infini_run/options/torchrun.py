@@ -1,7 +1,7 @@
 """The meaning of torchrun's own flags here. Imported only where one of them is given.
 
 The rule: each becomes a flag of infini-run in this one place, and the rest of the program never hears of it. The
-table for people is docs/torchrun.md.
+table for people is docs/reference/torchrun.md.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Moving over from torchrun: every option of its own works, has no effect, or is refused, as docs/torchrun.md
-says. The tests with torch itself are in test_torch.py."""
+"""Moving over from torchrun: every option of its own works, has no effect, or is refused, as
+docs/reference/torchrun.md says. The tests with torch itself are in test_torch.py."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.paths import ROOT
 from tests.support.plans import plan_of
 from tests.support.torchrun_parser import options_of, torchrun_source
 
-DOCUMENT = ROOT / "docs" / "torchrun.md"
+DOCUMENT = ROOT / "docs" / "reference" / "torchrun.md"
 GOLDEN = ROOT / "tests" / "support" / "golden" / "torchrun-2.15.0.txt"  # of the newest torch that we compared with
 NEWEST = tuple(map(int, GOLDEN.stem.rpartition("-")[2].split(".")))
 ROW = re.compile(r"^\| `--(?P<name>[a-z-]+)` \| (`(?P<variable>\w+)`)? ?\| (?P<fate>works|no effect|refused) \|")
@@ -101,7 +101,7 @@ def test_document_and_table_have_every_option_of_torchrun():
 
 @pytest.mark.parametrize("page", ["README.md", "docs/torchrun.md", "docs/tour.md"])
 def test_pages_name_the_newest_torchrun_compared(page):
-    assert f"option of torchrun {NEWEST[0]}.{NEWEST[1]}" in " ".join((ROOT / page).read_text().split())
+    assert f" of torchrun {NEWEST[0]}.{NEWEST[1]}" in " ".join((ROOT / page).read_text().split())
 
 
 def test_installed_torchrun_has_only_known_options():
