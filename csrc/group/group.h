@@ -26,7 +26,7 @@
 #include "teardown/teardown.h"
 
 #define LEASE_MOST_MS (INT_MAX - 1) /* what poll(2) can wait for the guard */
-#define ECHO_MS 200 /* in which a signal of the same sender is the same request */
+#define ECHO_MS 1000 /* in which a signal of the same sender is the same request */
 #define RECHECK_MS 20 /* at leftovers whose end is no event: not a child of this process, and without a pidfd */
 #define STRAYS_LEAST_MS 2000 /* what leftovers have of the grace after the ranks have used it up */
 #define TRACKERS_MS 1000 /* what resource trackers have without a grace: they end with their ranks, and tidy up */

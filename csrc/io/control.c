@@ -139,11 +139,13 @@ static void control_starve(struct ir_group *g, bool starved) {
 
 void control_ready(struct ir_group *g) {
     for (int i = 0; i < TURN && g->control.fd >= 0; i++) {
+        forks_hold(); /* a forked child must know of the connection, or whoever asks waits for its end */
         int fd = fd_new(accept4(g->control.fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK));
+        if (fd >= 0) client_add(g, fd);
+        forks_release();
         if (fd == -EAGAIN || fd == -EINTR || fd == -ECONNABORTED) return;
         control_starve(g, fd < 0);
         if (fd < 0) return;
-        client_add(g, fd);
     }
 }
 

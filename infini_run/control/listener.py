@@ -12,8 +12,10 @@ from fcntl import LOCK_NB, LOCK_SH, flock
 from time import time
 
 from infini_run.control.launch_facts import ABOUT, COUNTS, UCRED, pack_counts
+from infini_run.core.group import forking
 from infini_run.plan.model import control_address
 from infini_run.plan.program import has_room, remove_launch_folder
+from infini_run.system.fork_hooks import close_link
 from infini_run.system.frames import pack
 
 TYPE_CHECKING = False
@@ -80,7 +82,8 @@ class ControlListener:
         return -1 if self._socket is None else self._socket.fileno()
 
     def greeted(self, about: bytes, counts: Mapping[str, int], progress: int) -> Iterator[int]:
-        """Take the connections that wait, and yield the descriptors of those that have got the greeting.
+        """Take the connections that wait, and yield the descriptors of those that have got the greeting. Forks of
+        other threads wait meanwhile: a child would keep a connection, for whose end its client waits.
 
         Args:
             about: What the launch is (about_text).
@@ -89,14 +92,15 @@ class ControlListener:
         assert self._socket is not None
         data = pack(ABOUT, about) + pack(COUNTS, pack_counts(counts, progress))
         for _ in range(_TURN):
-            try:
-                fd, _ = self._socket._accept()  # type: ignore[attr-defined]
-            except OSError:
-                return
-            os.set_inheritable(fd, False)
-            os.set_blocking(fd, False)
-            if _greet(fd, data):
-                yield fd
+            with forking:
+                try:
+                    fd, _ = self._socket._accept()  # type: ignore[attr-defined]
+                except OSError:
+                    return
+                os.set_inheritable(fd, False)
+                os.set_blocking(fd, False)
+                if _greet(fd, data):
+                    yield fd
 
     def empty(self) -> None:
         """Remove what ranks have left in the folder."""
@@ -120,7 +124,7 @@ class ControlListener:
                 os.unlink(control_address(self.folder))
             except OSError:  # there was none, or somebody has removed it
                 pass
-        ours.close()
+        close_link(ours)
 
     def close(self) -> None:
         """Remove the socket and the folder. Safe twice."""

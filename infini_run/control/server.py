@@ -12,6 +12,7 @@ from os import environ
 from infini_run.control.launch_facts import ANSWER, REQUEST, UCRED
 from infini_run.errors import OTHER_CODE, InfiniRunError, LinkError, UsageError, printable
 from infini_run.plan.model import CONTROL_PROTOCOL
+from infini_run.system.fork_hooks import close_link
 from infini_run.system.frames import WireDecoder, pack
 from infini_run.system.json_codec import decode, encode
 from infini_run.system.poller import READ, WRITE, Poller
@@ -185,7 +186,7 @@ class Client:
         if not self.is_closed:
             self.is_closed = True
             self._poller.unwatch(self._socket.fileno())
-            self._socket.close()
+            close_link(self._socket)
 
     def after_fork_in_child(self) -> None:
         """Close the copy in a forked child."""
@@ -217,7 +218,7 @@ class ControlServer:
         if len(self._clients) >= MOST_CLIENTS:
             idle = next((client for client in self._clients if not client.has_asked), None)
             if idle is None:
-                socket(fileno=fd).close()
+                close_link(socket(fileno=fd))
                 return
             idle.close()
             self._clients.remove(idle)

@@ -573,14 +573,17 @@ class NodeLaunch:
         return self._control
 
     def _add_clients(self) -> None:
-        while (fd := self.group.next_client()) >= 0:
-            try:
-                control = self.control
-            except OTHER_CODE as error:
-                os.close(fd)
-                self._refuse_questions(error)
-            else:
-                control.add(fd)
+        control = None
+        try:
+            control = self.control
+        except OTHER_CODE as error:
+            self._refuse_questions(error)
+        with forking:  # a child that is forked meanwhile would keep a connection, for whose end its client waits
+            while (fd := self.group.next_client()) >= 0:
+                if control is None:
+                    os.close(fd)
+                else:
+                    control.add(fd)
 
     def _refuse_questions(self, error: Exception) -> None:
         if not self._refuses_questions:

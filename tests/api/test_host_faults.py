@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import textwrap
@@ -412,26 +413,44 @@ def test_a_child_that_is_forked_while_a_launch_goes_on_has_no_link_of_it(start, 
     assert run_host(host, FORKING + textwrap.dedent(STARTS[start]) + HELD) == "0 True\n"
 
 
+BLOCK = """
+import ctypes, mmap
+
+libc, low, size = ctypes.CDLL(None), 0x10000000, 64 << 20
+libc.mmap.restype = ctypes.c_void_p
+MAP_FIXED_NOREPLACE, MADV_NOHUGEPAGE = 0x100000, 15
+flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_FIXED_NOREPLACE
+sizes = ctypes.c_void_p(low), ctypes.c_size_t(size)
+assert libc.mmap(*sizes, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, ctypes.c_long(0)) == low
+assert libc.madvise(*sizes, MADV_NOHUGEPAGE) in (0, -1)  # -1: this kernel has no huge pages
+ctypes.memset(low, 1, size)
+"""
+LAUNCHES = """
+for _ in range({count}):
+    ir.run(["sh", "-c", "exit 0"], nproc_per_node={nproc})
+"""
+LISTS = """
+import os
+from infini_run.control.launches import find_launches
+os.fork(), os.fork()
+while True:
+    find_launches(os.environ)
+"""
+
+
 def test_a_child_that_is_forked_while_a_launch_ends_closes_what_was_closed_just_then(host):
     """The kernel copies descriptors before memory. A large block low in memory makes that take long, so that much is
     closed between the two."""
-    block = """
-    import ctypes, mmap
+    assert run_host(host, BLOCK + FORKING + LAUNCHES.format(count=100, nproc=16) + HELD) == "0 True\n"
 
-    libc, low, size = ctypes.CDLL(None), 0x10000000, 64 << 20
-    libc.mmap.restype = ctypes.c_void_p
-    MAP_FIXED_NOREPLACE, MADV_NOHUGEPAGE = 0x100000, 15
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_FIXED_NOREPLACE
-    sizes = ctypes.c_void_p(low), ctypes.c_size_t(size)
-    assert libc.mmap(*sizes, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, ctypes.c_long(0)) == low
-    assert libc.madvise(*sizes, MADV_NOHUGEPAGE) in (0, -1)  # -1: this kernel has no huge pages
-    ctypes.memset(low, 1, size)
-    """
-    launches = """
-    for _ in range(100):
-        ir.run(["sh", "-c", "exit 0"], nproc_per_node=16)
-    """
-    assert run_host(host, textwrap.dedent(block) + FORKING + textwrap.dedent(launches) + HELD) == "0 True\n"
+
+def test_a_child_that_is_forked_while_somebody_lists_launches_has_no_connection(host):
+    """`--list` would wait for the end of that."""
+    with subprocess.Popen([sys.executable, "-c", LISTS], start_new_session=True) as lists:
+        try:
+            assert run_host(host, BLOCK + FORKING + LAUNCHES.format(count=60, nproc=16) + HELD) == "0 True\n"
+        finally:
+            os.killpg(lists.pid, signal.SIGKILL)
 
 
 def test_an_exception_of_a_signal_during_a_fork_holds_up_no_launch(host):

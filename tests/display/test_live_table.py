@@ -140,11 +140,17 @@ def test_interrupted_ranks_keep_their_last_line_and_order(window, tmp_path, coun
     script = tmp_path / "train.py"
     script.write_text(INTERRUPTED)
     one = window(*LIVE, f"--nproc_per_node={count}", script, lines=lines)
-    one.see(lambda: sum("epoch 3 of rank" in line for line in one.text) == seen)
+    names = [str(rank) for rank in range(seen)]
+
+    def shown():
+        """The ranks that have a line, and the rank that the line names: Python writes it in pieces."""
+        rows = [line.split() for line in one.text if "epoch 3 of rank" in line]
+        return [words[0] for words in rows], [words[-1] for words in rows]
+
+    one.see(lambda: shown() == (names, names))
     one.type("\x03")
     assert one.wait() == 130
-    rows = [line.split() for line in one.text if "epoch 3 of rank" in line]
-    assert [words[0] for words in rows] == [words[-1] for words in rows] == [str(rank) for rank in range(seen)]
+    assert shown() == (names, names)
     assert not any("KeyboardInterrupt" in line for line in one.text[one.text.index(_head(one)) :])
 
 

@@ -330,10 +330,12 @@ def test_what_is_cancelled_again_is_ended_by_pbs(pbs_queue, tmp_path, case, bell
     name = jobs.submit(*TWO, "--", "sh", "-c", f"echo up $PPID > {bell.path}; exec sleep 1000")
     bell.hear(8)
     jobs.wait(name, "RUNNING")
-    for pid in launchers(pbs_queue):
+    stopped = list(launchers(pbs_queue))
+    assert stopped
+    for pid in stopped:
         os.kill(pid, signal.SIGSTOP)
     assert jobs.call("cancel", name).returncode == 0
-    assert pbs_queue.jobs()[0]["state"] == "RUNNING"
+    assert pbs_queue.jobs()[0]["state"] == "RUNNING", (stopped, jobs.status(name), jobs.logs(name))
     assert jobs.call("cancel", name).returncode == 0
     pbs_queue.ended()
     assert jobs.wait(name)["headline"] == "CANCELLED"

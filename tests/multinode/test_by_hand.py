@@ -353,7 +353,7 @@ def test_a_joiner_that_is_told_twice_kills(node, bell):
     bell.hear(4)
     commands[1].signal(signal.SIGTERM)
     commands[0].read_error_until(b": stopping; SIGKILL in ")
-    time.sleep(0.5)  # TERM again at once is the same request: timeout(1)
+    time.sleep(1.2)  # TERM again at once is the same request: timeout(1)
     commands[1].signal(signal.SIGTERM)
     assert [command.wait() for command in commands] == [143, 143]
     assert b" again: killing what is left" in commands[0].err
@@ -367,7 +367,7 @@ def test_a_joiner_whose_ranks_have_ended_may_insist(node, bell):
     commands[1].signal(signal.SIGTERM)
     commands[0].read_error_until(b": stopping; SIGKILL in ")
     until(lambda: handles(commands[1].pid, signal.SIGTERM))
-    time.sleep(0.5)  # TERM again at once is the same request: timeout(1)
+    time.sleep(1.2)  # TERM again at once is the same request: timeout(1)
     commands[1].signal(signal.SIGTERM)
     assert [command.wait() for command in commands] == [143, 143]
     assert b" again: killing what is left" in commands[0].err

@@ -25,7 +25,7 @@ MEANINGS = {  # first, echo, elsewhere, again
     ENDING_AGENT: (IGNORE, IGNORE, IGNORE, IGNORE),
 }
 BY_USER = (SIGINT, SIGQUIT)  # at a terminal, where each is meant
-_ECHO_S = 0.2  # in which TERM again is the same request: timeout(1) sends it to the process, and then to its group
+_ECHO_S = 1.0  # in which TERM again is the same request: timeout(1) sends it to the process, and then to its group
 
 
 def meaning(who: str, number: int, *, first: int, since_s: float, was_signalled: bool) -> str:
