@@ -57,7 +57,7 @@ class GroupSetup:
         self._cwd = cwd
         self._stdins = stdins
         self._has_head = has_head
-        self._is_last = is_last
+        self.is_last = is_last
         self._lease = lease
         self._argvs: dict[tuple[str, ...], list[bytes]] = {}
         self._words: dict[str, bytes] = {}
@@ -97,7 +97,7 @@ class GroupSetup:
             control_fd=resources.control_fd,
             about=about_launch(plan, options, self._environ, resources.start_s),
             entry=entry,
-            is_last=self._is_last,
+            is_last=self.is_last,
             suspend_as_event=self._has_head,
             shares_terminal=entry is not None and not self._has_head,
             timestamps=options.timestamps,

@@ -736,9 +736,11 @@ class NodeLaunch:
                 record_statuses(self.outcome, self._group, self.plan.workers)
 
     def _record_last_output(self) -> None:
-        """Record what goes with the group, where there is, or will be, something to report."""
+        """Record what goes with the group, where there is, or will be, something to report. A caller in Python may
+        ask for the report of any launch."""
         slow = () if self._pace is None or self._head is not None else self._pace.slow_ranks()
-        if self._outcome is not None or self.options.report or any(rank.is_costly for rank in slow):
+        is_wanted = self._outcome is not None or self.options.report or not self.setup.is_last
+        if is_wanted or any(rank.is_costly for rank in slow):
             from infini_run.node.last_output import record_advice, record_last_output
 
             if self._pace is not None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import infini_run as ir
-from tests.support.command import CHILDREN
+from tests.support.command import CHILDREN, play
 from tests.support.processes import marked, processes
 from tests.support.waiting import LIMIT_S, until
 from tests.unit.environments.test_environments import SRUN
@@ -41,6 +41,13 @@ def test_run_returns_how_every_rank_ended():
         (2, 2, 0, 0),
     ]
     assert len({e.pid for e in report.exits}) == 3
+
+
+@pytest.mark.parametrize("more", [{}, {"max_restarts": 1}], ids=str)
+def test_a_report_of_a_good_launch_has_what_ranks_reported(more):
+    report = ir.run(play("notify=STATUS=working", "notify=PROGRESS=5"), nproc_per_node=2, **more)
+    assert [(each.status, each.progress) for each in report.exits] == [("working", 5)] * 2
+    assert report.to_json()["ranks"][1]["status"] == "working"
 
 
 def test_a_report_begins_before_its_ranks_and_ends_after_them():

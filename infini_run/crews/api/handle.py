@@ -236,7 +236,8 @@ class LaunchHandle(Generic[R]):
     @property
     def exits(self) -> Sequence[Exit | None]:
         """How each process ended, by rank; None for a process that still runs. `stuck` is True for a process that
-        SIGKILL did not end."""
+        SIGKILL did not end. `status` and `progress` are not set: the bar of `progress=True` shows those of a
+        function."""
         return [worker.process.exit if worker.process is not None else None for worker in self._launch.workers]
 
     def close(self) -> None:
