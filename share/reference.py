@@ -44,6 +44,9 @@ _JOB_HEAD = """\
 The grammar is that of [infini-run](infini-run.md). An absent flag takes its value from the variable
 `INFINI_JOB_<NAME>`. Variables `INFINI_RUN_<NAME>` of the job's environment set flags of infini-run, which starts the
 ranks of the job.
+
+If the command line has a flag twice, the last one counts. But `--bind`, `--container_options`, `--env`, `--options`,
+and `--run_options` add up.
 """
 _DECISIONS_HEAD = """\
 # Decisions

@@ -29,7 +29,8 @@ class Flag:
     """One row of a table. `default` is a value of its kind.
 
     `bare` and `negated` are what `--name` and `--noname` stand for; `shown` is how help puts the default. Without
-    `has_variable`, only words of the command line, of flag files, and of --fromenv set it.
+    `has_variable`, only words of the command line, of flag files, and of --fromenv set it. With `adds`, values are
+    tuples, and each further one of the command line adds to those before.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Flag:
     negated: str | None = None
     shown: str = ""
     has_variable: bool = True
+    adds: bool = False
 
 
 @record
@@ -166,7 +168,11 @@ def parse(
     settings: dict[str, Setting] = {}
     if not scan.question:
         for flag, text, origin in scan.given:
-            settings[flag.name] = _convert(flag, text, origin, COMMAND_LINE)
+            setting = _convert(flag, text, origin, COMMAND_LINE)
+            if flag.adds and flag.name in settings:
+                whole = (*settings[flag.name].value, *setting.value)
+                setting = Setting(value=whole, origin=origin, precedence=COMMAND_LINE)
+            settings[flag.name] = setting
         _read_prefixed(scan, prefixes, settings)
     return Parsed(question=scan.question, settings=settings, program=tuple(argv[read:]), subject=scan.subject)
 

@@ -59,12 +59,12 @@ def _is_asked(name: str, given: Mapping[str, Setting]) -> bool:
 
 
 def _why(given: Mapping[str, Setting], place: str, is_one_of_several: bool) -> str:
-    if place == LOCAL and is_one_of_several:
+    if place in (LOCAL, "auto") and is_one_of_several:
         return "without INFINI_RUN_TOKEN each launcher runs alone"
     if place == LOCAL:
         return "there is only one node; add --hosts=a,b for others"
     if place == "auto":
-        return "each launcher takes its place in what started it"
+        return "there is only one node"
     if given.get("console") is not None and given["console"].value == "inherit":
         return "the head writes the lines of several nodes, marked [host:rank]"
     if place == "ssh":

@@ -245,7 +245,8 @@ _ALL = (
     _flag("job", "node_rank", value_types.bounded_int(0), 0, "N",
          "set the rank of this node, from 0; with INFINI_RUN_TOKEN, the head assigns a missing one"),
     _flag("job", "rdzv_endpoint", value_types.endpoint, ("127.0.0.1", 29500), "HOST:PORT",
-         "set where rank 0 listens; [IPV6]:PORT: an IPv6 address, port 0: a free port, on a single node",
+         "set where rank 0 listens; [IPV6]:PORT: an IPv6 address, port 0: a free port, if one infini-run starts all "
+         "ranks",
          shown="127.0.0.1:29500"),
     _flag("job", "master_addr", value_types.address, "127.0.0.1", "HOST", "host of --rdzv_endpoint"),
     _flag("job", "master_port", value_types.port, 29500, "PORT", "port of --rdzv_endpoint"),
@@ -317,8 +318,8 @@ _ALL = (
             "choose what follows when a node joins a job below MAX nodes; wait: it becomes a spare, restart: all "
             "ranks restart with it"),
     _flag("membership", "node_check", _command_line, "", "COMMAND",
-         "run COMMAND on each node first, quoted as in a shell; exclude nodes where it fails, and report its last "
-         "line of output", shown="none"),
+         "run COMMAND (quoted words, without a shell) on each node first; exclude nodes where it fails, and report "
+         "its last line of output", shown="none"),
     _flag("membership", "node_check_timeout", value_types.patience, 60.0, "TIME",
          "kill the check and exclude the node after TIME", shown="1m"),
     _flag("membership", "max_node_failures", value_types.bounded_int(0), 2, "N",

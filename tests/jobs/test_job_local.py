@@ -39,6 +39,20 @@ def test_a_job_that_ends_well_is_completed(local):
     assert sorted(local.lines(name)) == ["[rank 0] hello 0 of 2", "[rank 1] hello 1 of 2"]
 
 
+def test_repeated_lists_of_words_add_up(local, tmp_path):
+    words = (
+        "--env=A=1",
+        "--env=B='2 3' C=4",
+        f"--run_options=--report={tmp_path}/r",
+        "--run_options=--max_restarts=1",
+    )
+    script = 'echo "$A $B $C $TORCHELASTIC_MAX_RESTARTS"'
+    name = local.submit(*words, "--", "sh", "-c", script)
+    assert local.wait(name)["headline"] == "COMPLETED"
+    assert local.lines(name) == ["[rank 0] 1 2 3 4 1"]
+    assert (tmp_path / "r").exists()
+
+
 def test_the_first_failure_is_told_by_code_node_and_rank(local):
     done = local.call("submit", "--slots=4", "--wait", "--", *play("@2", "exit=7", "@*", "wait"))
     host = os.uname().nodename

@@ -275,6 +275,43 @@ def test_all_that_is_wrong_is_told_at_once():
     ]
 
 
+@pytest.mark.parametrize(
+    ("request_", "wanted"),
+    [
+        (
+            ask(20, slots_per_node=4, mem_mb_per_slot=2_000_000, cpus_per_slot=30, time_s=7200),
+            [
+                "the request needs 5 nodes with 4 GPUs; pool gpu has 4",
+                "--cpus_per_slot: needs 120 CPUs per node; those of pool gpu have 64",
+                "--mem_per_slot: needs 8000000 MB per node; those of pool gpu have 8000",
+                "--time: expected at most 1h, the limit of pool gpu",
+            ],
+        ),
+        (
+            ask(10, slots_per_node=10, cpus_per_slot=9, mem_mb_per_slot=2000),
+            [
+                "the request needs nodes with 10 GPUs; those of pool gpu have at most 8",
+                "--cpus_per_slot: needs 90 CPUs per node; those of pool gpu have 64",
+                "--mem_per_slot: needs 20000 MB per node; those of pool gpu have 8000",
+            ],
+        ),
+        (
+            ask(6, slots_per_node=4, time_s=7200),
+            [
+                "--slots=6: 6 slots do not fill nodes of 4; use 4 or 8, --slots_per_node=3 or 2, or --round_up (8)",
+                "--time: expected at most 1h, the limit of pool gpu",
+            ],
+        ),
+    ],
+    ids=["few-nodes", "small-nodes", "unfilled"],
+)
+def test_every_number_beyond_the_pool_is_reported_at_once(request_, wanted):
+    pool = pool_of("gpu", [NODE], limit_s=3600, is_default=True)
+    with pytest.raises(UsageError) as told:
+        lay_out(request_, replace(SLURM, pools=(pool,)))
+    assert str(told.value).splitlines() == wanted
+
+
 def test_nobody_guesses_how_many_gpus_a_node_has():
     with pytest.raises(UsageError, match="GPUs per node unknown; add --slots_per_node=N"):
         lay_out(ask(16), NOTHING["slurm"])

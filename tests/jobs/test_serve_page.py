@@ -149,7 +149,7 @@ def test_the_timeline_shows_the_ranks_of_a_running_job(page, address, local, bel
     ranks = page.locator("#runs tbody tr").filter(has_text="running")
     expect(ranks).to_have_count(3)
     expect(page.locator("#runs th[scope=rowgroup]")).to_have_text(HOST)
-    expect(page.locator("#runs caption")).to_have_text("Attempt 0: RUNNING")
+    expect(page.locator("#runs caption")).to_have_text("Run 0: RUNNING")
     widths = [bar.bounding_box()["width"] for bar in page.locator("#runs .bar.running").all()]
     assert len(widths) == 3
     assert min(widths) > 20  # from when they began to now is the whole width

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from infini_run.options.grammar import Flag
 
 SHORT = {
-    "submit": "submit a job once and print its name",
+    "submit": "submit a job and print its name",
     "status": "show the named jobs, or all unfinished ones",
     "list": "list all jobs in the directory of jobs",
     "logs": "print what the ranks of a job wrote, merged and labeled; by default the newest job",

@@ -17,19 +17,19 @@ from infini_run.jobs.options.table import SUBMIT_GROUPS, VERBS
 from infini_run.options.manpage import entry, escape, page, paragraph
 
 _DESCRIPTION = """\
-infini-job describes a distributed training job by its slots, writes a script for Slurm or PBS, and submits it once.
+infini-job describes a distributed training job by its slots, writes a script for Slurm or PBS, and submits it.
 It then reports the state of the job, what its ranks write, and which rank failed first and how. There is no daemon,
 and nothing needs root: a job is a directory. On the nodes, infini-run(1) starts, watches, and stops the ranks.
 """
 _FILES = """\
 ~/.infini-run/jobs has a directory per job, which only its owner can read: request.json, job.sh, env, id, exit,
-and per attempt 0/log, 0/phase, 0/first_failure, and 0/report.json. Each task of an array has its own, in task/K.
+and per run 0/log, 0/phase, 0/first_failure, and 0/report.json. Each task of an array has its own, in task/K.
 """
 _ENVIRONMENT = """\
-INFINI_JOB_SLOTS sets --slots, and so on. Ranks get INFINI_JOB_NAME, INFINI_JOB_ATTEMPT (0, plus one per restart), and
-INFINI_JOB_FOLDER. Those of an array also get INFINI_JOB_TASK and INFINI_JOB_TASKS, the index of their task and the
-number of tasks; INFINI_JOB_NAME then names the task. A job gets all variables of the shell that submits it, except
-those of schedulers (SLURM_, SBATCH_, SRUN_, SALLOC_, PBS_) and those that name devices.
+INFINI_JOB_SLOTS sets --slots, and so on. Ranks get INFINI_JOB_NAME, INFINI_JOB_ATTEMPT (the number of the run, from
+0), and INFINI_JOB_FOLDER. Those of an array also get INFINI_JOB_TASK and INFINI_JOB_TASKS, the index of their task
+and the number of tasks; INFINI_JOB_NAME then names the task. A job gets all variables of the shell that submits it,
+except those of schedulers (SLURM_, SBATCH_, SRUN_, SALLOC_, PBS_) and those that name devices.
 """
 
 

@@ -77,6 +77,11 @@ def _flag(name: str, kind: object, default: object, group: str, metavar: str, he
     return Flag(name=name, kind=kind, default=default, group=group, metavar=metavar, help=help, **more)  # type: ignore[arg-type]
 
 
+def _words(name: str, group: str, help: str) -> Flag:  # noqa: A002
+    """Read words as a shell splits them. Repeats add up, as those of --volume and --env of docker do."""
+    return _flag(name, _argv, (), group, "WORDS", help, shown="none", adds=True)
+
+
 def _supports(text: str) -> bool:
     try:
         return boolean(text)
@@ -124,8 +129,7 @@ SUBMIT = (
     _flag("time", _time, 0, "scheduler", "TIME",
           "limit the job to TIME, such as 4h, 1h30m, 1d, or 1-12:00:00; a bare number is seconds (sbatch: minutes)",
           shown="the pool's"),
-    _flag("options", _argv, (), "scheduler", "WORDS", "pass options to sbatch or qsub, quoted as for a shell",
-          shown="none"),
+    _words("options", "scheduler", "pass options to sbatch or qsub, quoted as for a shell"),
     _support("gres", "treat GPUs as a resource of the scheduler"),
     _support("tres", "use cons_tres of Slurm"),
     _flag("title", _title, "", "job", "TEXT", "show TEXT before the job's name in squeue, qstat, and infini-job list",
@@ -133,10 +137,9 @@ SUBMIT = (
     _flag("dir", plain, "", "job", "DIR", "keep jobs in DIR, on storage that the nodes share", shown=_JOBS),
     _flag("cwd", plain, "", "job", "DIR", "start ranks in DIR", shown="the current directory"),
     _flag("env", _variables, (), "job", "NAME=VALUE ...",
-          "set variables of the ranks, such as 'A=1 B=2', in addition to your environment", shown="none"),
+          "set variables of the ranks, such as 'A=1 B=2', in addition to your environment", shown="none", adds=True),
     _flag("python", plain, "", "job", "FILE", "run infini-run on the nodes with the Python FILE", shown="this one"),
-    _flag("run_options", _argv, (), "job", "WORDS", "pass flags to infini-run, such as --hang_timeout=10m",
-          shown="none"),
+    _words("run_options", "job", "pass flags to infini-run, such as --hang_timeout=10m"),
     _flag("warn", _warn, (USR2, 0), "job", "[SIGNAL@]TIME",
           "send ranks SIGNAL (by default USR2) TIME before the limit", shown="off"),
     _flag("array", notation, "", "job", "LIST[%M]",
@@ -150,10 +153,9 @@ SUBMIT = (
           shown="the one on PATH"),
     _flag("container_python", plain, "python3", "container", "FILE",
           "run infini-run in the container with the image's Python FILE"),
-    _flag("bind", _argv, (), "container", "WORDS",
-          "show paths of the host in the container, HOST[:THERE[:ro]], in addition to the job's directories",
-          shown="none"),
-    _flag("container_options", _argv, (), "container", "WORDS", "pass options to the runtime", shown="none"),
+    _words("bind", "container",
+           "show paths of the host in the container, HOST[:THERE[:ro]], in addition to the job's directories"),
+    _words("container_options", "container", "pass options to the runtime"),
     switch("wait", "answer", "wait until the job finishes, and exit with the code of the first rank to fail"),
     switch("print", "answer", "print the script and submit nothing"),
     switch("check", "answer", "ask the scheduler whether the job can run, and submit nothing"),

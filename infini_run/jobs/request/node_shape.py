@@ -14,6 +14,8 @@ from infini_run.record import record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from infini_run.jobs.request.job_request import JobRequest
     from infini_run.jobs.scheduler import Facts, Kind, Queue
 
@@ -74,9 +76,14 @@ def lay_out(request: JobRequest, facts: Facts) -> Layout:
     _refuse(_unknown_pool(request, facts, pool) + (_no_row(request) if is_determined else []))
     if is_determined:
         return _determined(request, facts, pool)
-    _refuse(_pool_problems(request, facts, pool))
-    layout = _default(request, facts, pool)
-    _refuse(_size_problems(request, layout, pool))
+    limits = _limit_problems(request, pool)
+    if problems := _pool_problems(request, facts, pool):
+        _refuse(problems + limits)
+    try:
+        layout = _default(request, facts, pool)
+    except UsageError as error:
+        raise UsageError("\n".join([str(error), *limits])) from None
+    _refuse(_size_problems(request, layout, pool) + limits)
     return layout
 
 
@@ -217,13 +224,18 @@ def _pool_problems(request: JobRequest, facts: Facts, pool: Queue | None) -> lis
             f"--slot_type={slot_type}: the scheduler knows no GPUs in pool {pool.name}; use another --pool, or "
             "--slot_type=cpu"
         )
-    if pool.limit_s and request.time_s > pool.limit_s:
-        found.append(f"--time: expected at most {_span(pool.limit_s)}, the limit of pool {pool.name}")
     return found
 
 
+def _limit_problems(request: JobRequest, pool: Queue | None) -> list[str]:
+    """Return what is wrong with the limit of the job's time."""
+    if pool is None or not pool.limit_s or request.time_s <= pool.limit_s:
+        return []
+    return [f"--time: expected at most {_span(pool.limit_s)}, the limit of pool {pool.name}"]
+
+
 def _size_problems(request: JobRequest, layout: Layout, pool: Queue | None) -> list[str]:
-    """Return why a size does not fit: no node has it, or there are too few nodes."""
+    """Return why a size does not fit: too few nodes have it, or a slot has too many CPUs or too much memory."""
     if pool is None or not pool.kinds:
         return []
     is_gpu, known = layout.slot_type != CPU, layout.gpus_per_node > 0
@@ -237,21 +249,24 @@ def _size_problems(request: JobRequest, layout: Layout, pool: Queue | None) -> l
         fits = [kind for kind in pool.kinds if kind.cpus >= need]
         most, what = max(kind.cpus for kind in pool.kinds), counted(need, "CPU")
     nodes = sum(kind.nodes for kind in fits)
+    found = []
     if not fits:
-        return [f"the request needs nodes with {what}; those of pool {pool.name} have at most {most}"]
-    if nodes < layout.all_nodes:
+        found.append(f"the request needs nodes with {what}; those of pool {pool.name} have at most {most}")
+    elif nodes < layout.all_nodes:
         spares = f" ({counted(layout.spares, 'spare')} among them)" if layout.spares else ""
         asked = f"the request needs {counted(layout.all_nodes, 'node')} with {what}{spares}"
-        return [f"{asked}; pool {pool.name} has {nodes}"]
-    return _share_problems(layout, pool, fits)
+        found.append(f"{asked}; pool {pool.name} has {nodes}")
+    return found + _share_problems(request, layout, pool, fits)
 
 
-def _share_problems(layout: Layout, pool: Queue, fits: list[Kind]) -> list[str]:
-    """Return what is wrong with the CPUs and the memory next to the GPUs."""
+def _share_problems(request: JobRequest, layout: Layout, pool: Queue, fits: Sequence[Kind]) -> list[str]:
+    """Return what is wrong with the CPUs and the memory of each slot. fits: nodes with enough slots; empty: the slots
+    are wrong, and only a number of the user's is worth a line."""
     cpus = layout.cpus_per_node or layout.cpus_per_gpu * layout.gpus_per_node
-    most_cpus, most_mb = max(kind.cpus for kind in fits), max(kind.mem_mb for kind in fits)
+    kinds = fits or pool.kinds
+    most_cpus, most_mb = max(kind.cpus for kind in kinds), max(kind.mem_mb for kind in kinds)
     found = []
-    if cpus > most_cpus:
+    if cpus > most_cpus and (fits or (layout.gpus_per_node and request.cpus_per_slot)):
         found.append(f"--cpus_per_slot: needs {cpus} CPUs per node; those of pool {pool.name} have {most_cpus}")
     if most_mb and layout.mem_mb_per_node > most_mb:
         found.append(

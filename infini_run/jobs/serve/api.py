@@ -101,7 +101,7 @@ class Api:
         task: Annotated[str, Query(description="only these tasks of an array: 4, or 0,3-5")] = "",
         rank: Annotated[str, Query(description="only this rank, such as 0, or trainer:0; -1: all")] = "-1",
         node: Annotated[str, Query(description="only this node: its index or host")] = "",
-        attempt: Annotated[int, Query(ge=-1, description="only this attempt, counted from 0; -1: all")] = -1,
+        attempt: Annotated[int, Query(ge=-1, description="only this run, counted from 0; -1: all")] = -1,
         tail: Annotated[int, Query(ge=-1, description="only the last lines of what exists now; -1: all")] = -1,
     ) -> Response:
         """Return the output of its ranks, merged, each line with the name of its rank in front; of an array that of

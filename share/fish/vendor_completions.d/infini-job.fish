@@ -323,7 +323,7 @@ function __infini_job_complete
     set -l verb "$words[2]"
     if test $last -eq 1
         printf '%s\t%s\n' \
-            submit 'submit a job once and print its name' \
+            submit 'submit a job and print its name' \
             status 'show the named jobs, or all unfinished ones' \
             list 'list all jobs in the directory of jobs' \
             logs 'print what the ranks of a job wrote, merged and labeled; by default the newest job' \

@@ -173,7 +173,7 @@ function __infini_run_flags --argument-names verb current
                 spares= 'keep N more nodes waiting, to replace lost ones' \
                 join_window= 'wait TIME for missing nodes once enough have joined, with --nnodes=MIN:MAX or --spares' \
                 on_join= 'choose what follows when a node joins a job below MAX nodes' \
-                node_check= 'run COMMAND on each node first, quoted as in a shell' \
+                node_check= 'run COMMAND (quoted words, without a shell) on each node first' \
                 node_check_timeout= 'kill the check and exclude the node after TIME' \
                 max_node_failures= 'exclude a node whose ranks failed first in N attempts, if enough others remain' \
                 gpus_per_proc= 'show N GPUs to each rank' \

@@ -31,6 +31,7 @@ FLAGS = (
     ),
     Flag(name="grace", group="g", kind=plain, default="", help="", aliases=("shutdown_timeout", "g")),
     Flag(name="show", group="g", kind=plain, default="", help="", bare="text", negated=""),
+    Flag(name="bind", group="g", kind=lambda text: tuple(text.split()), default=(), help="", adds=True),
     switch("verbose", "g", "", aliases=("v",)),
     switch("no_python", "g", ""),
 )
@@ -116,6 +117,13 @@ def test_an_alias_is_the_same_flag():
 def test_the_last_of_two_wins():
     assert values("--node_rank=1", "--node_rank=2") == {"node_rank": 2}
     assert values("--verbose", "--noverbose") == {"verbose": False}
+
+
+def test_flag_that_adds_has_the_words_of_all(tmp_path):
+    file = tmp_path / "flags"
+    file.write_text("--bind=/a /b\n")
+    assert values(f"--flagfile={file}", "--bind=/c", OURS_BIND="/d") == {"bind": ("/a", "/b", "/c")}
+    assert values(OURS_BIND="/d") == {"bind": ("/d",)}
 
 
 @given(st.integers())

@@ -173,7 +173,7 @@ function life(run) {
   const until = Math.max(...run.ranks.map((rank) => rank.end_s || now));
   const scale = { from, span: until - from || 1, now };
   const table = make("table", undefined, { class: "ranks" });
-  table.append(make("caption", `Attempt ${run.attempt}: ${run.state}${run.failure ? `: ${run.failure}` : ""}`));
+  table.append(make("caption", `Run ${run.attempt}: ${run.state}${run.failure ? `: ${run.failure}` : ""}`));
   const head = make("thead");
   const names = make("tr");
   names.append(...["Rank", "Started", "Ready", "Ended", "Ran for", "How", "When"].map((name) => make("th", name, { scope: "col" })));
