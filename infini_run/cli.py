@@ -177,7 +177,7 @@ def _run_options(request: Request, options: Options, environ: dict[str, str], ma
         _print_line(f"infini-run: {notice}")
     if options.nnodes > 1 and not (request.cluster and request.cluster.rank > 0):
         _warn_of_address(options)
-        if not _has_token(options, environ):
+        if not options.is_elastic and not _has_token(options, environ):  # elastic launchers do not start without one
             _warn_of_restarts(options)
     if options.dry_run:
         return _show(plan, options, environ, mask_at_entry, request.cluster)

@@ -346,7 +346,10 @@ def _why_no_secret(found: os.stat_result, path: str) -> str:
         return "not a regular file"
     if found.st_uid not in (0, os.geteuid()):
         return f"belongs to user {found.st_uid}, who can read the token; run chown {os.geteuid()} {path}"
-    return f"others can read or write it; run chmod 600 {path}" if stat.S_IMODE(found.st_mode) & 0o077 else ""
+    if not stat.S_IMODE(found.st_mode) & 0o077:
+        return ""
+    is_own = found.st_uid == os.geteuid()  # a Secret of Kubernetes is root's, and fsGroup lets a group read it
+    return f"others can read or write it; {f'run chmod 600 {path}' if is_own else f'set {TOKEN}=... instead'}"
 
 
 def render_plan(

@@ -49,7 +49,7 @@ def check_membership(given: Given, values: Values, node_list: NodeList | None, *
     if not has_token and not values["dry_run"]:
         raise UsageError(
             f"{asked}: needs a token to join its nodes; set the same {TOKEN}=... on every node, or add "
-            "--token_file=FILE (a Secret) or --hosts=a,b"
+            "--token_file=FILE or --hosts=a,b"
         )
     if rank is None:
         values["node_rank"] = HANDED_OUT

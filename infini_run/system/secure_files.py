@@ -337,7 +337,10 @@ def clear_message(flag: str, path: str) -> None:
     """
     problem = write_message(path, "")
     if problem:
-        raise UsageError(f"--{flag}={path} cannot be written: {problem}; use a regular file that you can write")
+        raise UsageError(
+            f"--{flag}={path} cannot be written: {problem}; use a regular file of yours, or /dev/termination-log in "
+            "a pod"
+        )
 
 
 def write_message(path: str, text: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -639,6 +640,22 @@ def test_token_file_of_other_user_is_refused(node, tmp_path):
     command = node(0, "true", token="", flags=(f"--token_file={file}",))
     assert command.wait() == 2
     said = f"--token_file={file}: belongs to user 31000, who can read the token; run chown 0 {file}"
+    assert told(command) == [f"infini-run: {said}"]
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="root lets itself be another user")
+def test_token_file_of_root_is_refused_without_chmod(node, tmp_path):
+    """The kubelet's files are root's: their reader can change no mode."""
+    file = tmp_path / "token"
+    file.write_text(TOKEN)
+    file.chmod(0o440)
+    os.chown(file, 0, 31000)
+    may_read = ("--inh-caps=+dac_override", "--ambient-caps=+dac_override")  # this Python may be in a closed folder
+    under = ("setpriv", "--reuid=31000", "--regid=31000", "--clear-groups", *may_read)
+    command = node(0, "true", token="", flags=(f"--token_file={file}",), under=under)
+    assert command.wait() == 2
+    said = f"--token_file={file}: others can read or write it; set INFINI_RUN_TOKEN=... instead"
     assert told(command) == [f"infini-run: {said}"]
 
 

@@ -67,6 +67,10 @@ def test_spares_that_join_by_themselves_have_no_names_yet(shown):
     assert json.loads(shown("--dry_run=json", *flags, said=ASSIGNED, env=joined))["spares"] == [None]
 
 
+def test_elastic_plan_without_token_lacks_line_about_restarts(shown):
+    shown("--dry_run", "--nnodes=1:4", "--rdzv_endpoint=n0:7", "--max_restarts=3", "true", said=ASSIGNED + TOKENLESS)
+
+
 def test_spare_of_a_step_shows_the_plan_of_node_0(shown):
     step = {**os.environ, **SRUN, "INFINI_RUN_TOKEN": "0123456789abcdef"}
     said = b"infini-run: this node is a spare; the plan is that of node 0\n"
