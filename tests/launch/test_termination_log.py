@@ -15,6 +15,7 @@ import pytest
 
 from tests.launch.test_pid1 import STRAY, UNSHARE
 from tests.launch.test_security import needs_root
+from tests.multinode.test_elastic_by_hand import read_error_until
 from tests.support.blocks import blocks
 from tests.support.cluster import free_ports
 from tests.support.command import COMMAND, play
@@ -107,7 +108,7 @@ def test_what_cannot_be_written_is_one_line_and_starts_nothing(infini_run, tmp_p
     command = infini_run(f"--termination_log={given}", "touch", tmp_path / "started")
     assert command.wait() == 2
     (line,) = command.err.decode().splitlines()
-    hint = "use a regular file that you can write"
+    hint = "use a regular file of yours, or /dev/termination-log in a pod"
     assert line == f"infini-run: --termination_log={given} cannot be written: {BAD[value]}; {hint}"
     assert not (tmp_path / "started").exists()
 
@@ -200,6 +201,40 @@ def test_startup_probe_of_the_guide_holds_in_every_pod(infini_run, gate, tmp_pat
     assert ask() == [1, 1]
     second.open()
     see(b"ready ", 6)
+    until(lambda: ask() == [0, 0])
+    os.kill(
+        int(Path(f"/proc/{commands[0].pid}/task/{commands[0].pid}/children").read_text().split()[0]), signal.SIGTERM
+    )
+    assert [command.wait() for command in commands] == [143, 143]
+
+
+@needs_root("a PID namespace")
+def test_startup_probe_of_the_guide_passes_in_waiting_spare(infini_run, gate, tmp_path):
+    """A spare has no ranks that could be ready; the pod with index 0 asks for those of all pods."""
+    pytest.importorskip("yaml")
+    held = gate()
+    (tmp_path / "infini-run").write_text(f'#!/bin/sh\nexec {shlex.join(COMMAND)} "$@"\n')
+    (tmp_path / "infini-run").chmod(0o755)
+    environ = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "INFINI_RUN_TOKEN": "t" * 32}
+    flags = ("--nnodes=1", "--spares=1", f"--rdzv_endpoint=127.0.0.1:{free_ports(2)}")
+    ready = play("say=up", f"hold={held}", "notify=READY=1", "say=ready", "wait")
+    commands = [infini_run(*flags, *ready, under=POD, gates=(held,), env=environ) for _ in range(2)]
+
+    def ask():
+        codes = []
+        for index, command in enumerate(commands):
+            inside = Path(f"/proc/{command.pid}/task/{command.pid}/children").read_text().split()[0]
+            words = ["nsenter", "-t", inside, "--pid", "--mount", *probes()["startupProbe"]]
+            pod = {**environ, "JOB_COMPLETION_INDEX": str(index)}
+            codes.append(subprocess.run(words, env=pod, check=False).returncode)
+        return codes
+
+    read_error_until(commands, b"; spares: ")
+    commands.sort(key=lambda command: b"; spares: " not in command.err)  # the head first, as in the pod with index 0
+    commands[0].read_until(b"up ")
+    assert ask() == [1, 0]
+    held.open()
+    commands[0].read_until(b"ready ")
     until(lambda: ask() == [0, 0])
     os.kill(
         int(Path(f"/proc/{commands[0].pid}/task/{commands[0].pid}/children").read_text().split()[0]), signal.SIGTERM
