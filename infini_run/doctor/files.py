@@ -48,9 +48,10 @@ def check_leftovers(folder: str) -> Finding:
         return ok(name, f"{folder} cannot be listed")
     abandoned = count_abandoned(found, NEW_S)
     others = len(found) - abandoned
-    more = f"; {others} of running launches or other users" if others else ""
+    verb = "belongs" if others == 1 else "belong"
+    more = f"; {others} {verb} to running launches or other users" if others else ""
     if not abandoned:
-        return ok(name, f"none of killed launches{more}")
+        return ok(name, f"killed launches left none{more}")
     what = "a folder" if abandoned == 1 else f"{abandoned} folders"
     return note(name, f"{what} in {folder}, of killed launches: the next launch removes them{more}")
 

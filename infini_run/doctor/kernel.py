@@ -70,9 +70,9 @@ def _memfd() -> Finding:
         os.close(os.memfd_create("infini-run-doctor", os.MFD_CLOEXEC))
     except OSError as error:
         return failing(
-            "memfd", f"refused ({error.strerror}): no leases for jobs that may lose nodes, and no infini-job"
+            "memfd", f"refused ({error.strerror}): infini-job, and jobs that may lose nodes (--spares), need it"
         )
-    return ok("memfd", "infini-job, and leases of nodes, can keep files in memory")
+    return ok("memfd", "available; infini-job, and jobs that may lose nodes (--spares), need it")
 
 
 def _close_range(libc: ctypes.CDLL) -> Finding:

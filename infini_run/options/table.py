@@ -340,14 +340,14 @@ _ALL = (
 
     _flag("output", "log_dir", plain, "", "DIR", "write DIR/rank_<rank>.log for each rank", shown="none"),
     _choice("output", "log_layout", ("flat", "torchrun"),
-            "choose the files in --log_dir; flat: as above, torchrun: DIR/<run "
+            "choose the files in --log_dir; flat: DIR/rank_<rank>.log, torchrun: DIR/<run "
             "id>_<random>/attempt_<restarts>/<local rank>/ with stdout.log, stderr.log, and error.json; several "
             "nodes add node_<node rank>/ before attempt_<restarts>/"),
     _choice("output", "console", ("auto", "inherit", "lines", "prefix", "fold", "none"),
             "choose how output is shown; inherit: ranks write it themselves; lines: whole lines, which never mix; "
             "prefix: lines marked [rank 3]; fold: as prefix, but a line that several ranks write within 100 ms only "
-            "once, marked [ranks 0-7]; none: no output; auto: prefix with --log_dir, --tee, --timestamps, or other "
-            "nodes, else inherit for one rank, a terminal, or /dev/null, else lines", shown="auto"),
+            "once, marked [ranks 0-7]; none: no output; auto: prefix with --log_dir, --tee, --timestamps, or a head "
+            "of several nodes, else inherit for one rank, a terminal, or /dev/null, else lines", shown="auto"),
     switch("timestamps", "output", "show the time (UTC) before each line of a rank"),
     _choice("output", "color", ("auto", "always", "never"),
             "color the labels of lines; auto: if stdout and stderr are terminals and NO_COLOR is unset"),
@@ -366,7 +366,7 @@ _ALL = (
          "show the output of these local ranks only, as torchrun does", shown="all"),
 
     _flag("ending", "grace", value_types.duration, None, "TIME",
-         "wait TIME (10, 10s, 500ms, 2m) between the stop signal and KILL, on every path",
+         "wait TIME (10, 10s, 500ms, 2m) between the stop signal and KILL, whatever the cause",
          shown="25s after a stop request, else 10s", aliases=("shutdown_timeout",)),
     _flag("ending", "stop_signal", value_types.stop_signal, _signal.SIGTERM, "SIGNAL",
          "send SIGNAL to ask ranks to stop",
@@ -410,8 +410,8 @@ _ALL = (
 
     Flag(group="seeing", name="dry_run", kind=_text_or_json, default="", metavar="text|json", bare="text",
          negated="", shown="off",
-         help="print the plan, with every rank's environment and arguments, and start nothing; the plan names what "
-         "other nodes add"),
+         help="print the plan, with every rank's environment and arguments, and start nothing; a line of the plan "
+         "lists what other nodes set themselves"),
     switch("verbose", "seeing", "print each step"),
     Flag(group="seeing", name="live", kind=_live, default="auto", metavar="on|off|auto", bare="on", negated="off",
          help=

@@ -234,7 +234,7 @@ def test_folders_of_launches_that_were_killed_are_counted(tmp_path):
     assert found.grade == NOTE
     assert found.text == (
         f"a folder in {tmp_path}, of killed launches: the next launch removes them; "
-        "1 of running launches or other users"
+        "1 belongs to running launches or other users"
     )
     old.rmdir()
     assert check_leftovers(str(tmp_path)).grade == OK

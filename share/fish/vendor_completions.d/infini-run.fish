@@ -190,8 +190,8 @@ function __infini_run_flags --argument-names verb current
                 redirects= 'send these streams (1: stdout, 2: stderr, 3: both) to --log_dir only, as torchrun does' \
                 tee= 'send these streams to --log_dir and to the console, as torchrun does' \
                 local_ranks_filter= 'show the output of these local ranks only, as torchrun does' \
-                grace= 'wait TIME (10, 10s, 500ms, 2m) between the stop signal and KILL, on every path' \
-                shutdown_timeout= 'wait TIME (10, 10s, 500ms, 2m) between the stop signal and KILL, on every path' \
+                grace= 'wait TIME (10, 10s, 500ms, 2m) between the stop signal and KILL, whatever the cause' \
+                shutdown_timeout= 'wait TIME (10, 10s, 500ms, 2m) between the stop signal and KILL, whatever the cause' \
                 stop_signal= 'send SIGNAL to ask ranks to stop' \
                 stop_scope= 'choose who gets the stop signal' \
                 isolate 'run the job in a separate PID namespace' \
