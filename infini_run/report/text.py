@@ -33,6 +33,8 @@ def headline(first: Exit) -> str:
     after = f"after {duration_text((first.end_s or 0) - (first.start_s or 0))}"
     if first.asked_again:
         return f"{who} asked to run again (exit code {first.code}, pid {first.pid}, {after})"
+    if first.sent_by:  # last: its pid is not the rank's
+        return f"{who} failed: {_describe_signal(first)} (pid {first.pid}, {after}), sent by {first.sent_by}"
     return f"{who} failed: {describe_end(first)} (pid {first.pid}, {after})"
 
 
@@ -46,13 +48,16 @@ def describe_end(exit_: Exit) -> str:
         return "SIGKILL did not end it"
     if not exit_.signal:
         return f"exit code {exit_.code}"
+    return _describe_signal(exit_) + (f", sent by {exit_.sent_by}" if exit_.sent_by else "")
+
+
+def _describe_signal(exit_: Exit) -> str:
     notes = []
     if exit_.dumped_core:
         notes.append("core dumped")
     if exit_.out_of_memory:
         notes.append("by the kernel, for memory")
-    sender = f", sent by {exit_.sent_by}" if exit_.sent_by else ""
-    return f"killed by {signal_name(exit_.signal)}{sender}" + (f" ({', '.join(notes)})" if notes else "")
+    return f"killed by {signal_name(exit_.signal)}" + (f" ({', '.join(notes)})" if notes else "")
 
 
 def hint(first: Exit) -> str:

@@ -457,7 +457,9 @@ def test_report_names_who_killed_a_rank(running, tmp_path):
     assert re.fullmatch(r".+ \(pid \d+\)", sender)
     assert report["ranks"][0]["sent_by"] is None
     for text in (command.err.decode(), message.read_text()):
-        assert f" failed: killed by SIGKILL, sent by {sender} (pid " in text
+        assert re.search(
+            rf" failed: killed by SIGKILL \(pid \d+, after [\d.]+ m?s\), sent by {re.escape(sender)};", text
+        )
         assert "dmesg" not in text
 
 
