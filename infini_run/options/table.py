@@ -240,7 +240,7 @@ _ALL = (
     _flag("job", "nnodes", value_types.node_count, 1, "N|MIN:MAX",
          "run on N nodes; MIN:MAX: run on MIN to MAX nodes, and continue after losing one"),
     _flag("job", "nproc_per_node", value_types.proc_count, 1, "N|auto|gpu|cpu",
-         "start N ranks on each node; gpu: one per GPU, cpu: one per usable core, auto: gpu if there is a GPU, "
+         "start N ranks on each node; gpu: one per GPU, cpu: one per usable CPU, auto: gpu if there is a GPU, "
          "else cpu"),
     _flag("job", "node_rank", value_types.bounded_int(0), 0, "N",
          "set the rank of this node, from 0; with INFINI_RUN_TOKEN, the head assigns a missing one"),
@@ -334,8 +334,8 @@ _ALL = (
     Flag(group="devices", name="check_gpus", kind=_check_gpus, default="off", metavar="off|warn|refuse", bare="warn",
          negated="off", help="check whether other processes hold memory on the GPUs; warn, or refuse to start"),
     _flag("devices", "omp_num_threads", value_types.thread_count, 0, "N|auto",
-         "set OMP_NUM_THREADS if it is unset; auto: with more than one rank, the cores per rank, or the CPUs that "
-         "the rank is bound to",
+         "set OMP_NUM_THREADS if it is unset; auto: with more than one rank, the usable CPUs divided by the ranks, "
+         "or with --bind the number of the rank's CPUs",
          shown="auto"),
 
     _flag("output", "log_dir", plain, "", "DIR", "write DIR/rank_<rank>.log for each rank", shown="none"),
@@ -376,7 +376,8 @@ _ALL = (
             "rank, and its group at half the grace"),
     switch("isolate", "ending", "run the job in a separate PID namespace"),
     _flag("ending", "max_restarts", value_types.bounded_int(0), 0, "N",
-         "restart all ranks after a failure, at most N times; never after a stop request or exit code 126 or 127"),
+         "restart all ranks after a failure, at most N times until --restart_window or PROGRESS= resets the count; "
+         "never after a stop request or exit code 126 or 127"),
     _choice("ending", "restart_scope", ("job", "program"),
             "choose what restarts after a failure; job: all ranks, program: the ranks of the failed program, while "
             "the others continue"),

@@ -136,7 +136,7 @@ class Crew(MethodCalls, Generic[T, R]):
         ready_timeout_s: how long a worker's `start` may take, in seconds; 0: no limit.
         watchdog_s: how long a worker that has a task may give no sign of life, in seconds; 0: no limit. Signs are
             ctx.emit, status, progress, checkpoint and ping, and WATCHDOG=1 to NOTIFY_SOCKET. ctx.extend postpones
-            both limits.
+            this limit, ready_timeout_s, and drain_s.
         grace: seconds from the stop signal to SIGKILL; None: 25 after `infini-run --stop`, else 10.
         drain_s: how long `close` waits for accepted tasks, in seconds; None: no limit.
         max_events: how many unread events (emitted objects, results of `send`) the crew keeps for each worker. At

@@ -195,7 +195,7 @@ function __infini_run_flags --argument-names verb current
                 stop_signal= 'send SIGNAL to ask ranks to stop' \
                 stop_scope= 'choose who gets the stop signal' \
                 isolate 'run the job in a separate PID namespace' \
-                max_restarts= 'restart all ranks after a failure, at most N times' \
+                max_restarts= 'restart all ranks after a failure, at most N times until --restart_window or PROGRESS= resets the count' \
                 restart_scope= 'choose what restarts after a failure' \
                 restart_delay= 'wait TIME before the first restart, and twice as long before each further one, up to 5 minutes' \
                 restart_window= 'reset the restart count after TIME without a failure' \
