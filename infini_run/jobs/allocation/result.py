@@ -1,4 +1,4 @@
-"""How an attempt ended, and whether another follows. Pure: the observations are arguments."""
+"""How a run ended, and whether another follows. Pure: the observations are arguments."""
 
 from __future__ import annotations
 

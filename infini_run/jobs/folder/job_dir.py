@@ -245,7 +245,7 @@ class JobDir:
             return
 
     def attempts(self) -> int:
-        """Return how many attempts began."""
+        """Return how many runs began."""
         count = 0
         while os.path.isdir(self.file(str(count))):
             count += 1

@@ -63,7 +63,7 @@ def _count(number: int, what: str) -> str:
 
 @record
 class Phase:
-    """The progress of one attempt.
+    """The progress of one run.
 
     Args:
         state: STARTING, RUNNING, WARNED; REQUEUED, where another one follows.

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 CUDA, ROCM, CPU = "cuda", "rocm", "cpu"
 DEFAULT, DETERMINED = "default", "determined"
-LOG = "job.log"  # in the job's directory: what the script itself says, of every attempt
+LOG = "job.log"  # in the job's directory: what the script itself says, of every run
 SPOOL = "job.out"  # there too: what PBS has caught before the script could say where its output goes
 
 

@@ -1,4 +1,4 @@
-"""What a job's ranks have written: one file for each attempt, in whole lines with the name of the rank in front.
+"""What a job's ranks have written: one file for each run, in whole lines with the name of the rank in front.
 
 The one rule: lines come out as they are in the file, in its order. Who asks for one rank or node gets its lines only.
 """
@@ -176,7 +176,7 @@ def narrow(folder: JobDir, tasks: Sequence[int]) -> tuple[JobDir, Sequence[int]]
 
 
 def attempts_of(folder: JobDir, asked: int, tasks: Sequence[int] = ()) -> list[int]:
-    """Return the attempts to read. asked: one, or -1: all. Those of an array are those of the task that ran most
+    """Return the runs to read. asked: one, or -1: all. Those of an array are those of the task that ran most
     often. Raises UsageError if there was no such run."""
     count = max(one.attempts() for one in tasks_of(folder, tasks) or (folder,))
     if asked >= count:
@@ -319,7 +319,7 @@ class _Runs:
 
 
 class _Log:
-    """The log of one attempt, whose nodes may become known during the reading."""
+    """The log of one run, whose nodes may become known during the reading."""
 
     def __init__(
         self, folder: JobDir, number: int, rank: int | str, node: str, may_lack_node: bool, tail: int = -1

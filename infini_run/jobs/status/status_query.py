@@ -257,7 +257,7 @@ def _knows_array(task: Task, seen: Mapping[str, SchedulerJob]) -> bool:
 
 def _alive(folder: JobDir, status: Status, answer: SchedulerJob) -> Status:
     """Return the status of a job that waits, or runs: its own phase has its progress, unless that is an earlier
-    attempt's."""
+    run's."""
     phase = folder.phase(status.attempt) if status.attempt >= 0 else None
     base = replace(status, code=-1, node="", rank=-1, is_final=False, scheduler_ended_it=False)
     if answer.state == QUEUED:

@@ -46,7 +46,7 @@ def answered(known: Status, answer: Status) -> Status:
 
 
 def _runs_ended_by_scheduler(found: Status) -> set[tuple[str, int]]:
-    """Return the runs that the scheduler ended, by name and attempt, and of which it may know why."""
+    """Return the runs that the scheduler ended, by name and number, and of which it may know why."""
     return {(one.name, one.attempt) for one in found.tasks or (found,) if one.scheduler_ended_it and not one.is_final}
 
 
@@ -149,7 +149,7 @@ class JobWatcher:
         return status
 
     def _follow_attempts(self) -> None:
-        """Follow the attempts, as `_watch_attempts` does, and read what a directory had before the watch."""
+        """Follow the runs, as `_watch_attempts` does, and read what a directory had before the watch."""
         while self._watch_attempts():
             self._read()
 
