@@ -32,6 +32,7 @@ class HangDetector:
         self._next_check_s = start_s + timeout_s  # at the earliest
         self._idle_since_s, self._idle_since_cpu_s = start_s, 0.0  # the check since which it has used almost no CPU
         self._written, self._written_s = 0, 0.0  # the kernel's count, and the check that last saw it changed
+        self._skipped_s = 0.0  # until when changes of that count say nothing
         self._reported_s = 0.0  # when it was last reported as hung; 0: it is not
 
     def deadline_s(self, output_s: float, ping_s: float) -> float:
@@ -44,7 +45,7 @@ class HangDetector:
         return max(self._last_sign_s(output_s, ping_s) + self._timeout_s, self._next_check_s)
 
     def _last_sign_s(self, output_s: float, ping_s: float) -> float:
-        return max(self._silence_since_s, ping_s or output_s)
+        return max(self._silence_since_s, ping_s or max(output_s, self._written_s, self._skipped_s))
 
     @property
     def idle_since_s(self) -> float:
@@ -57,7 +58,8 @@ class HangDetector:
         return self._written_s
 
     def note_written(self, now_s: float, written: int | None) -> None:
-        """Record what the rank has written. Less than before also counts, as for CPU time.
+        """Record what the rank has written. Less than before also counts, as for CPU time. That puts the next check
+        off: a look may end just before it, and what was written meanwhile would count as silence.
 
         Args:
             now_s: The time.
@@ -66,9 +68,16 @@ class HangDetector:
         if written is not None and written != self._written:
             self._written, self._written_s = written, now_s
 
-    def skip_written(self, written: int | None) -> None:
-        """Take the kernel's count as it is now: what the rank wrote until now is no sign of life."""
+    def skip_written(self, now_s: float, written: int | None) -> None:
+        """Take the kernel's count as it is now: what the rank wrote until now is not known to be a sign of life, nor
+        to be none. If the rank is not reported, its silence counts from now.
+
+        Args:
+            now_s: The time.
+            written: As for `note_written`.
+        """
         self._written = self._written if written is None else written
+        self._skipped_s = self._skipped_s if self._reported_s else now_s
 
     def refresh(self, now_s: float) -> None:
         """Count silence from now: until now every rank was suspended."""
@@ -99,7 +108,7 @@ class HangDetector:
             The reason. Empty: it does not hang, or this silence was reported before.
         """
         self.note_written(now_s, written)
-        since_s = self._last_sign_s(max(output_s, self._written_s), ping_s)
+        since_s = self._last_sign_s(output_s, ping_s)
         self._next_check_s = now_s + self._timeout_s
         if since_s > self._reported_s:
             self._reported_s = 0.0

@@ -471,7 +471,7 @@ class Watchdog:
             if written is None or written == (later := rank.written(table)):
                 continue
             if self._recorder is not None and os.path.exists(f"{self._recorder[0]}{rank.worker.rank}.pipe"):
-                rank.detector.skip_written(later)
+                rank.detector.skip_written(now_s, later)
             else:
                 rank.detector.note_written(now_s, later)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import sys
@@ -135,6 +136,30 @@ def test_rank_that_writes_during_a_look_has_come_back():
     assert not detector.has_come_back(0.0)
     detector.note_written(112.0, 7)
     assert detector.has_come_back(0.0)
+
+
+def test_check_just_after_a_look_counts_the_writes_during_it():
+    detector = HangDetector(10.0, 100.0)
+    assert check(detector, 110.0, reads_output=False, written=4) == ""
+    detector.note_written(119.5, 8)
+    assert detector.deadline_s(0.0, 0.0) == 129.5, "of a look from 117.5"
+    assert check(detector, 129.5, reads_output=False, written=8) == "no writes and no CPU used for 10.0 s"
+
+
+def test_writes_that_may_be_a_dump_put_the_check_off_once():
+    """A rank that was asked for its records writes them. What else it wrote during the look is unknown."""
+    healthy, hung, pinging = (HangDetector(10.0, 100.0) for _ in range(3))
+    assert check(healthy, 110.0, reads_output=False, written=4) == ""
+    assert check(hung, 110.0, reads_output=False, written=0) != ""
+    for detector in (healthy, hung, pinging):
+        detector.skip_written(119.5, 9)
+    assert healthy.deadline_s(0.0, 0.0) == 129.5
+    assert healthy.written_s == 110.0, "no report says that it wrote"
+    assert check(healthy, 129.5, reads_output=False, written=9) == "no writes and no CPU used for 10.0 s"
+    assert not hung.has_come_back(0.0)
+    assert hung.deadline_s(0.0, 0.0) == 120.0
+    assert check(hung, 130.0, reads_output=False, written=9) == "", "the same silence"
+    assert pinging.deadline_s(0.0, 111.0) == 121.0
 
 
 def test_unknown_count_is_no_sign():
@@ -290,6 +315,32 @@ def test_silent_rank_among_ranks_that_print_is_named_without_logs(infini_run, tm
     looks = {look["rank"]: look for look in content["snapshots"]}
     assert looks[1]["why"].startswith("no writes and no CPU used for ")
     assert looks[0]["signs"]["output"] > looks[1]["signs"]["output"]
+
+
+@pytest.mark.parametrize("console", ["none", "inherit"])
+def test_rank_that_prints_does_not_hang_after_a_look_at_another(infini_run, tmp_path, console):
+    """The look at rank 0 ends just before the check of rank 1, which has written since it began."""
+    report = tmp_path / "report"
+    prints = shlex.join([sys.executable, "-c", PRINTS.replace("0.25", "0.7")])
+    script = f"[ $RANK = 0 ] && exec sleep 4; exec {prints}"
+    flags = ("--nproc_per_node=2", "--hang_timeout=1", f"--console={console}", f"--report={report}")
+    command = infini_run(*flags, "sh", "-c", script)
+    assert command.wait() == 0
+    assert hung(reads(report)) == [0]
+    assert b" rank 0 on " in command.err
+    assert b"rank 1" not in command.err
+
+
+def test_look_at_another_rank_stops_no_rank_that_writes_in_time(infini_run, tmp_path):
+    """Rank 0 asks for a look, and exits during it. Rank 1 writes during that look, and again 3.3 s later."""
+    report = tmp_path / "report"
+    trigger = " ".join(play("notify=WATCHDOG=trigger"))
+    first = f"[ $RANK = 0 ] && {{ sleep 2.2; {trigger}; exec sleep 1; }}"
+    script = f"{first}; for step in 1 2 3; do echo $step; sleep 3.3; done"
+    flags = ("--nproc_per_node=2", "--hang_timeout=3.5", "--on_hang=stop", "--console=none", f"--report={report}")
+    command = infini_run(*flags, "sh", "-c", script)
+    assert command.wait() == 0, command.err
+    assert hung(reads(report)) == [0]
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("setpriv"), reason="needs root and setpriv")
