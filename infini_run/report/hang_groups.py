@@ -374,7 +374,7 @@ def _with_silence(later: HangSnapshot, earlier: HangSnapshot) -> HangSnapshot:
     if not is_same_place or has_lived or later.idle_s is None or not earlier.why.startswith(_SILENT):
         return later
     silence = replace(later, why=earlier.why.partition(" for ")[0])
-    return replace(silence, kind="hung", why=f"{silence.why} for {duration_text(_silence_s(silence))}")
+    return replace(silence, kind="hung", why=f"{silence.why} for {duration_text(_silence_s(silence))}", later_s=0.0)
 
 
 def _last_finding(snapshots: Iterable[HangSnapshot]) -> int:

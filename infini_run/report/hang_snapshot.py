@@ -19,6 +19,7 @@ SUSPENDED, AT_TERMINAL = "suspended by a signal", "waits for the terminal"  # at
 BEFORE_STOP = "seen before the stop"  # that of a rank when another one has failed
 BEFORE_RESTART = "seen before its program restarts"  # the same, with --restart_scope=program
 LOOK_S, STOP_S = 0.7, 0.9  # from the failure to the end of that look, and to the stop: all nodes look meanwhile
+_LATER_S = 0.1  # a sooner look counts as the same moment
 _NAMED, _FRAMES = 3, 4  # processes and Python frames in the few lines
 MAIN_THREAD = '"MainThread"'
 _POOL, _OTHERS = "(concurrent/futures/", 16  # where the main thread waits for a thread; threads that are compared
@@ -54,6 +55,7 @@ class HangSnapshot:
         gpu: How busy its GPUs are, from 0 to 1. None: unknown.
         program: With several programs, the name of the rank's program.
         program_rank: Its rank in that program.
+        later_s: How long after `why` was measured this was seen, in seconds.
     """
 
     rank: int
@@ -82,6 +84,7 @@ class HangSnapshot:
     gpu: float | None = None
     program: str = ""
     program_rank: int = 0
+    later_s: float = 0.0
 
     @property
     def name(self) -> str:
@@ -109,14 +112,18 @@ class HangSnapshot:
         return found
 
     def signs(self) -> str:
-        """Return when the signs of life stopped: `output 12.0 s ago, CPU 12.0 s ago, PROGRESS=7 14.2 s ago, GPU 0%`.
-        Empty: none was seen."""
+        """Return when the signs of life stopped: `last signs, 2.0 s later: output 12.0 s ago, CPU 12.0 s ago,
+        PROGRESS=7 14.2 s ago, GPU 0%`. Empty: none was seen.
+
+        The reason counts until the first look, and these times until the last one.
+        """
         times = (("output", self.output_s), ("CPU", self.idle_s), (f"PROGRESS={self.progress}", self.progress_s))
         now_s = self.time_s
         signs = [f"{name} {duration_text(max(0.0, now_s - at_s))} ago" for name, at_s in times if at_s is not None]
         if self.gpu is not None:
             signs.append(f"GPU {self.gpu * 100:.0f}%")
-        return f"last signs: {', '.join(signs)}" if signs else ""
+        later = f", {duration_text(self.later_s)} later" if self.kind and self.later_s >= _LATER_S else ""
+        return f"last signs{later}: {', '.join(signs)}" if signs else ""
 
     def text(self) -> str:
         """Return the whole snapshot, for people."""

@@ -98,6 +98,7 @@ class SnapshotCollector:
         self._entry = entry
         self._environ = environ
         self._folder = folder
+        self._begin_s = time.monotonic()
         self._round = self._first = self._make_round(table, {})
         self._again_s = 0.0  # when the second look is due; 0: the first one is not complete
         self._early_reason = ""
@@ -119,6 +120,7 @@ class SnapshotCollector:
             self._entry,
             self._environ,
             self._folder,
+            begin_s=self._begin_s,
             is_short=self.is_before_stop,
             sees=self._sees,
         )
@@ -203,6 +205,7 @@ class _SnapshotRound:
 
     Args:
         known: The snapshots of the look before, by rank: a Python that has not moved is not read again.
+        begin_s: When the reasons to look were found.
         is_short: There may be no time for all Python stacks: those of ranks that wait in a rare place come first.
         sees: As for SnapshotCollector.
     """
@@ -217,6 +220,7 @@ class _SnapshotRound:
         environ: Mapping[str, str],
         folder: str,
         *,
+        begin_s: float,
         is_short: bool,
         sees: bool,
     ) -> None:
@@ -230,6 +234,7 @@ class _SnapshotRound:
         self._entry = entry
         self._environ = environ
         self._folder = folder
+        self._begin_s = begin_s
         self._is_short = is_short
         self._sees = sees
         self._host = os.uname().nodename
@@ -290,6 +295,7 @@ class _SnapshotRound:
             file=self._file(subject.rank),
             program=subject.program,
             program_rank=subject.program_rank,
+            later_s=time.monotonic() - self._begin_s,
         )
 
     def _file(self, rank: int) -> str:

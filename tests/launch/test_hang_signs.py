@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 
 from tests.support.command import play
@@ -33,7 +34,9 @@ def test_report_says_when_each_sign_stopped(infini_run, tmp_path):
     assert signs["cpu"] < shot["time"] - 1
     assert signs["gpu"] is None
     text = (logs / "hang_0.txt").read_text()
-    assert "\nlast signs: output " in text
+    (reason,) = re.findall(r" hung: no output and no CPU used for ([0-9.]+) s\n", text)
+    (later, output), *_ = re.findall(r"\nlast signs, ([0-9.]+) s later: output ([0-9.]+) s ago", text)
+    assert abs(float(reason) + float(later) - float(output)) < 0.3, "each is rounded to 0.1 s"
     assert " ago, PROGRESS=7 " in text
 
 

@@ -15,6 +15,8 @@ import pytest
 from infini_run.errors import LinkError
 from infini_run.multinode.link.clock_offset import ClockOffset, OwnAbsence, clock_answer, clock_question
 from infini_run.multinode.link.protocol import Decoder
+from infini_run.report.hang_snapshot import HangSnapshot
+from infini_run.report.report import Report
 from tests.multinode.test_many_ssh import bed, many, no_agent_left  # noqa: F401
 from tests.support.paths import C
 
@@ -67,6 +69,18 @@ def test_what_is_surer_is_kept():
     assert gap.offset_s == 5.25
     gap.add(9.0, 7.2, 1.0, 103.0)  # it was set meanwhile
     assert (gap.offset_s, gap.bound_s) == (9.0, 1.0)
+
+
+def test_last_signs_of_a_rank_are_by_the_heads_clock():
+    gap = ClockOffset()
+    gap.add(5000.0, 7.0, 0.5, 0.0)
+    signs = {"output_s": 6010.0, "idle_s": 6009.0, "progress": 7, "progress_s": 6008.0}
+    look = HangSnapshot(rank=0, pid=1, host="b", time_s=6012.0, kind="hung", later_s=2.0, **signs)
+    times = {"start_s": 6000.0, "end_s": 6013.0}
+    report = Report(launch_id="ir-1", run_id="job", host="b", world_size=1, exits=(), snapshots=(look,), **times)
+    (ours,) = gap.to_our_time(report).snapshots
+    assert (ours.time_s, ours.output_s, ours.idle_s, ours.progress_s) == (1012.0, 1010.0, 1009.0, 1008.0)
+    assert ours.signs() == "last signs, 2.0 s later: output 2.0 s ago, CPU 3.0 s ago, PROGRESS=7 4.0 s ago"
 
 
 def test_what_is_read_late_happened_at_the_latest_when_the_nodes_clock_says():

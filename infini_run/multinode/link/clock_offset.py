@@ -137,7 +137,16 @@ class ClockOffset:
             end_s=ours(report.end_s),
             exits=tuple(exits.values()),
             first_failure=None if first is None else exits.get(first.rank, first),
-            snapshots=tuple(replace(look, time_s=ours(look.time_s)) for look in report.snapshots),
+            snapshots=tuple(
+                replace(
+                    look,
+                    time_s=ours(look.time_s),
+                    output_s=ours(look.output_s),
+                    idle_s=ours(look.idle_s),
+                    progress_s=ours(look.progress_s),
+                )
+                for look in report.snapshots
+            ),
             clocks=(Clock(host=report.host, offset_s=self.offset_s, bound_s=self.bound_s),),
         )
 
