@@ -42,7 +42,7 @@ class FoundLaunch:
         uid: Its user.
         pid: Its launcher, here; 0: not known.
         facts: What it says of itself. None: it did not answer, or is gone.
-        problem: Why there are no facts: `does not answer`, `does not answer (stopped)`, `lost`. Empty: there are.
+        problem: Why there are no facts: `does not answer`, `does not answer (suspended)`, `lost`. Empty: there are.
     """
 
     folder: str
@@ -258,7 +258,7 @@ def _end(call: _Call) -> FoundLaunch:
     call.socket.close()
     problem = call.problem
     if problem == SILENT and _state(call.pid) in _STOPPED:
-        problem += " (stopped)"
+        problem += " (suspended)"
     return FoundLaunch(folder=call.folder, uid=call.uid, pid=call.pid, facts=call.facts, problem=problem)
 
 

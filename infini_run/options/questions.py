@@ -60,7 +60,8 @@ def read_question(given: dict[str, Setting], words: Sequence[str]) -> Question |
     for detail, of in DETAILS.items():
         if detail in asked and not any(name in of for name in names):
             flags = ", ".join(f"--{name}" for name in of[:-1]) + ", or " * (len(of) > 1) + f"--{of[-1]}"
-            raise UsageError(f"{asked[detail].origin}: needs a question; add {flags}, or drop it")
+            missing, origin = "one" if len(of) > 1 else "it", asked[detail].origin
+            raise UsageError(f"{origin}: needs {flags}; add {missing}, or drop {origin}")
     if not names:
         return None
     name, others = names[0], [asked[other] for other in names[1:]]

@@ -468,7 +468,7 @@ _ALL = (
          "choose the default port, as torchrun does; c10d: a free one on a single node without an endpoint, 29400 "
          "for an endpoint without a port; etcd is refused"),
     _flag("torchrun", "rdzv_conf", _foreign("rdzv_conf"), "", "K=V,...",
-         "read --join_timeout from join_timeout=SECONDS; ignore the rest, because ranks meet in the program only",
+         "read --join_timeout from join_timeout=SECONDS; ignore other keys, because there is no rendezvous server",
          shown="none"),
     _flag("torchrun", "role", plain, "default", "NAME", "set ROLE_NAME of the ranks"),
     Flag(group="torchrun", name="numa_binding", kind=plain, default="", shown="none",

@@ -104,7 +104,8 @@ def _find(name: str, environ: Mapping[str, str], cwd: str) -> str:
     if found:
         raise NotExecutable(f"{found[0]} has no run bit; run chmod +x {found[0]}", name)
     if os.isfile(path):
-        raise ProgramMissing(f"{name} is not on PATH; use ./{name}", name)
+        way = f"./{name}" if os.access(path, os.X_OK) else _way(f"./{name}", first_line(path))
+        raise ProgramMissing(f"{name} is not on PATH; use {way}", name)
     if os.isdir(path):
         return path
     where = f"is neither in {cwd or _here()} nor on PATH" if name.endswith(PYTHON_FILES) else "is not on PATH"

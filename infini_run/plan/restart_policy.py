@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 MOST_DELAY_S = 300.0  # the delay doubles up to this; one that was asked for beyond it stays as it is
 JITTER = 0.25  # of a delay that several nodes wait for: up to so much less, that not all come back in one moment
 _DOUBLINGS = 60  # more are beyond any delay
-_CANNOT_RUN = {126: "the program cannot be executed", 127: "the program does not exist"}
+_CANNOT_RUN = {
+    126: "exit code 126 means that a program cannot be executed",
+    127: "exit code 127 means that a program does not exist",
+}
 _MOST_EARLIER = 100  # first failures kept, the last of them: a window may allow restarts without end
 NOT_ENDED = "some processes did not end"
 _NEVER = float("inf")

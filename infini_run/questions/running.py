@@ -20,7 +20,7 @@ class RunningLaunch:
 
     Attributes:
         launch_id: The id, which its processes have as INFINI_RUN_ID.
-        state: running, restarting (between two attempts), `does not answer`, `does not answer (stopped)`, or lost
+        state: running, restarting (between two attempts), `does not answer`, `does not answer (suspended)`, or lost
             (SIGKILL ended its launcher and guard at once, or its launcher between two attempts).
         uid: The user.
         pid: The launcher.

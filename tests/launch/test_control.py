@@ -138,11 +138,11 @@ def test_suspended_launch_does_not_answer(running):
     command.suspend()
     begin_s = time.monotonic()
     assert next(each for each in launches.find_launches(os.environ) if each.pid == command.pid).problem == (
-        "does not answer (stopped)"
+        "does not answer (suspended)"
     )
     assert time.monotonic() - begin_s < 5
     line = ask("--stop", command.pid, code=2)
-    assert line.endswith(" does not answer (stopped); run infini-run --list")
+    assert line.endswith(" does not answer (suspended); run infini-run --list")
     command.signal(signal.SIGCONT)
     stop(command)
 
@@ -643,11 +643,11 @@ def test_launch_that_ends_while_stacks_are_taken_is_one_line(running, tmp_path, 
         (["--stop=", "ir-1"], "--stop=: expected true or false"),
         # process 1; a job whose number is 1 may run in another test
         (["--stop", "01"], "--stop 01: not a launch that runs here; run infini-run --list"),
-        (["--ranks=1", "true"], "--ranks=1: needs a question; add --follow, --stacks, or --send, or drop it"),
-        (["--list", "--ranks=1"], "--ranks=1: needs a question; add --follow, --stacks, or --send, or drop it"),
+        (["--ranks=1", "true"], "--ranks=1: needs --follow, --stacks, or --send; add one, or drop --ranks=1"),
+        (["--list", "--ranks=1"], "--ranks=1: needs --follow, --stacks, or --send; add one, or drop --ranks=1"),
         (
             ["--stop", "--ranks=1", "ir-1"],
-            "--ranks=1: needs a question; add --follow, --stacks, or --send, or drop it",
+            "--ranks=1: needs --follow, --stacks, or --send; add one, or drop --ranks=1",
         ),
     ],
 )

@@ -467,8 +467,8 @@ def test_any_payload_is_lines_or_a_link_error(payload):
     [
         (["--follow", "--live"], "--follow: conflicts with --live; drop one of them"),
         (["--follow", "--tail=x"], "--tail=x: expected 0 to 100000"),
-        (["--tail=3"], "--tail=3: needs a question; add --follow, or drop it"),
-        (["--stacks", "--tail=3"], "--tail=3: needs a question; add --follow, or drop it"),
+        (["--tail=3"], "--tail=3: needs --follow; add it, or drop --tail=3"),
+        (["--stacks", "--tail=3"], "--tail=3: needs --follow; add it, or drop --tail=3"),
         (["--follow", "ir-1", "x"], "--follow: unexpected x; drop it"),
     ],
 )

@@ -536,7 +536,7 @@ def test_program_that_does_not_exist_any_more_does_not_restart(infini_run, tmp_p
     (tmp_path / "x").chmod(0o755)
     command = infini_run(*alone(sh(STAY), [f"{tmp_path}/x"]))
     assert command.wait() == 127
-    assert b"; not restarted: the program does not exist\n" in command.err
+    assert b"; not restarted: exit code 127 means that a program does not exist\n" in command.err
 
 
 @pytest.mark.parametrize("starts", range(4))

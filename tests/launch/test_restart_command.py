@@ -115,7 +115,7 @@ def test_program_that_cannot_be_run_is_not_tried_again(launch, code, why):
     command = launch("--max_restarts=3", NOW, "sh", "-c", f"exit {code}")
     assert command.wait() == code
     assert not restarts_in(command.err)
-    assert command.err.rstrip().endswith(f"; not restarted: the program {why}".encode())
+    assert command.err.rstrip().endswith(f"; not restarted: exit code {code} means that a program {why}".encode())
 
 
 def test_what_only_the_kernel_refuses_is_not_tried_again(infini_run, tmp_path):

@@ -293,7 +293,7 @@ def test_failure_of_a_program_without_restarts_ends_the_job(many, tmp_path, look
 def test_program_that_does_not_exist_does_not_restart(many):  # noqa: F811
     command = on_two(many, *alone(sh(STAY), sh('test "$RANK" = 3 && exit 127; exec sleep 1000')))
     assert command.wait() == 127
-    assert own_lines(command)[0].endswith("; not restarted: the program does not exist")
+    assert own_lines(command)[0].endswith("; not restarted: exit code 127 means that a program does not exist")
 
 
 def test_port_in_use_ends_the_job(many, bell):  # noqa: F811

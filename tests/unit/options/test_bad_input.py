@@ -140,7 +140,7 @@ def test_a_wrong_variable_is_named(name, value, said, refused):
         ("no-such-program", 127, "no-such-program is not on PATH"),
         ("./missing", 127, "./missing does not exist (in /"),
         ("", 127, "the program's name is empty"),
-        ("plain", 127, "plain is not on PATH; use ./plain"),
+        ("plain", 127, "plain is not on PATH; use infini-run ... sh ./plain (python3 for Python)"),
         (
             "./plain",
             126,

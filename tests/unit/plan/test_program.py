@@ -194,8 +194,11 @@ def test_a_word_that_is_not_on_path_is_named_and_one_in_this_directory_pointed_a
     with pytest.raises(ProgramMissing, match=r"^prog is not on PATH$"):
         find("prog")
     make(here / "prog")
-    with pytest.raises(ProgramMissing, match=r"prog is not on PATH; use ./prog"):
+    with pytest.raises(ProgramMissing, match=r"prog is not on PATH; use ./prog$"):
         find("prog")
+    make(here / "plain", "#!/bin/bash -e\n", 0o644)
+    with pytest.raises(ProgramMissing, match=r"plain is not on PATH; use infini-run ... /bin/bash -e ./plain$"):
+        find("plain")
 
 
 def test_an_empty_name_is_refused():

@@ -71,9 +71,9 @@ def test_a_delay_never_falls_and_has_a_bound(first_s, number):
         (report(failed(code=None, signal=2), user_interrupted=True), ""),
         (report(failed(code=None, signal=1), forwarded_signals=(1, 28)), "SIGHUP was sent to the job"),
         (report(failed(code=129), forwarded_signals=(1,)), "SIGHUP was sent to the job"),
-        (report(failed(code=127)), "the program does not exist"),
-        (report(failed(code=126)), "the program cannot be executed"),
-        (report(failed(code=126, start_failure="executing the program", start_errno=8)), "the program cannot be exe"),
+        (report(failed(code=127)), "exit code 127 means that a program does not exist"),
+        (report(failed(code=126)), "exit code 126 means that a program cannot be executed"),
+        (report(failed(code=126, start_failure="executing the program", start_errno=8)), "exit code 126 means"),
         (report(stuck=(LeftoverProcess(pid=5, name="x", state="D"),)), "some processes did not end"),
     ],
 )
