@@ -57,8 +57,9 @@ class ProcessLauncher:
     """The ranks of one command on this machine, to watch and to steer.
 
     Leaving the `with` block terminates and reaps what still runs. There is one launch at a time; after its end
-    another one may follow. Without `console=` the ranks inherit stdout and stderr. Output that goes through the
-    launcher moves only while the host program is in `events`, `wait` or `running`.
+    another one may follow. Without `console=` the ranks inherit stdout and stderr, unless another flag needs their
+    output, such as `log_dir=`. Output that goes through the launcher moves only while the host program is in
+    `events`, `wait` or `running`.
 
     Args:
         command: The program and its arguments; or a list of `Program`, several programs of one job.
@@ -273,10 +274,14 @@ class ProcessLauncher:
         raise UsageError(f"rank={rank}: unknown rank; use {workers[0].rank} to {workers[-1].rank}")
 
     def first_failure(self) -> Exit | None:
-        """Return the first rank that failed before any was stopped, or None if none failed."""
+        """Return the first rank that failed before any was stopped, or None if none failed. Its `last_lines`,
+        `error_message`, and `python_stack` are there once nothing of the launch is left."""
         self.running()
-        self._launched().run.record_statuses()
-        return self._launched().run.outcome.first_failure()
+        run = self._launched().run
+        if run.ended:
+            run.close()
+        run.record_statuses()
+        return run.outcome.first_failure()
 
     def report(self) -> Report:
         """Return how the launch ended, or its state so far.

@@ -483,6 +483,17 @@ def test_first_failure_has_what_its_rank_said():
         assert launcher.first_failure().progress == 2
 
 
+@pytest.mark.parametrize("max_restarts", [0, 1])
+def test_first_failure_has_its_last_lines_without_a_report(max_restarts):
+    command = ["sh", "-c", "echo boo >&2; exit 3"]
+    with ir.ProcessLauncher(command, console="none", max_restarts=max_restarts) as launcher:
+        launcher.launch()
+        launcher.wait()
+        assert launcher.first_failure().last_lines == ("boo",)
+        assert launcher.first_failure() == launcher.report().first_failure
+        assert "exited" in [event.kind for event in launcher.events(0)]
+
+
 def test_wait_says_whether_everything_has_ended(bell):
     with ir.ProcessLauncher(idle(bell)) as launcher:
         launcher.launch()
