@@ -21,7 +21,7 @@ class ChannelError(InfiniRunError):
 
 
 class ChannelClosed(ChannelError):
-    """This process closed the endpoint itself."""
+    """This process closed the endpoint itself, or is a forked child, in which the parent's endpoints are closed."""
 
 
 class ChannelBroken(ChannelError):

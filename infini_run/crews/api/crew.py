@@ -115,7 +115,7 @@ class Crew(MethodCalls, Generic[T, R]):
 
     Leaving the `with` block closes the crew once its accepted tasks are done. An exception that leaves the block
     closes it without that wait. A crew also finishes its tasks if you drop it without closing it, or if it is open
-    when the interpreter exits. `nproc` is the number of workers.
+    when the interpreter exits. The attribute `nproc` is the number of workers on all hosts together.
 
     Args:
         target: a function `serve(ctx, task)` or `serve(task)`, which a worker calls for each of its tasks. Or a class
@@ -146,7 +146,7 @@ class Crew(MethodCalls, Generic[T, R]):
             No task is lost, and this counts as no failure. None: never.
         env: variables to add to the workers' environment; None: none.
         inherit_env: workers have this process's environment, too; on other hosts, those of its variables that jobs
-            commonly need, and the variables of a login there. False: only those of env=.
+            commonly need, and what the engine brings, such as a login's. False: without this process's.
         cwd: the directory in which workers start; None: the current one.
         log_dir: a directory for rank_N.log files of the workers' output; None: none.
         log_level: the lowest level ("INFO", 20) of the logging records that go from workers to the loggers of this

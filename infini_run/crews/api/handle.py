@@ -130,6 +130,7 @@ class LaunchHandle(Generic[R]):
             WorkerDied: a worker ended without a result, also with exit code 0.
             RemoteError: an exception or a result that cannot be rebuilt here.
             LaunchTimeout: agent_timeout_s or timeout_s of the launcher has passed.
+            InfiniRunError: the launch was stopped before all ranks returned.
         """
         if not self.wait(timeout_s):
             raise TimeoutError(f"the launch did not finish within {timeout_s:g} s; it keeps running")

@@ -104,9 +104,11 @@ class Launcher:
             backend: "gloo", "nccl", or another that torch has: the function runs within torch.distributed's process
                 group; None: without an import of torch.
             env: variables to add to the workers' environment; None: none.
-            inherit_env: False: workers have no variable of this process, except those of env= and env_file=.
+            inherit_env: False: workers have no variable of this process, except those of env= and env_file=. With
+                engine="slurm" they have all.
             copy_env: names or patterns (NCCL*) of the variables of this process that workers get. None: on this
-                machine all variables, on other hosts those that jobs commonly need.
+                machine all variables, on other hosts those that jobs commonly need. With engine="slurm" they have
+                all.
             env_file: a file of variables, NAME=value on each line; None: none.
             cwd: the directory in which workers start; None: the current one.
             log_dir: a directory for rank_N.log files of the workers' output, which also goes to this console; None:
