@@ -185,6 +185,27 @@ def test_a_host_that_is_down_for_a_while_is_reached_again_until_it_answers(bed, 
     finish(command)
 
 
+def test_the_requested_address_is_that_of_the_first_node_0_and_another_has_its_own(bed, many, bell):
+    """A port that processes of an earlier attempt know is not used again on that node."""
+    says = f"echo $RANK $(uname -n) $MASTER_ADDR $MASTER_PORT > {shlex.quote(bell.path)}"
+    flags = ("--spares=1", *FAST, "--rdzv_endpoint=host1:29700")
+    ends = in_world(2, "exit 0")
+    command = many(*flags, "sh", "-c", f"{says}; {ends}", hosts="host[1-3]", nproc=1)
+    assert sorted(bell.hear(2)) == ["0 host1 host1 29700", "1 host2 host1 29700"]
+    with bed.host_down(1):
+        (_, host, address, port), (_, _, *same) = sorted(line.split() for line in bell.hear(2))
+        assert (host, address, port) == ("host3", "127.0.78.3", "29700")
+        assert same == [address, port]
+        command.read_error_until(b"host1 could not be reached")
+    command.read_error_until(b"host1 joined as a spare")
+    os.kill(launcher_of(0, world=1), signal.SIGKILL)
+    (_, host, address, port), (_, _, *same) = sorted(line.split() for line in bell.hear(2))
+    assert address == {"host1": "host1", "host3": "127.0.78.3"}[host]
+    assert port != "29700"
+    assert same == [address, port]
+    finish(command)
+
+
 def test_a_world_shrinks_and_the_numbers_of_its_ranks_are_those_of_its_hosts(many, bell, tmp_path):
     gate = tmp_path / "gate"
     fails = f"while [ ! -e {gate} ]; do sleep 0.05; done; [ $RANK = 1 ] && exit 7"

@@ -102,6 +102,7 @@ class RemoteSpawner:
             "flags": {**self._flags, "title": title},
         }
         self._lock = RLock()
+        self._first_nodes: list[str] = []  # the names of the node of rank 0, in each world
         self._link: NodesThread | None = None
         self.watchers: set[Callable[[], None]] = set()  # called when a world comes or goes
         self._numbers = 0  # given to processes, broadcasts and questions
@@ -249,8 +250,11 @@ class RemoteSpawner:
 
     def _find_rendezvous(self, nodes: Sequence[RemoteNode]) -> tuple[str, int]:
         """Return where rank 0 listens: a port for each launch, or the caller's for all of them."""
-        agents = [node.peer for node in nodes]
-        address, port = rendezvous_address(self._options, agents, is_fresh=nodes[0].world > 0)
+        first, world = nodes[0].peer, nodes[0].world
+        self._first_nodes += [first.name] * (world + 1 - len(self._first_nodes))
+        names = [host.name for host in self._node_list.hosts] if self.is_elastic else ()
+        served = self._first_nodes[:world]
+        address, port = rendezvous_address(self._options, first, served, names, is_alone=len(nodes) == 1)
         return address, port if self._options.rdzv_explicit else nodes[0].port
 
     def _number(self) -> int:

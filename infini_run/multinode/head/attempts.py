@@ -46,6 +46,7 @@ class Attempts:
         self._has_stream = has_stream
         self._order: StartOrder | None = None  # of programs, where some wait for others
         self._up = UpCount({})  # the nodes of those that others wait for
+        self._first_nodes: list[str] = []  # the names of the node of rank 0, in each attempt
         self._nodes: dict[str, set[RemoteAgent]] = {}  # that run a program
         self._awaited: dict[str, set[RemoteAgent]] = {}  # the nodes where a program with --ends_job has not finished
 
@@ -92,12 +93,15 @@ class Attempts:
         state.begin_output(has_labels=not self._has_stream)
         self._join.end()
         restarts.begin()
-        address, port = rendezvous_address(
-            self._state.options, agents, is_fresh=self._state.options.is_elastic and restarts.total > 0
+        first = next(agent for agent, count in zip(agents, by_program[0], strict=True) if count)
+        served, names = (
+            (self._first_nodes, [each.name for each in state.agents.all]) if options.is_elastic else ((), ())
         )
+        address, port = rendezvous_address(options, first, served, names, is_alone=len(agents) == 1)
+        self._first_nodes.append(first.name)
         if not restarts.total:
             self._print_warnings(agents, address, counts)
-        rows = place_programs(options, agents, by_program) if options.programs else [[] for _ in agents]
+        rows = place_programs(options, agents, by_program, address) if options.programs else [[] for _ in agents]
         state.pace = Pace()
         state.unanswered = ()
         if self._state.observers is not None:

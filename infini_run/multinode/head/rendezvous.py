@@ -91,18 +91,18 @@ def reader_of(reader: int | str, numbers: RankNumbers, agents: Sequence[RemoteAg
 
 
 def place_programs(
-    options: Options, agents: Sequence[RemoteAgent], counts: Sequence[Sequence[int]]
+    options: Options, agents: Sequence[RemoteAgent], counts: Sequence[Sequence[int]], address: str
 ) -> list[list[dict[str, Any]]]:
     """Return for each node what its LAUNCH frame has of each of several programs.
 
     Args:
         counts: as count_ranks returns them.
+        address: of rank 0, as rendezvous_address returns it.
     """
     columns = []
     for at, each in enumerate(counts):
         runners = [agent for agent, count in zip(agents, each, strict=True) if count]
-        is_explicit = at == 0 and options.rdzv_explicit
-        addr = options.master_addr if is_explicit else _address_of(runners[0], is_alone=len(agents) == 1)
+        addr = address if at == 0 else _address_of(runners[0], is_alone=len(agents) == 1)
         port = options.programs[at].master_port or runners[0].free_ports[at]
         common = {"addr": addr, "port": port, "hosts": [agent.name for agent in runners]}
         columns.append(
@@ -123,17 +123,29 @@ def uneven_notice(agents: Sequence[RemoteAgent], counts: Sequence[int]) -> str:
     return f"nodes run different numbers of ranks: {each}; {sum(counts)} in all"
 
 
-def rendezvous_address(options: Options, agents: Sequence[RemoteAgent], *, is_fresh: bool = False) -> tuple[str, int]:
-    """Return the address and port of rank 0: the requested ones. By default, the address is node 0's as the head
-    reached it, and the port is free there.
+def rendezvous_address(
+    options: Options, first: RemoteAgent, served: Sequence[str] = (), names: Sequence[str] = (), *, is_alone: bool
+) -> tuple[str, int]:
+    """Return the address and port of rank 0. By default, the address is that of its node as the head reached it, and
+    the port is free there.
+
+    The requested address is that of one node: the one of that name, else the node of rank 0 in the first attempt. On
+    another node, rank 0 has that node's address. A node that has served another attempt takes a free port, because
+    processes of that attempt may still connect to the requested one.
 
     Args:
-        is_fresh: the requested port served another attempt, with other nodes: take a free one.
+        first: the node of rank 0.
+        served: the names of that node in earlier attempts, if nodes may change; from the first attempt on.
+        names: of all nodes, if nodes may change.
+        is_alone: there is no other node.
     """
-    first = agents[0]
-    if options.rdzv_explicit:
-        return options.master_addr, first.free_ports[0] if is_fresh else options.master_port or first.free_ports[0]
-    return _address_of(first, is_alone=len(agents) == 1), first.free_ports[0]
+    address, port = _address_of(first, is_alone=is_alone), first.free_ports[0]
+    if not options.rdzv_explicit:
+        return address, port
+    owner = options.master_addr if options.master_addr in names else [*served, first.name][0]
+    if owner == first.name:
+        address = options.master_addr
+    return address, port if first.name in served else options.master_port or port
 
 
 def _address_of(agent: RemoteAgent, *, is_alone: bool) -> str:
