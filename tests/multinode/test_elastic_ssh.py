@@ -18,7 +18,7 @@ import pytest
 
 from tests.multinode.test_many_ssh import bed, cabled_bed, many, no_agent_left, own_lines  # noqa: F401
 from tests.support.cgroups import cgroup
-from tests.support.command import CHILDREN, NOTICES_AT_ONCE, altered
+from tests.support.command import CHILDREN, NOTICES_AT_ONCE, Bell, altered
 from tests.support.hosts import agents, ssh_to
 from tests.support.processes import OURS, is_alive, lead_group, marked, processes, state_of
 from tests.support.waiting import until
@@ -481,6 +481,22 @@ def test_a_node_that_fails_its_check_is_left_out_with_its_last_line(many, bell):
     command = many("--spares=1", "--join_window=0.1", f"--node_check={check}", *ring(bell), nproc=1)
     assert hear_world(bell, 0, 3) == ["host1", "host3", "host4"]
     command.read_error_until(b"excluded host2: node check exited with 3: ECC errors on GPU 2")
+    command.signal(signal.SIGTERM)
+    finish(command, 143)
+
+
+def test_a_check_that_fails_on_half_of_the_nodes_leaves_a_job_that_runs(many, bed, bell, tmp_path):
+    """The node that joins last counts, too, however early the checks of the first ones fail."""
+    gate, config = Bell(tmp_path / "gate"), tmp_path / "config"
+    config.write_text(f'Match originalhost host4 exec "read go < {gate.path}"\nMatch all\nInclude {bed.config}\n')
+    check = 'sh -c "[ $(uname -n) != host1 ] && [ $(uname -n) != host2 ]"'
+    flags = ("--spares=2", "--join_window=0.1", f"--node_check={check}")
+    command = many(*flags, *ring(bell), nproc=1, config=config)
+    command.read_error_until(b"excluded host1: ")
+    command.read_error_until(b"excluded host2: ")
+    gate.ring("go")
+    assert hear_world(bell, 0, 2) == ["host3", "host4"]
+    gate.close()
     command.signal(signal.SIGTERM)
     finish(command, 143)
 

@@ -492,6 +492,26 @@ def test_a_check_that_fails_on_most_nodes_ends_the_job():
     assert job.ended == "the check of 3 of 4 nodes failed, so the check may be wrong; no such program"
 
 
+def test_checks_that_fail_before_all_nodes_have_joined_do_not_end_the_job():
+    """Two of four are not most, however late the others come."""
+    job = Job(rules=Rules(least=2, most=2, has_check=True))
+    job.join(0, 2, 3)
+    job.answer_checks(2, 3, reason="no GPU")
+    assert not job.ended
+    job.join(1)
+    job.answer_checks(0, 1)
+    job.wait(20)
+    assert job.worlds == [(0, 1)]
+
+
+def test_a_node_that_was_lost_before_its_check_does_not_count():
+    job = Job(rules=Rules(least=2, most=2, has_check=True))
+    job.join(0, 1, 2, 3)
+    job.lose(1)
+    job.answer_checks(2, 3, reason="no GPU")
+    assert job.ended == "the check of 2 of 3 nodes failed, so the check may be wrong; no GPU"
+
+
 def test_by_hand_there_is_no_world_without_the_place_of_the_head():
     job = Job(rules=Rules(least=2, most=2), needed=0)
     job.join(1, 2, 3)

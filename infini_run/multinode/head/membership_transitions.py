@@ -138,12 +138,18 @@ def _on_checked(turn: _Turn, event: Checked) -> None:
         turn.set_place(event.place_index, gone=_EXCLUDED)
         turn.notice(f"excluded {place.name}: {event.reason}")
         failed = [at for at in turn.m.having("out") if not turn.m.places[at].is_banned]
-        here = turn.m.having("joined", "checking", "spare", "active", "out")
-        if turn.m.phase == "gathering" and len(failed) > 1 and 2 * len(failed) > len(here):
+        count = _count_asked(turn.m)
+        if turn.m.phase == "gathering" and len(failed) > 1 and 2 * len(failed) > count:
             _end(
-                turn,
-                f"the check of {len(failed)} of {len(here)} nodes failed, so the check may be wrong; {event.reason}",
+                turn, f"the check of {len(failed)} of {count} nodes failed, so the check may be wrong; {event.reason}"
             )
+
+
+def _count_asked(m: Membership) -> int:
+    """Return the number of nodes whose checks count: those that are here. Before the first world also those that the
+    head has yet to reach, or a check that fails at once would be judged by the few that were quick to join."""
+    coming = [at for at in m.having("absent") if m.places[at].name and not m.places[at].gone] if m.world < 0 else []
+    return len(m.places) - len(m.having("absent")) + len(coming)
 
 
 def _on_lost(turn: _Turn, event: Lost) -> None:
