@@ -243,6 +243,21 @@ def test_term_ends_streams_and_leaves_jobs(own_service, local, bell):
     local.wait(name)
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_between_the_socket_and_its_first_request_leaves_no_socket(local, tmp_path, monkeypatch, number):
+    lines = (
+        "import os\n"
+        "from infini_run.jobs.serve import service\n"
+        "make_app = service.make_app\n"
+        f"service.make_app = lambda *given: (os.kill(os.getpid(), {int(number)}), make_app(*given))[1]"
+    )
+    monkeypatch.setattr("tests.support.job_case.JOB", changed_job(lines))
+    path = tmp_path / "s"
+    command = local.start("serve", f"--socket={path}")
+    assert (command.wait(), command.err) == (0, b"")
+    assert not os.path.lexists(path)
+
+
 def test_term_does_not_wait_for_a_client_that_does_not_read(local, tmp_path, monkeypatch):
     """Longer than its grace: a second here, 5 s else."""
     lines = "from infini_run.jobs.serve import service\nservice._GRACE_S = 1"

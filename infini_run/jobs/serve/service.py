@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -22,10 +23,11 @@ from infini_run.jobs.serve.unix_listener import UnixListener, refusal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from types import FrameType
 
 _GRACE_S = 5  # for clients that do not read what was sent to them
+_END_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Guarded(H11Protocol):
@@ -44,14 +46,16 @@ class Guarded(H11Protocol):
 class Server(uvicorn.Server):
     """A server that sleeps until a request to end, where the framework's looks ten times a second."""
 
-    def __init__(self, config: uvicorn.Config, threads: Threads, cache: JobCache) -> None:
+    def __init__(self, config: uvicorn.Config, threads: Threads, cache: JobCache, mask: Iterable[int]) -> None:
         super().__init__(config)
+        self._mask = mask
         self._threads = threads
         self._cache = cache
         self._stop = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def main_loop(self) -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)  # the framework's handlers are there
         await self.on_tick(0)
         self._loop = asyncio.get_running_loop()
         if not self.should_exit:
@@ -76,17 +80,23 @@ def serve(path: str, above: str, environ: Mapping[str, str]) -> int:
         os.makedirs(above, mode=0o700, exist_ok=True)
     except OSError as error:
         raise UsageError(f"--dir={above}: {error.strerror}; use a directory that you can write") from None
-    listener = UnixListener(path)
-    threads = Threads()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _END_SIGNALS)  # until it can end well: the socket would stay
     try:
-        asyncio.run(_serve(listener, threads, above, environ))
+        listener = UnixListener(path)
+        threads = Threads()
+        try:
+            asyncio.run(_serve(listener, threads, above, environ, before))
+        finally:
+            listener.close()
+            threads.close(print_line)
     finally:
-        listener.close()
-        threads.close(print_line)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return 0
 
 
-async def _serve(listener: UnixListener, threads: Threads, above: str, environ: Mapping[str, str]) -> None:
+async def _serve(
+    listener: UnixListener, threads: Threads, above: str, environ: Mapping[str, str], mask: Iterable[int]
+) -> None:
     cache = JobCache(above, environ, threads.do)
     app = SameOrigin(make_app(above, environ, threads, cache))
     config = uvicorn.Config(
@@ -94,4 +104,4 @@ async def _serve(listener: UnixListener, threads: Threads, above: str, environ: 
         access_log=False, date_header=False, server_header=False, proxy_headers=False,
         timeout_graceful_shutdown=_GRACE_S,
     )  # fmt: skip
-    await Server(config, threads, cache).serve([listener.socket])
+    await Server(config, threads, cache, mask).serve([listener.socket])
