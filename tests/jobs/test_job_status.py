@@ -128,13 +128,18 @@ def test_why_it_waits_is_told(folder, slurm):
     assert (status.headline, status.hold, status.advice) == ("QUEUED BadConstraints", "hopeless", "change it")
 
 
-@pytest.mark.parametrize("state", ["OOM", "NODE_FAIL", "PREEMPTED", "TIMEOUT", "CANCELLED", "FAILED"])
-def test_what_the_scheduler_says_of_one_that_left_no_word_is_written_down(folder, slurm, state):
-    begin(folder)
+@pytest.mark.parametrize("phase", ["RUNNING", "REQUEUED"])
+@pytest.mark.parametrize(
+    ("state", "reason"),
+    [("OOM", ""), ("NODE_FAIL", ""), ("FAILED", ""), ("PREEMPTED", "it was preempted"),
+     ("TIMEOUT", "its time limit was reached"), ("CANCELLED", "it was canceled")],
+)  # fmt: skip
+def test_what_the_scheduler_says_of_one_that_left_no_word_is_written_down(folder, slurm, state, reason, phase):
+    begin(folder, phase)
     slurm.seen[folder.name] = SchedulerJob(id=ID, state=state, code=9)
     status = ask(folder, slurm)
     assert (status.state, status.is_final, status.code) == (state, True, 9)
-    assert f"infini-job logs {folder.name}" in status.reason
+    assert status.reason == (reason or f"reason unknown; run infini-job logs {folder.name}")
     slurm.seen.clear()
     assert ask(folder, slurm).state == state
     assert len(slurm.asked) == 1

@@ -291,7 +291,7 @@ def _gone(folder: JobDir, status: Status, answer: SchedulerJob, now_s: float) ->
         )
         reason = f"{reason}: {why}" if reason else why
     elif status.attempt >= 0 and not reason:
-        reason = f"reason unknown; run infini-job logs {folder.name}"
+        reason = END_REASONS.get(state) or f"reason unknown; run infini-job logs {folder.name}"
     return _record_end(folder, replace(status, state=state, code=answer.code, reason=reason), now_s)
 
 
