@@ -245,8 +245,8 @@ _ALL = (
     _flag("job", "node_rank", value_types.bounded_int(0), 0, "N",
          "set the rank of this node, from 0; with INFINI_RUN_TOKEN, the head assigns a missing one"),
     _flag("job", "rdzv_endpoint", value_types.endpoint, ("127.0.0.1", 29500), "HOST:PORT",
-         "set where rank 0 listens; [IPV6]:PORT: an IPv6 address, port 0: a free port, if one infini-run starts all "
-         "ranks",
+         "set where rank 0 listens; [IPV6]:PORT for an IPv6 address; if one infini-run starts all ranks, port 0 "
+         "means a free port",
          shown="127.0.0.1:29500"),
     _flag("job", "master_addr", value_types.address, "127.0.0.1", "HOST", "host of --rdzv_endpoint"),
     _flag("job", "master_port", value_types.port, 29500, "PORT", "port of --rdzv_endpoint"),
