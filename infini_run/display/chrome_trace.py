@@ -175,6 +175,8 @@ class ChromeTrace:
             self._live[event.worker].ready_ns = event.time_ns
 
     def _on_exited(self, event: Event) -> None:
+        if event.after_stop:  # the core may have stopped all before anybody else knew
+            self._stop(min(self._last_exit_ns or event.time_ns, event.time_ns))
         span = self._live.pop(event.worker, None)
         if span is None:
             return
