@@ -137,16 +137,18 @@ static void control_starve(struct ir_group *g, bool starved) {
     fd_rewatch(g, g->control.fd, starved ? EPOLLIN | EPOLLET : EPOLLIN, WATCH_CONTROL, 0);
 }
 
+/* A child that is forked meanwhile must know of the connections, or whoever asks waits for their
+ * end. One hold for all of a turn: a fork of a large process takes long, and the next one comes. */
 void control_ready(struct ir_group *g) {
+    forks_hold();
     for (int i = 0; i < TURN && g->control.fd >= 0; i++) {
-        forks_hold(); /* a forked child must know of the connection, or whoever asks waits for its end */
         int fd = fd_new(accept4(g->control.fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK));
-        if (fd >= 0) client_add(g, fd);
-        forks_release();
-        if (fd == -EAGAIN || fd == -EINTR || fd == -ECONNABORTED) return;
+        if (fd == -EAGAIN || fd == -EINTR || fd == -ECONNABORTED) break;
         control_starve(g, fd < 0);
-        if (fd < 0) return;
+        if (fd < 0) break;
+        client_add(g, fd);
     }
+    forks_release();
 }
 
 /* One that has gone, as after reading the greeting, is nobody's work. */

@@ -54,6 +54,7 @@ class EventStream:
                 self._held[rank] = fact
                 return
             self._due_s[rank] = time.monotonic() + _GAP_S
+            self._held.pop(rank, None)  # it was due, and is older
         elif fact["kind"] == "exited":
             self._release(rank)
         elif fact["kind"] in ("restarting", "ended"):

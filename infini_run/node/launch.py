@@ -721,9 +721,11 @@ class NodeLaunch:
             self._control.after_fork_in_child()
             self._control = None
         self.resources.after_fork_in_child()
-        if self._group is not None:
-            self._group.after_fork_in_child()
-        self.close()
+        group, self._group = self._group, None
+        if group is not None:
+            group.after_fork_in_child()
+            group.close()
+        self.resources.close()
 
     def record_statuses(self) -> None:
         """Record in the outcome each rank's last STATUS= and PROGRESS=."""

@@ -448,7 +448,7 @@ def test_a_child_that_is_forked_while_somebody_lists_launches_has_no_connection(
     """`--list` would wait for the end of that."""
     with subprocess.Popen([sys.executable, "-c", LISTS], start_new_session=True) as lists:
         try:
-            assert run_host(host, BLOCK + FORKING + LAUNCHES.format(count=60, nproc=16) + HELD) == "0 True\n"
+            assert run_host(host, BLOCK + FORKING + LAUNCHES.format(count=40, nproc=16) + HELD) == "0 True\n"
         finally:
             os.killpg(lists.pid, signal.SIGKILL)
 

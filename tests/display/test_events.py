@@ -18,6 +18,7 @@ import pytest
 import infini_run as ir
 from infini_run.core.c_structs import KINDS as CORE_KINDS
 from infini_run.core.c_structs import Event
+from infini_run.display import event_stream
 from infini_run.display.event_schema import KINDS, encode_fact, make_fact
 from infini_run.display.event_stream import LineFile
 from infini_run.report.exit import Exit
@@ -117,6 +118,19 @@ def test_hung_rank_has_a_line(infini_run, path):
     assert command.wait() == 1, command.err
     (hung,) = of(validate(lines(path)), "hung")
     assert hung["rank"] == 0
+
+
+def test_progress_that_was_held_does_not_follow_later_progress(path, monkeypatch):
+    """Nothing has looked at what is due in between, as on a busy machine."""
+    monkeypatch.setattr(event_stream, "_GAP_S", 0.05)
+    stream = event_stream.EventStream(str(path), os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
+    for value in (1, 2):
+        stream.add({"kind": "progress", "rank": 0, "value": value})
+    time.sleep(0.1)  # the time of the one that is held
+    stream.add({"kind": "progress", "rank": 0, "value": 3})
+    stream.add({"kind": "exited", "rank": 0})
+    assert stream.close() == ""
+    assert [fact["value"] for fact in of(lines(path), "progress")] == [1, 3]
 
 
 def test_progress_comes_once_a_second_and_with_the_last_value(infini_run, path):

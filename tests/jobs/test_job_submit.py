@@ -347,7 +347,10 @@ def launchers(queue):
         with contextlib.suppress(OSError):
             words = Path(f"/proc/{entry}/cmdline").read_bytes().split(b"\0")
             environ = Path(f"/proc/{entry}/environ").read_bytes()
-            if b"infini_run.jobs.allocation_main" in words and os.fsencode(queue.folder) in environ:
+            if (
+                any(word.endswith(b"/infini_run/jobs/start.py") for word in words)
+                and os.fsencode(queue.folder) in environ
+            ):
                 yield int(entry)
 
 
