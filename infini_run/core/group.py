@@ -28,7 +28,7 @@ from infini_run.lean_os import EAGAIN, EMFILE, ENOMEM, EPERM, ESRCH
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
     from infini_run.core.c_structs import Event, FoldLabel, SpawnSpec
@@ -427,11 +427,16 @@ class Group:
             if not self._closed:
                 lib.ir_group_kill(self._handle)
 
-    def next_client(self) -> int:
-        """Return the next connection to the control socket that has asked something, from now on the caller's; -1:
-        there is none."""
-        with self._lock:
-            return -1 if self._closed else max(-1, int(lib.ir_group_next_client(self._handle)))
+    def hand_clients(self, take: Callable[[int], None]) -> None:
+        """Pass on each connection to the control socket that has asked something: its descriptor is the callee's from
+        now on.
+
+        Forks of other threads wait meanwhile: a child would keep a connection, for whose end its client waits. The
+        locks are taken in the order of `spawn`.
+        """
+        with self._lock, forking:
+            while not self._closed and (fd := lib.ir_group_next_client(self._handle)) >= 0:
+                take(int(fd))
 
     def add_follower(self, fd: int, wanted: Sequence[bool], first: bytes) -> None:
         """Send what workers write to a connection, too, until it or the launch ends (ir_group_add_follower).

@@ -573,17 +573,12 @@ class NodeLaunch:
         return self._control
 
     def _add_clients(self) -> None:
-        control = None
+        take: Callable[[int], None] = os.close
         try:
-            control = self.control
+            take = self.control.add
         except OTHER_CODE as error:
             self._refuse_questions(error)
-        with forking:  # a child that is forked meanwhile would keep a connection, for whose end its client waits
-            while (fd := self.group.next_client()) >= 0:
-                if control is None:
-                    os.close(fd)
-                else:
-                    control.add(fd)
+        self.group.hand_clients(take)
 
     def _refuse_questions(self, error: Exception) -> None:
         if not self._refuses_questions:

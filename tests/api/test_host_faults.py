@@ -927,6 +927,30 @@ def test_a_child_that_is_forked_while_another_thread_closes_an_end_waits_for_no_
     assert run_host(host, text) == "0 False\n"
 
 
+def test_a_start_and_a_client_do_not_wait_for_each_others_lock(host):
+    """One thread accepts clients while another starts ranks of the same launch again: each needs both locks."""
+    text = """
+        import contextlib, faulthandler, threading
+        import infini_run as ir
+
+        def start_again(group):
+            for _ in range(20000):
+                with contextlib.suppress(ir.StartError):  # for no workers at all
+                    group.part_start((), (), ())
+
+        faulthandler.dump_traceback_later(60, exit=True)
+        with ir.ProcessLauncher(["sleep", "1000"]) as ranks:
+            ranks.launch()
+            launch = ranks._launch.run
+            thread = threading.Thread(target=start_again, args=(launch.group,))
+            thread.start()
+            while thread.is_alive():
+                launch._add_clients()
+            ranks.kill()
+    """
+    run_host(host, text)
+
+
 INTERRUPTED = """
     import gc, os, sys, time
     import infini_run as ir
