@@ -50,10 +50,14 @@ TRACKED = """
 import os, signal, sys
 from multiprocessing import resource_tracker
 resource_tracker.ensure_running()
-if sys.argv[1:] and os.fork() == 0:
-    os.setsid()
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.pause()
+if sys.argv[1:]:
+    ready, tell = os.pipe()
+    if os.fork() == 0:
+        os.setsid()
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        os.write(tell, b"!")
+        signal.pause()
+    os.read(ready, 1)
 """
 
 

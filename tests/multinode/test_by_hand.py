@@ -15,7 +15,7 @@ import pytest
 
 from infini_run.node.ports import _is_free, _lock, free_port, let_go
 from tests.launch.test_control import all_listed
-from tests.support.command import COMMAND, NOTICES_AT_ONCE, play
+from tests.support.command import COMMAND, NOTICES_AT_ONCE, play, without_waits
 from tests.support.hosts import agents
 from tests.support.nvml import UUIDS, busy_gpus  # noqa: F401
 from tests.support.processes import lead_group, marked, state_of, written
@@ -66,7 +66,7 @@ def ring(bell, then="exec sleep 1000", first=":"):
 def told(*commands):
     """What launchers themselves have said, of all of them."""
     lines = [line for command in commands for line in command.err.decode(errors="replace").splitlines()]
-    return [line for line in lines if not line.startswith("[")]
+    return [line for line in without_waits(lines) if not line.startswith("[")]
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0)], ids=["head-first", "head-last"])

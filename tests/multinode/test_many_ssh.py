@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from infini_run.version import VERSION
-from tests.support.command import CHILDREN, COMMANDS_END_SOON, NOTICES_AT_ONCE, PYTHON, Bell, play
+from tests.support.command import CHILDREN, COMMANDS_END_SOON, NOTICES_AT_ONCE, PYTHON, Bell, play, without_waits
 from tests.support.hosts import Bed, agents
 from tests.support.processes import held, is_alive, is_asleep, lead_group, marked, processes, state_of
 from tests.support.waiting import until
@@ -71,7 +71,7 @@ def lines_of(command):
 def own_lines(command):
     """What the launcher itself has to say."""
     lines = command.err.decode(errors="replace").splitlines()
-    return [line for line in lines if not line.startswith("[")]
+    return [line for line in without_waits(lines) if not line.startswith("[")]
 
 
 def ring(bell, then="exec sleep 1000", first=":"):

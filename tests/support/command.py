@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import re
 import select
 import shlex
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from tests.support.paths import C
@@ -241,6 +242,14 @@ PYTHON = shlex.split(os.environ.get("TEST_PYTHON", sys.executable))  # asan.sh h
 # What a user starts; -m takes a sixth more CPU.
 _INSTALLED = f"{Path(sys.executable).parent}/infini-run"
 COMMAND = [*PYTHON, "-m", "infini_run"] if "TEST_PYTHON" in os.environ else [_INSTALLED]
+
+
+_WAITS = re.compile(r"infini-run: waiting for (\d+ of \d+ nodes|node 0): ")
+
+
+def without_waits(lines: Iterable[str]) -> list[str]:
+    """Lines of a job of several nodes, without those that a slow start adds."""
+    return [line for line in lines if not _WAITS.match(line)]
 
 
 def altered(values: Mapping[str, object]) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from tests.support.command import without_waits
 from tests.support.job_case import Jobs
 
 JOB_FLAGS = ("--restart_scope=program", "--restart_delay=0")
@@ -45,7 +46,7 @@ def check_restarted(code: int, lines: Iterable[str], own_lines: Sequence[str], n
         *[f"server {rank}] serves {attempt}" for rank in range(len(NODES)) for attempt in range(2)],
         *[f"trainer {rank}] {word} 0" for rank in ranks for word in ("begins", "ends")],
     ]
-    (line,) = own_lines
+    (line,) = without_waits(own_lines)
     start = r"infini-run: server: restart 1 of 1 in 0 ms: server 1 on \S+ failed: exit code 3 \(pid \d+, "
     assert re.match(start, line), line
 
@@ -58,7 +59,7 @@ def check_exhausted(code: int, lines: Iterable[str], own_lines: Sequence[str], n
         *[f"server {rank}] serves {attempt}" for rank in range(len(NODES)) for attempt in range(2)],
         *[f"trainer {rank}] begins 0" for rank in range(nodes)],
     ]
-    first, last, *_ = own_lines
+    first, last, *_ = without_waits(own_lines)
     assert first.startswith("infini-run: server: restart 1 of 1 in 0 ms: server 1 on ")
     assert re.match(r"infini-run: server 1 on \S+ failed: exit code 3 \(pid \d+, .*; after 1 restart$", last), last
 
