@@ -209,6 +209,31 @@ def test_a_cancelled_ask_calls_its_callbacks(crew, slow):
     assert seen == [ask]
 
 
+def test_cancel_holds_no_lock_during_callbacks(crew, slow):
+    ask, lock, seen = crew.worker(0).ask("pid"), threading.Lock(), []
+    is_called, is_held = threading.Event(), threading.Event()
+
+    def call_back(ask):
+        is_called.set()
+        is_held.wait(LIMIT_S)
+        with lock:
+            seen.append(ask)
+
+    ask.add_done_callback(call_back)
+    first = threading.Thread(target=ask.cancel, daemon=True)
+    first.start()
+    assert is_called.wait(LIMIT_S)
+    second = threading.Thread(target=ask.cancel, daemon=True)
+    with lock:
+        is_held.set()
+        second.start()
+        second.join(LIMIT_S / 4)
+        assert not second.is_alive()
+    first.join(LIMIT_S)
+    assert seen == [ask]
+    assert wait([ask], LIMIT_S).done == {ask}
+
+
 def test_a_worker_that_crashes_fails_what_it_had_and_wakes_every_waiter(crew, bell, shut):
     asks = [crew.worker(0).ask(("be slow", bell.path, shut)), *(crew.worker(0).ask("pid") for _ in range(5))]
     (words,) = bell.hear(1)

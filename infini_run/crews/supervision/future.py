@@ -12,6 +12,7 @@ from __future__ import annotations
 from _thread import RLock
 from concurrent.futures import Future, InvalidStateError
 from concurrent.futures import TimeoutError as FutureTimeout
+from concurrent.futures._base import CANCELLED
 from functools import partial
 from threading import current_thread, main_thread
 
@@ -201,18 +202,16 @@ class Ask(Future[R]):
         ended."""
         owner = None
         try:
-            with self._opening:
-                if self.cancelled():
-                    return True
-                try:
-                    return super().cancel()
-                finally:  # also if a callback has raised
-                    if self.cancelled():
+            return super().cancel()  # it runs callbacks: no lock may be held, as they may wait for any thread
+        finally:  # also if a callback has raised
+            try:
+                with self._condition:
+                    if self._state == CANCELLED:  # no other call was here before
                         owner, self._owner = self._owner, None
                         self.set_running_or_notify_cancel()  # this wakes threads that wait for several futures
-        finally:
-            if owner is not None:
-                owner.cancel_task(self.task)
+            finally:
+                if owner is not None:
+                    owner.cancel_task(self.task)
 
     def add_done_callback(self, fn: Callable[[Future[R]], object]) -> None:
         """Call `fn(self)` when the task ends: in the thread that delivers answers, or in that of `cancel`. Call it at
