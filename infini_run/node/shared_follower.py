@@ -73,6 +73,7 @@ class SharedFollower:
         self._wakers.append(waker)
         try:
             while True:
+                waker.clear()  # first: what wakes from here on may not be in the exits below
                 answer = all_ready(self.run.outcome.exits(), may_restart=may_restart)
                 if answer is not None or self.run.ended or _is_past(deadline):
                     return bool(answer)

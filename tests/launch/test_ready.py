@@ -547,6 +547,28 @@ def test_threads_that_wait_for_ready_hear_what_another_one_takes(gate):
         assert kinds.count("ready") == 1
 
 
+def test_wait_ready_sleeps_after_events_of_other_ranks(gate):
+    first = gate()
+    os.set_inheritable(first.fd, True)
+    with ir.ProcessLauncher(
+        play("@0", f"hold={first}", "notify=READY=1", "@*", "wait"), nproc_per_node=2
+    ) as launcher:
+        launcher.launch()
+        waiting = threading.Thread(target=launcher.wait_ready)
+        waiting.start()
+        until(lambda: launcher._launch._wakers)
+        (waker,) = launcher._launch._wakers
+        first.open()
+        kinds = []
+        while "ready" not in kinds:
+            kinds += [event.kind for event in launcher.events(LIMIT_S)]
+        until(lambda: not select.select([waker], [], [], 0)[0], LIMIT_S / 4)  # else it would go round without end
+        assert waiting.is_alive()
+        launcher.close()
+        waiting.join(LIMIT_S)
+    assert not waiting.is_alive()
+
+
 def test_a_late_rank_ends_a_launch_of_the_library_too():
     with pytest.raises(ir.WorkerError, match=r"rank 1 .* was not ready after 2\.0 s") as caught:
         ir.run(play("@0", "notify=READY=1", "@*", "wait"), nproc_per_node=2, ready_timeout=2)
