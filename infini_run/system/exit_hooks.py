@@ -88,14 +88,22 @@ def _latest_first() -> list[Closable]:
 
 def _close_all() -> None:
     """Close every owner, the latest first, even if the close of one raises or a signal interrupts it."""
+    failure: BaseException | None = None
+    while _open:
+        try:
+            _close_latest()
+        except BaseException as error:
+            failure = error
+    if failure is not None:
+        raise failure
+
+
+def _close_latest() -> None:
     try:
         _, owner = _open.popitem()
-    except KeyError:
+    except KeyError:  # a thread has just dropped the last one
         return
-    try:
-        owner.close_at_exit()
-    finally:
-        _close_all()
+    owner.close_at_exit()
 
 
 @atexit.register

@@ -36,6 +36,13 @@ def test_a_failure_or_an_interrupt_keeps_no_other_owner_open():
     assert "KeyboardInterrupt" in error
 
 
+def test_any_number_of_owners_is_closed():
+    count = 3000  # Python allows 1,000 calls within each other
+    closed, error = lines_at_exit(f"owners = [Owner(str(n)) for n in range({count})]")
+    assert closed == [str(n) for n in reversed(range(count))]
+    assert error == ""
+
+
 def test_a_forked_child_closes_nothing_of_its_parents():
     program = "a = Owner('a')\nif os.fork(): os.wait()\nelse: a.name = 'child'"
     assert lines_at_exit(program) == (["a"], "")
