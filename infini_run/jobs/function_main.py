@@ -47,29 +47,36 @@ def main() -> None:
 
 def run(folder: JobDir, attempt: int, rank: int) -> int:
     """Call the function of a job, and write its result. Return the exit code."""
+    with suppress(OSError):  # of an earlier attempt of this run: this one may end without a result
+        os.unlink(folder.result_file(attempt, rank))
+    save = partial(_save, folder, attempt, rank, int(os.environ["WORLD_SIZE"]))  # the function may change it
     warning = signal.Signals(folder.read_submission().request.warn_signal)
     try:
         call = _load_call(folder, rank, warning)
     except CannotUnpickle as error:
         print_line(str(error))
-        return _save(folder, attempt, rank, from_exception(error, NO_TASK))
+        return save(from_exception(error, NO_TASK))
     set_current(RankContext(os.environ))
-    _checkpoint_on_signals(folder, attempt, rank, call, warning)
+    _checkpoint_on_signals(folder, rank, call, warning, save)
     # the rank started with both blocked, and one may be pending
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {warning, signal.SIGTERM})
     value, error_ = capture_exception(call)
     if error_ is None:
         body, error_ = capture_exception(partial(dump, value, "result", f" of rank {rank}", by_reference=True))
         if body is not None:
-            return _save(folder, attempt, rank, TaskDone(task=0, body=body))
+            return save(TaskDone(task=0, body=body))
     assert error_ is not None
     failed = from_exception(error_, NO_TASK)
     write_text(failed.trace.rstrip())
-    return _save(folder, attempt, rank, failed)
+    return save(failed)
 
 
 def _checkpoint_on_signals(
-    folder: JobDir, attempt: int, rank: int, call: Callable[[], object], warning: signal.Signals
+    folder: JobDir,
+    rank: int,
+    call: Callable[[], object],
+    warning: signal.Signals,
+    save: Callable[[TaskDone | TaskFailed], int],
 ) -> None:
     """Let rank 0 make a checkpoint at the warning before the limit, and at a stop, if the callable has such a method.
 
@@ -85,7 +92,7 @@ def _checkpoint_on_signals(
     def stop(number: int, frame: object) -> None:
         for each in (warning, signal.SIGTERM):
             signal.signal(each, signal.SIG_IGN)
-        code = _save_checkpoint(folder, attempt, checkpoint)
+        code = _save_checkpoint(folder, checkpoint, save)
         for stream in (sys.stdout, sys.stderr):
             with suppress(AttributeError, ValueError, OSError):  # None, closed, or on a full disk
                 stream.flush()
@@ -95,7 +102,9 @@ def _checkpoint_on_signals(
         signal.signal(each, stop)
 
 
-def _save_checkpoint(folder: JobDir, attempt: int, checkpoint: Callable[[], object]) -> int:
+def _save_checkpoint(
+    folder: JobDir, checkpoint: Callable[[], object], save: Callable[[TaskDone | TaskFailed], int]
+) -> int:
     """Write the call of the next run. Return the exit code: 85 for that run."""
     call, error = capture_exception(checkpoint)
     if error is None and call is not None:
@@ -104,7 +113,7 @@ def _save_checkpoint(folder: JobDir, attempt: int, checkpoint: Callable[[], obje
         return AGAIN
     failed = from_exception(error, NO_TASK)
     write_text(failed.trace.rstrip())
-    return _save(folder, attempt, 0, failed)
+    return save(failed)
 
 
 def _write_next(folder: JobDir, call: Any) -> None:
@@ -147,9 +156,8 @@ def _load_call(folder: JobDir, rank: int, warning: signal.Signals) -> Callable[[
     return partial(function, item) if function is not None else item
 
 
-def _save(folder: JobDir, attempt: int, rank: int, message: TaskDone | TaskFailed) -> int:
+def _save(folder: JobDir, attempt: int, rank: int, ranks: int, message: TaskDone | TaskFailed) -> int:
     """Write what a rank has to say; where that is too large, why. Return the exit code."""
-    ranks = int(os.environ["WORLD_SIZE"])
     try:
         data = pack(message, f"result of rank {rank}", ranks)
     except UsageError as error:

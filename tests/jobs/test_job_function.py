@@ -198,6 +198,30 @@ def test_exit_leaves_no_result(submit, code):
     assert (str(again), again.name, again.state) == (str(caught.value), job.name, caught.value.state)
 
 
+def raise_then_exit(code):
+    """Raise in the first attempt of a run, and leave no result in the next one."""
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        raise Refusal("first")
+    os._exit(code)
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_restarted_rank_has_no_earlier_result(submit, code):
+    job = submit(functools.partial(raise_then_exit, code), run_options=["--max_restarts=1"])
+    error = job.exception(LIMIT_S)
+    assert isinstance(error, ir.JobFailed)
+    assert (error.exit_code, job.status().code) == (code or 1, code)
+
+
+def without_world_size():
+    del os.environ["WORLD_SIZE"]
+    return 7
+
+
+def test_function_may_change_variables_of_its_rank(submit):
+    assert submit(without_world_size, slots=2).results(LIMIT_S) == [7, 7]
+
+
 def test_cancelled_job_has_no_result(submit, turnstile):
     job = submit(functools.partial(subprocess.run, ["cat", str(turnstile.path)]))
     job.wait(changed=lambda status: status.state == "RUNNING" and job.cancel())
