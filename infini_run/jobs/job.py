@@ -9,7 +9,6 @@ loss = job.result()
 from __future__ import annotations
 
 import os
-import select
 import time
 
 from infini_run.errors import InfiniRunError, UsageError
@@ -293,7 +292,7 @@ class Job(Generic[R]):
                     break
                 if follow.poll(left_s, also) and changed is not None:
                     changed(follow.status)
-                if also and select.select(also, (), (), 0)[0]:
+                if follow.is_interrupted:
                     break
             return follow.status
         finally:

@@ -263,8 +263,10 @@ def _wait_for_id(folder: JobDir, before: str, limit_s: float) -> None:
     changes = Changes()
     try:
         changes.add(folder.path)
+        poll = select.poll()  # not select(2): a host program may have more than 1,024 descriptors
+        poll.register(changes, select.POLLIN)
         while folder.id in ("", before) and (left_s := end_s - time.monotonic()) > 0:
-            select.select([changes], [], [], left_s)
+            poll.poll(left_s * 1000 + 1)
             changes.clear()
     finally:
         changes.close()

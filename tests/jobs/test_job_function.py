@@ -605,6 +605,13 @@ def test_await_gives_results_of_several_jobs(submit):
     assert asyncio.run(run()) == [1, 2]
 
 
+def test_await_works_beside_many_descriptors(submit, many_descriptors):
+    async def run(job):
+        return await job
+
+    assert asyncio.run(run(submit(functools.partial(add, 1)))) == 1  # an exception in its thread would fail this
+
+
 def test_await_raises_what_the_function_raised(submit):
     async def run(job):
         await job

@@ -147,8 +147,8 @@ def test_one_that_begins_is_taken_though_nobody_answers(jobs, queue):
     assert len(queue.jobs()) == 1
 
 
-def test_an_id_that_a_job_says_ends_the_pause_between_two_looks(tmp_path):
-    """Nobody else would tell: of a controller that is back there is no event."""
+def test_an_id_that_a_job_says_ends_the_pause_between_two_looks(tmp_path, many_descriptors):
+    """Nobody else would tell: of a controller that is back there is no event. A host may have many descriptors."""
     folder = made(tmp_path, "ir-0123456789")
 
     class Silent:

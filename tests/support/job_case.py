@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -119,6 +120,18 @@ def local(tmp_path, case):
     yield jobs
     jobs.close()
     case.end()
+
+
+@pytest.fixture
+def many_descriptors():
+    """More open descriptors than select(2) can name."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096), hard))
+    found = [os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC) for _ in range(1024)]
+    yield
+    for fd in found:
+        os.close(fd)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @pytest.fixture

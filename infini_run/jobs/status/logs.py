@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import select
 from collections import deque
 
 from infini_run.errors import InfiniRunError, UsageError, printable
@@ -264,7 +263,7 @@ def blocks(
             assert at is not None
             if at.poll(also=[stop] if stop >= 0 else []) and changed is not None:
                 changed(at.status)
-            if stop >= 0 and select.select([stop], [], [], 0)[0]:
+            if at.is_interrupted:
                 return
     finally:
         if at is not None:

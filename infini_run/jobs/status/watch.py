@@ -58,6 +58,7 @@ class JobWatcher:
         self._scheduler = scheduler
         self._follower = Follower()
         self._watched: set[str] = set()
+        self.is_interrupted = False  # by another descriptor, in the latest `poll`
         try:
             self._watch(folder.path)
             self._read_interval_s = REMOTE_S if is_remote(folder.path) else NEVER
@@ -87,7 +88,7 @@ class JobWatcher:
 
         Args:
             timeout_s: Seconds to wait at most; None: until the next query.
-            also: Descriptors that end the wait when they are readable.
+            also: Descriptors that end the wait when they are readable: `is_interrupted`.
 
         Returns:
             Whether `status` is another than before.
@@ -99,7 +100,10 @@ class JobWatcher:
         now_s = time.monotonic()
         due_s = min(self._follower.query_at_s, self._read_at_s) - now_s
         wait_s = max(0.0, due_s if timeout_s is None else min(due_s, timeout_s))
-        if self._wait(wait_s, also):
+        has_changed = self._wait(wait_s, also)
+        if self.is_interrupted:
+            return False
+        if has_changed:
             self._follower.changes.clear()
             self._read()
         now_s = time.monotonic()
@@ -118,6 +122,7 @@ class JobWatcher:
         for fd in (*ours, *also):
             poll.register(fd, select.POLLIN)
         ready = [fd for fd, _ in poll.poll(wait_s * 1000 + 1)]
+        self.is_interrupted = any(fd in ready for fd in also)
         for name, fd in processes.items():
             if fd in ready:
                 self._follower.end(name)
