@@ -68,6 +68,9 @@ def bare(tmp_path):
         (("submit", "--slots=two", "--", "true"), "--slots=two: expected 1"),
         (("submit", "--time=soon", "--", "true"), "--time=soon: not a time "),
         (("submit", "--time=1:2", "--", "true"), "--time=1:2: not a time; use 10m, 4h, 1h30m, 1d, or 1-12:00:00"),
+        (("submit", "--time=9999999:00:00", "--", "true"), "--time=9999999:00:00: not a time; use 10m"),
+        (("submit", "--mem_per_slot=9999999999T", "--", "true"), "--mem_per_slot=9999999999T: not a size; use 500M"),
+        (("submit", "--mem_per_slot=0", "--", "true"), "--mem_per_slot=0: not a size; use 500M"),
         (("submit", "--warn=KILL@5m", "--", "true"), "--warn=KILL@5m: cannot be caught by a process"),
         (("submit", "--time=1m", "--warn=5m", "--", "true"), "--warn: expected less than the limit of"),
         (("submit", "--mem_per_slot=much", "--", "true"), "--mem_per_slot=much: not a size; use 500M"),
@@ -522,7 +525,8 @@ def test_ctrl_c_ends_loop_around_who_waits_and_not_job(words, local):
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"), [("4h", 14400), ("90m", 5400), ("30", 30), ("1-12:00:00", 129600), ("00:01:05", 65)]
+    ("text", "seconds"),
+    [("4h", 14400), ("90m", 5400), ("30", 30), ("1-12:00:00", 129600), ("00:01:05", 65), ("500ms", 1)],
 )
 def test_times_are_read_as_people_and_schedulers_write_them(text, seconds):
     assert _time(text) == seconds

@@ -6,11 +6,23 @@ NAME.
 
 from __future__ import annotations
 
+from math import ceil
+
 from infini_run.jobs.request.array import indices, notation
 from infini_run.jobs.request.container import RUNTIMES
 from infini_run.jobs.request.job_request import CPU, CUDA, DEFAULT, DETERMINED, ROCM
 from infini_run.options.grammar import Flag, Prefix, boolean, index, plain, switch
-from infini_run.value_types import MAX_LISTED, bounded_int, duration, named_ranks, one_rank, stop_signal, timeout
+from infini_run.value_types import (
+    MAX_INT,
+    MAX_LISTED,
+    bounded_int,
+    duration,
+    named_ranks,
+    number,
+    one_rank,
+    stop_signal,
+    timeout,
+)
 
 PREFIXES = (Prefix(text="INFINI_JOB_"),)
 OF_A_RANK = ("INFINI_JOB_ATTEMPT", "INFINI_JOB_TASK")  # what ranks find there is no flag of --attempt and --task
@@ -44,21 +56,23 @@ def _variables(text: str) -> tuple[tuple[str, str], ...]:
 def _time(text: str) -> int:
     """Read a duration in seconds; or [D-]HH:MM:SS, as schedulers write it."""
     if ":" not in text:
-        return int(duration(text))
-    days, _, clock = text.rpartition("-")
-    parts = clock.split(":")
-    if len(parts) != 3 or not all(part.isdecimal() for part in [*parts, days or "0"]):
+        return ceil(duration(text))  # 0 is no limit
+    days, dash, clock = text.rpartition("-")
+    parts = [number(part) for part in (days if dash else "0", *clock.split(":"))]
+    whole = [part for part in parts if part is not None and part >= 0]
+    time_s = sum(part * unit_s for part, unit_s in zip(whole, (86400, 3600, 60, 1), strict=False))
+    if len(parts) != 4 or len(whole) != 4 or time_s > MAX_INT:
         raise ValueError("not a time; use 10m, 4h, 1h30m, 1d, or 1-12:00:00")
-    hours, minutes, seconds = map(int, parts)
-    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
+    return time_s
 
 
 def _memory(text: str) -> int:
     """Read an amount of memory in MiB."""
     body, unit = (text[:-1], text[-1:].upper()) if text[-1:].upper() in "KMGT" and text else (text, "M")
-    if not body.isdecimal():
+    size_kb = (number(body) or 0) * {"K": 1, "M": 1 << 10, "G": 1 << 20, "T": 1 << 30}[unit]
+    if not 0 < size_kb <= MAX_INT << 10:
         raise ValueError("not a size; use 500M, 16G, or 1T")
-    return max(1, int(body) * {"K": 1, "M": 1 << 10, "G": 1 << 20, "T": 1 << 30}[unit] >> 10)
+    return max(1, size_kb >> 10)
 
 
 def _title(text: str) -> str:
@@ -70,7 +84,7 @@ def _title(text: str) -> str:
 def _warn(text: str) -> tuple[int, int]:
     """Read `5m`, or `USR1@5m`: the signal's number and seconds."""
     name, at, span = text.rpartition("@")
-    return (stop_signal(name) if at else USR2), int(timeout(span))
+    return (stop_signal(name) if at else USR2), ceil(timeout(span))
 
 
 def _flag(name: str, kind: object, default: object, group: str, metavar: str, help: str, **more: object) -> Flag:  # noqa: A002
