@@ -383,9 +383,10 @@ def test_logs_of_one_rank(local):
     assert len(local.lines(name, "--node=0")) == 6
     done = local.call("logs", "--rank=3", name)
     assert (done.returncode, done.stderr) == (2, "infini-job: --rank: unknown rank 3; use ranks 0 to 2\n")
-    done = local.call("logs", "--node=nosuch", name)
-    assert done.returncode == 2
-    assert done.stderr.startswith("infini-job: --node=nosuch: unknown node; use ")
+    for node in ("nosuch", "9" * 5000):  # more digits than int() reads
+        done = local.call("logs", f"--node={node}", name)
+        assert done.returncode == 2
+        assert done.stderr.startswith(f"infini-job: --node={node}: unknown node; use ")
 
 
 def test_the_environment_goes_with_it_whatever_its_bytes(local, tmp_path):

@@ -177,6 +177,7 @@ def test_logs_of_one_rank_or_node(service):
         answer = service.client.get(f"/v1/jobs/{name}/logs", params={"rank": 1, "follow": follow})
         assert answer.text == "[rank 1] from 1\n"
     assert len(service.client.get(f"/v1/jobs/{name}/logs", params={"node": HOST}).text.splitlines()) == 3
+    assert len(service.client.get(f"/v1/jobs/{name}/logs", params={"tail": 1 << 63}).text.splitlines()) == 3
     for follow in (False, True):
         answer = service.client.get(f"/v1/jobs/{name}/logs", params={"rank": 3, "follow": follow})
         assert (answer.status_code, answer.json()["detail"]) == (400, "--rank: unknown rank 3; use ranks 0 to 2")

@@ -16,7 +16,7 @@ from infini_run.plan.rank_numbers import RankNumbers
 from infini_run.system.file_tail import start_of_last
 from infini_run.system.io_sizes import READ_CHUNK
 from infini_run.system.secure_files import open_regular
-from infini_run.value_types import one_rank
+from infini_run.value_types import MAX_INT, number, one_rank
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -87,7 +87,8 @@ class Chosen:
         self.is_sure = bool(nodes)
         if node and nodes:
             known = nodes if node.isdecimal() else hosts
-            index = int(node) if node.isdecimal() else hosts.index(node) if node in hosts else -1
+            at = number(node) if node.isdecimal() else hosts.index(node) if node in hosts else None
+            index = -1 if at is None else at
             self.lacks_node = not 0 <= index < len(known)
             if self.lacks_node and not may_lack_node:
                 raise _no_node(node, hosts, len(nodes))
@@ -195,8 +196,8 @@ def check(folder: JobDir, *, rank: int | str, node: str, attempt: int, tasks: Se
     if found := tasks_of(folder, tasks):
         _check_tasks(found, rank, node)
         return
-    for number in numbers[-1:]:
-        phase = folder.phase(number)
+    for each in numbers[-1:]:
+        phase = folder.phase(each)
         if phase is not None:
             Chosen(rank, node, phase)
 
@@ -271,14 +272,14 @@ def blocks(
 
 
 def _last_of(found: Iterable[bytes], count: int) -> Iterator[bytes]:
-    lines = deque((line for block in found for line in block.split(b"\n")[:-1]), count)
+    lines = deque((line for block in found for line in block.split(b"\n")[:-1]), min(count, MAX_INT))
     if lines:
         yield b"".join(line + b"\n" for line in lines)
 
 
 def last_lines(text: bytes, count: int) -> bytes:
     """Return at most this many last lines of a text; -1: all."""
-    return text if count < 0 else b"".join(deque(text.splitlines(keepends=True), count))
+    return text if count < 0 else b"".join(deque(text.splitlines(keepends=True), min(count, MAX_INT)))
 
 
 class _Runs:
