@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+import signal
+import sys
 import threading
 import time
 
 import infini_run as ir
 from tests.support.rows import TAKES_ALL
+from tests.support.waiting import LIMIT_S, until
 
 
 class Watched:
@@ -79,7 +83,6 @@ def test_a_thread_sees_that_its_task_is_cancelled():
 
 
 def test_a_signal_handler_may_look_while_the_worker_waits_for_a_task():
-    import signal
 
     class Serve:
         def start(self, ctx):
@@ -95,6 +98,48 @@ def test_a_signal_handler_may_look_while_the_worker_waits_for_a_task():
             assert crew.signal(signal.SIGUSR1, 0) == 1
             crew.worker(0).ask(0).result(60)
         assert 0 < crew.worker(0).ask(0).result(60) <= 20
+
+
+def test_signal_handler_may_log_while_threads_log_and_worker_sends(tmp_path):
+    """The main thread sends what nobody reads, another one logs behind it, and then a signal comes to the first."""
+    heard = tmp_path / "heard"
+
+    def serve(ctx, task):
+        logger, is_over, main = logging.getLogger("tests.talk"), threading.Event(), threading.main_thread()
+
+        def heed(number, frame):
+            is_over.set()
+            logger.warning("a signal")
+            heard.touch()
+
+        def talk():
+            while not is_over.is_set():
+                logger.warning("a line")
+
+        def place_of(thread):
+            return sys._current_frames()[thread.ident].f_code.co_name
+
+        def send_signal(talking):
+            while place_of(main) != "_push" or place_of(talking) != "_locked":
+                time.sleep(0.01)
+            signal.pthread_kill(main.ident, signal.SIGUSR1)
+
+        signal.signal(signal.SIGUSR1, heed)
+        ctx.emit("first")
+        talking = threading.Thread(target=talk, daemon=True)
+        talking.start()
+        threading.Thread(target=send_signal, args=(talking,), daemon=True).start()
+        ctx.emit(bytes(1 << 22))
+
+    with ir.Crew(serve, nproc_per_node=1, max_events=1, log_level="WARNING", grace=1) as crew:
+        crew.events(0)  # from now on the worker waits for this thread
+        ask = crew.worker(0).ask(0)
+        try:
+            until(heard.exists, LIMIT_S / 4)
+        except AssertionError:
+            crew.close(drain=False)
+            raise
+    assert ask.result() is None
 
 
 def test_what_several_threads_emit_arrives_whole_and_in_the_order_of_each():

@@ -15,6 +15,8 @@ from infini_run.crews.protocol import Log, dump, encode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from infini_run.crews.protocol import Body
 
 
@@ -22,6 +24,14 @@ class _Up(logging.Handler):
     def __init__(self, sender: Sender) -> None:
         super().__init__()
         self._sender = sender
+
+    def handle(self, record: logging.LogRecord) -> Any:
+        """Send it without this handler's lock: the channel has one. A signal handler that logs would wait here for a
+        thread, and that thread for what the signal handler interrupts."""
+        passed: Any = self.filter(record)  # from Python 3.12 on, a filter may return another record
+        if passed:
+            self.emit(passed if isinstance(passed, logging.LogRecord) else record)
+        return passed
 
     def emit(self, record: logging.LogRecord) -> None:
         text, error = capture_exception(self.format, record)
