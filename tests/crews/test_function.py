@@ -269,6 +269,20 @@ def test_logging_records_reach_our_handlers_with_rank_and_host_and_are_text(run,
     assert "ValueError: inner" in texts[1]
 
 
+@pytest.mark.parametrize(("level", "expected"), [("ERROR", ["ERROR", "CRITICAL"]), ("CRITICAL", ["CRITICAL"])])
+def test_records_below_log_level_do_not_arrive(run, caplog, level, expected):
+    def log():
+        logging.getLogger("verbose").setLevel("DEBUG")  # the level of a logger there changes nothing of it
+        for name in ("plain", "verbose"):
+            for each in ("DEBUG", "WARNING", "ERROR", "CRITICAL"):
+                logging.getLogger(name).log(getattr(logging, each), each)
+
+    with caplog.at_level(logging.DEBUG):
+        run(log, nproc=1, log_level=level)
+    for name in ("plain", "verbose"):
+        assert [record.levelname for record in caplog.records if record.name == name] == expected
+
+
 def test_records_stay_with_the_workers_where_nobody_handles_them_here(run, caplog):
     run(lambda: logging.getLogger("x").warning("w"), log_level=False, console="none")
     assert [record for record in caplog.records if record.name == "x"] == []

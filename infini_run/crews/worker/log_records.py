@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 
 class _Up(logging.Handler):
-    def __init__(self, sender: Sender) -> None:
-        super().__init__()
+    def __init__(self, sender: Sender, level: int) -> None:
+        super().__init__(level)
         self._sender = sender
 
     def handle(self, record: logging.LogRecord) -> Any:
@@ -46,9 +46,9 @@ class _Up(logging.Handler):
 
 
 def send_records(sender: Sender, level: int) -> None:
-    """Send up every record of at least this level, in the worker."""
+    """Send up the records of at least this level, in the worker."""
     root = logging.getLogger()
-    root.addHandler(_Up(sender))
+    root.addHandler(_Up(sender, level))
     root.setLevel(min(level, root.level) if root.level else level)
 
 
