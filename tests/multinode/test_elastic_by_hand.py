@@ -12,6 +12,7 @@ import signal
 import socket
 import stat
 import struct
+import subprocess
 import time
 from pathlib import Path
 
@@ -106,6 +107,16 @@ def test_a_spare_takes_the_place_of_a_launcher_that_was_killed_before_its_lease_
     assert sorted(command.wait() for command in commands) == [-signal.SIGKILL, 0, 0]
     until(lambda: not marked())
     assert any("node 1 (" in line and "lost node" in line for line in told(*commands))
+
+
+@pytest.mark.parametrize("readers", ["1", "all"])
+def test_stdin_has_ended_on_spare_that_takes_place(start, bell, readers):
+    flags = ("--spares=1", f"--stdin={readers}", *SLOW, *ring(bell, in_world(1, "exit 0"), first="cat"))
+    commands = [start(*flags, stdin=subprocess.DEVNULL) for _ in range(3)]
+    hear_world(bell, 0, 2)
+    os.kill(launcher_of(1), signal.SIGKILL)
+    hear_world(bell, 1, 2)
+    assert sorted(command.wait() for command in commands) == [-signal.SIGKILL, 0, 0]
 
 
 def test_srun_tasks_keep_a_spare_for_a_lost_node(infini_run, bell, port):

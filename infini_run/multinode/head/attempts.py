@@ -75,10 +75,11 @@ class Attempts:
             by_program = count_ranks(options, agents)
             numbers = RankNumbers([each.name for each in options.programs] or [""], list(map(sum, by_program)))
             _number_ranks(agents, by_program, numbers)
-            self._stdin.nodes = reader_of(options.stdin, numbers, agents)
+            readers = reader_of(options.stdin, numbers, agents)
         except UsageError as error:
             state.fail(error)
             return
+        self._stdin.begin(readers)
         counts = [len(agent.ranks) for agent in agents]
         spans = spans_of(counts)
         state.numbers, state.ender = numbers, ""

@@ -21,20 +21,25 @@ class StdinForwarder:
     Args:
         agents: of all nodes.
         is_wanted: a rank reads stdin.
-
-    Set `nodes` to the agents whose ranks read, once known.
     """
 
     def __init__(self, agents: AgentSet, poller: Poller, *, is_wanted: bool) -> None:
         self._agents = agents
         self._poller = poller
         self._stdin = StdinReader(0, wanted=is_wanted)
-        self.nodes: Sequence[RemoteAgent] = ()
+        self._nodes: Sequence[RemoteAgent] = ()
 
     @property
     def is_due(self) -> bool:
         """Whether there is something to read, and no descriptor to wait for."""
         return self._stdin.never_waits and bool(self._readers())
+
+    def begin(self, nodes: Sequence[RemoteAgent]) -> None:
+        """Send stdin to the nodes that read it in an attempt. After its end they get that: some may be new."""
+        self._nodes = nodes
+        if self._stdin.has_ended:
+            for agent in nodes:
+                self._agents.send(agent, pack(protocol.INPUT, b""))
 
     def forward(self) -> None:
         """Read and send one piece of a file; of a pipe or a terminal, as soon as there is one."""
@@ -62,7 +67,7 @@ class StdinForwarder:
         """Return the agents whose ranks read; none while one of them is behind."""
         if self._stdin.has_ended:
             return []
-        readers = [agent for agent in self.nodes if agent.state == "running"]
+        readers = [agent for agent in self._nodes if agent.state == "running"]
         has_room = all(agent.connection is None or agent.connection.has_room for agent in readers)
         return readers if has_room else []
 
