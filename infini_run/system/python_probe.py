@@ -130,7 +130,7 @@ def ask_once(argv: list[str], start: str, environ: Mapping[str, str]) -> tuple[s
     try:
         output, is_late = _read(process, start)
     finally:
-        _end(process)
+        end_session(process)
     text = output.decode("utf-8", "replace")
     answer = text.partition(start)[2].partition("\n")[0] if start in text else None
     last = next((line for line in reversed(text.splitlines()) if line.strip()), "")
@@ -155,8 +155,8 @@ def _read(process: subprocess.Popen[bytes], start: str) -> tuple[bytes, bool]:
     return output, False
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill the rest of it, and reap it."""
+def end_session(process: subprocess.Popen[bytes]) -> None:
+    """Kill the rest of a process that leads its session, and reap it."""
     assert process.stdout is not None
     process.stdout.close()
     with suppress(OSError):  # this program ignores SIGCHLD, or waits for every child: the number may be another's

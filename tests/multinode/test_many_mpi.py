@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.cluster import AS_CASE, Bed, free_ports, need
+from tests.support.command import altered
 from tests.support.hosts import KEY_EXCHANGE
-from tests.support.processes import OURS, processes
+from tests.support.processes import OURS, is_alive, processes
 from tests.support.restarting_programs import ENDS, IDS, JOB_FLAGS, programs
 from tests.support.waiting import until
 
@@ -213,6 +214,21 @@ def test_mpirun_that_is_not_there_is_one_line(run, tmp_path):
     command = run("true", path=str(tmp_path))
     assert command.wait() == 127
     assert command.err == b"infini-run: mpirun is not on PATH, and --engine=mpi needs it\n"
+
+
+def test_mpirun_that_does_not_say_its_version_is_killed(infini_run, bell, tmp_path):
+    """With what it started. A launcher hears no signal before the head waits."""
+    (tmp_path / "mpirun").write_text(f"#!/bin/sh\nsleep 1000 &\necho $$ $! > {bell.path}\nwait\n")
+    (tmp_path / "mpirun").chmod(0o755)
+    soon = altered({"multinode.engines.mpi._VERSION_S": 0.5})
+    env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    command = infini_run("--engine=mpi", "--hosts=a,b", "--nproc_per_node=1", "true", env=env, under=soon)
+    (pids,) = bell.hear(1)
+    assert command.wait() == 2
+    assert command.err == (
+        b"infini-run: mpirun --version: no answer within 0.5 s; run it to see why, or use another --engine\n"
+    )
+    until(lambda: not any(is_alive(int(pid)) for pid in pids.split()))
 
 
 def test_an_mpirun_that_is_nobodys_is_one_line(run, tmp_path):

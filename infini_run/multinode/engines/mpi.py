@@ -14,6 +14,7 @@ import subprocess
 from infini_run.errors import ProgramMissing, UsageError
 from infini_run.multinode.engines import Contact, Engine, EngineCommand, agent_argv, exit_text, lines_of
 from infini_run.multinode.link.connection import TOKEN
+from infini_run.system.python_probe import end_session
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ _MPIRUN_LINE = (
     "Please see the FAQ",
     "mpirun",
 )  # starts of mpirun's own lines outside its boxes
+_VERSION_S = 10.0  # for `mpirun --version`
 _IS_OPEN_MPI = {"orterun": True, "prterun": True, "mpiexec.hydra": False}  # by the name of the program
 
 
@@ -73,15 +75,37 @@ def _is_open_mpi(environ: Mapping[str, str]) -> bool:
     program = os.path.basename(os.path.realpath(path)) if path else ""
     if program in _IS_OPEN_MPI:
         return _IS_OPEN_MPI[program]
-    try:
-        version = subprocess.run(
-            ["mpirun", "--version"], env=dict(environ), stdin=subprocess.DEVNULL, capture_output=True, check=False
-        )
-    except OSError:
-        raise ProgramMissing("mpirun is not on PATH, and --engine=mpi needs it", "mpirun") from None
-    text = version.stdout + version.stderr
+    text = _version_text(environ)
     if b"Open MPI" in text or b"OpenRTE" in text or b"prterun" in text:
         return True
     if b"HYDRA" in text.upper() or b"Intel" in text:
         return False
     raise UsageError("mpirun on PATH is neither from Open MPI nor Hydra (MPICH, Intel MPI); use another --engine")
+
+
+def _version_text(environ: Mapping[str, str]) -> bytes:
+    """Return what `mpirun --version` prints. Nobody reads this process's signals meanwhile, so it has a limit.
+
+    Raises:
+        ProgramMissing: There is no mpirun.
+        UsageError: It does not end in time. It is killed then, with what it started.
+    """
+    try:
+        process = subprocess.Popen(
+            ["mpirun", "--version"],
+            env=dict(environ),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    except OSError:
+        raise ProgramMissing("mpirun is not on PATH, and --engine=mpi needs it", "mpirun") from None
+    try:
+        return process.communicate(timeout=_VERSION_S)[0]
+    except subprocess.TimeoutExpired:
+        raise UsageError(
+            f"mpirun --version: no answer within {_VERSION_S:g} s; run it to see why, or use another --engine"
+        ) from None
+    finally:
+        end_session(process)
