@@ -206,6 +206,34 @@ def test_spare_is_warm(warm, bell):
     assert command.wait() == 143
 
 
+def test_spare_that_refuses_is_excluded(warm, bell, tmp_path):
+    """Its imports fail while the others run: the next attempt waits for the host that was lost."""
+    fails = tmp_path / "fails"
+    os.mkfifo(tmp_path / "gate")
+    module = (
+        "import os\n"
+        "if os.uname().nodename == 'host3':\n"
+        f"    os.path.exists('{fails}') or open('{tmp_path}/gate').close()\n"
+        "    import nosuch\n"
+    )
+    text = (
+        "import os, time\n"
+        "with open(os.environ['BELL'], 'w') as file: print(os.environ['TORCHELASTIC_RESTART_COUNT'], "
+        "os.environ['RANK'], os.uname().nodename, file=file)\n"
+        "time.sleep(1000)\n"
+    )
+    command = warm(text, *CALM, module=module, hosts="host[1-3]", nproc=1, env={"BELL": bell.path})
+    assert sorted(bell.hear(2)) == ["0 0 host1", "0 1 host2"]
+    fails.touch()
+    with open(tmp_path / "gate", "w"):
+        pass
+    command.read_error_until(b"excluded host3: it refused to run")
+    os.kill(launcher_of(1), signal.SIGKILL)
+    assert sorted(bell.hear(2)) == ["1 0 host1", "1 1 host2"]
+    command.signal(signal.SIGTERM)
+    assert command.wait() == 143
+
+
 def test_dry_run_says_once_per_node(infini_run):
     words = ["--dry_run", "--hosts=a,b", "--nproc_per_node=1", "--preload=torch", "x.py"]
     command = infini_run(*words)

@@ -179,7 +179,7 @@ class Gone:
 
 @record
 class Refused:
-    """The agent of a place cannot run the ranks of the world that starts, and has gone; it would refuse again."""
+    """The agent of a place cannot run ranks, and has gone; it would refuse again."""
 
     place_index: int
     reason: str

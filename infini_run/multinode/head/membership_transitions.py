@@ -183,7 +183,12 @@ def _on_gone(turn: _Turn, event: Gone) -> None:
 
 def _on_refused(turn: _Turn, event: Refused) -> None:
     place = turn.m.places[event.place_index]
-    if place.state != "active":
+    if place.state == "absent":
+        return
+    if place.state != "active":  # it has yet to run any, and its next agent would refuse, too
+        turn.set_place(event.place_index, state="out", is_banned=True, gone=_EXCLUDED)
+        if place.state != "out":
+            turn.notice(f"excluded {place.name}: it refused to run")
         return
     turn.set_place(event.place_index, state="absent", is_banned=True, gone="cannot run its ranks")
     turn.set(lost=(*turn.m.lost, event.place_index), reason=turn.m.reason or event.reason)

@@ -285,7 +285,7 @@ class WorldChanges:
         """Note that what SIGKILL did not end there is gone; the job ended for that reason."""
 
     def on_refused(self, agent: RemoteAgent, text: str) -> None:
-        """Note that an agent cannot start the ranks of the world that is starting."""
+        """Note that an agent cannot run ranks, and has gone."""
         self._handle(membership.Refused(place_index=agent.index, reason=text))
 
     def refuse(self, agent: RemoteAgent, text: str) -> None:
