@@ -466,6 +466,20 @@ def test_ctrl_z_of_the_head_costs_no_rank(start, bell):
     assert b"lost node" not in head.err
 
 
+def test_ctrl_z_of_head_moves_join_timeout(start, bell):
+    """Nobody could join meanwhile, and who connected then waits at the head's port."""
+    flags = ("--spares=1", "--join_window=0", *FAST, *ring(bell, "exit 0"))
+    head = start(*JOIN_SOON, *flags, preexec_fn=lead_group)
+    until(lambda: handles(head.pid, signal.SIGTSTP))
+    head.signal(signal.SIGTSTP)
+    until(lambda: processes()[head.pid][1] == "T")
+    other = start(*flags)
+    time.sleep(5.5)
+    head.signal(signal.SIGCONT)
+    assert [command.wait() for command in (head, other)] == [0, 0], head.err
+    hear_world(bell, 0, 2)
+
+
 def test_ctrl_z_of_a_node_is_its_loss_and_fg_brings_it_back(start, bell):
     """Its lease ends, and nobody can extend it meanwhile: the ranks are replaced, and the launcher is a spare."""
     commands = [start("--spares=1", *FAST, *ring(bell), preexec_fn=lead_group) for _ in range(3)]

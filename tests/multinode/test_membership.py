@@ -391,6 +391,32 @@ def test_a_node_that_cannot_run_its_ranks_is_replaced_and_stays_out():
     assert job.worlds[1] == (0, 3, 2)
 
 
+def test_spare_that_refuses_is_in_no_later_world():
+    job = Job(rules=Rules(least=2, most=3))
+    job.join(0, 1, 2, 3)
+    job.handle(m.Refused(place_index=3, reason="host3 cannot run its ranks"))
+    assert not job.is_stopped
+    job.join(3)
+    assert job.state.places[3].state == "out"
+    job.lose(1)
+    job.stop_others()
+    while len(job.worlds) < 2:
+        job.wait()
+    assert job.worlds[1] == (0, 2)
+
+
+def test_suspension_of_head_ends_no_wait():
+    job = Job(rules=Rules(least=2, most=3, has_check=True, join_s=300, check_s=30))
+    job.join(0, 1)
+    job.now_s += 1000
+    job.state = m.postpone(job.state, 1000)
+    job.answer_checks(0, 1)
+    assert job.ended == ""
+    while not job.worlds:
+        job.wait()
+    assert job.worlds == [(0, 1)]
+
+
 def test_a_check_that_nobody_ends_is_one_that_failed():
     job = Job(rules=Rules(least=3, most=3, has_check=True, check_s=30))
     job.join(0, 1, 2, 3)

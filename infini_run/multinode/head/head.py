@@ -353,6 +353,8 @@ class Head:
         if self._liveness.was_away(away_s):
             self._join.postpone(away_s)
             self._end.postpone(away_s)
+            if self._state.changes is not None:
+                self._state.changes.postpone(away_s)
             if self._programs is not None:
                 self._programs.postpone(away_s)
             self._state.stop_end_s += away_s

@@ -91,6 +91,9 @@ class IndependentNodes:
             del self._check_due_s[agent]
             self._state.agents.send(agent, pack(protocol.CHECK))
 
+    def postpone(self, by_s: float) -> None:
+        """Move no limit by a suspension of this process: nodes have none."""
+
     def _start(self, agent: RemoteAgent) -> None:
         del self._start_due_s[agent]
         agent.fence_s = _NEVER

@@ -296,6 +296,13 @@ def delay(m: Membership, due_s: float) -> Membership:
     return replace(m, due_s=due_s)
 
 
+def postpone(m: Membership, by_s: float) -> Membership:
+    """Return the membership whose waits end later by a suspension of the head. Nobody could join meanwhile, or report
+    the end of a check. Fences stay: ranks end without the head."""
+    places = [replace(place, check_end_s=place.check_end_s + by_s) for place in m.places]
+    return replace(m, places=tuple(places), wait_end_s=m.wait_end_s + by_s, window_end_s=m.window_end_s + by_s)
+
+
 def natural_key(name: str) -> tuple[tuple[int, int, str], ...]:
     """Return a key that sorts names as people count: node2 before node10. A number may have any length: the length
     comes first, and then digit by digit."""

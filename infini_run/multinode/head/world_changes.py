@@ -194,6 +194,11 @@ class WorldChanges:
                 "(--join_window)"
             )
 
+    def postpone(self, by_s: float) -> None:
+        """Move the limits by a suspension of this process."""
+        self._membership = membership.postpone(self._membership, by_s)
+        self._due_s = next_due_s(self._membership, time.monotonic(), self._rules)
+
     # ---- what happens to agents
 
     def on_ready(self, agent: RemoteAgent) -> None:
