@@ -13,6 +13,7 @@ import pytest
 
 from infini_run.jobs.schedulers.scheduler_command import MISSING, kill_group, run_command
 from tests.support.build_c import build
+from tests.support.job_case import few_descriptors
 from tests.support.processes import is_alive
 from tests.support.waiting import LIMIT_S, until
 
@@ -48,6 +49,17 @@ def test_it_gets_variables_that_no_shell_would_keep():
     assert {name: found.get(name) for name in ("BASH_FUNC_module%%", "a.b", "A")} == {
         "BASH_FUNC_module%%": "() {  echo loaded\n}", "a.b": "it's", "A": "1",
     }  # fmt: skip
+
+
+def test_every_number_of_descriptors_is_enough_or_is_told():
+    """None of its own stays open, which a fixture checks after each test."""
+    ends = []
+    for count in range(12):
+        with few_descriptors(count):
+            said = sh("echo out")
+        ends.append((said.code, said.out, said.error))
+    assert set(ends) == {(MISSING, "", "sh: Too many open files"), (0, "out\n", "")}
+    assert (ends[0][0], ends[-1][0]) == (MISSING, 0)
 
 
 def test_it_gets_no_descriptor_of_its_caller():

@@ -21,6 +21,7 @@ import pytest
 
 import infini_run as ir
 from infini_run.jobs.function import LARGEST
+from tests.support.job_case import few_descriptors
 from tests.support.waiting import until
 
 LIMIT_S = 120  # seconds
@@ -603,6 +604,15 @@ def test_await_gives_results_of_several_jobs(submit):
         return await asyncio.gather(*(asyncio.wait_for(submit(functools.partial(add, n)), LIMIT_S) for n in (1, 2)))
 
     assert asyncio.run(run()) == [1, 2]
+
+
+def test_submission_without_descriptors_leaves_nothing(submit, local):
+    submit(functools.partial(add, 1)).wait(LIMIT_S)  # what is imported for it is
+    before = os.listdir(local.path)
+    for count in range(2, 5):  # enough to remove a directory, and too few for a command of a scheduler
+        with few_descriptors(count), pytest.raises((ir.UsageError, ir.SubmitError)):
+            submit(functools.partial(add, 1))
+        assert os.listdir(local.path) == before
 
 
 def test_await_works_beside_many_descriptors(submit, many_descriptors):

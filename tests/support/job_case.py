@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import resource
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -120,6 +122,26 @@ def local(tmp_path, case):
     yield jobs
     jobs.close()
     case.end()
+
+
+@contextlib.contextmanager
+def few_descriptors(count: int) -> Iterator[None]:
+    """A block in which this process can open so many descriptors, and no more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(int(name) for name in os.listdir("/proc/self/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 64, hard))
+    found: list[int] = []
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                found.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+        for _ in range(count):
+            os.close(found.pop())
+        yield
+    finally:
+        for fd in found:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @pytest.fixture

@@ -79,11 +79,13 @@ def run_command(
     Returns:
         How it ended; a command that is not there, or was too slow, is an answer too.
     """
-    stdio = [above_stdio(os.memfd_create(name)) for name in ("in", "out", "error", "code")]
-    source, out, error, exit_code = stdio
+    stdio: list[int] = []
     try:
-        os.pwrite(source, given.encode(), 0)
         try:
+            for name in ("in", "out", "error", "code"):
+                stdio.append(above_stdio(os.memfd_create(name)))
+            source, out, error, exit_code = stdio
+            os.pwrite(source, given.encode(), 0)
             words = (*_around_the_shell(environ), _path_of(argv[0], environ), *argv[1:])
             shell = IGNORE_TERM + _SHELL if ignores_term else _SHELL
             pid = start(("/bin/sh", "-c", shell, "sh", *words), environ, stdio, blocks_term=ignores_term)
@@ -146,9 +148,10 @@ def above_stdio(fd: int) -> int:
         return fd
     from fcntl import F_DUPFD_CLOEXEC, fcntl
 
-    other = fcntl(fd, F_DUPFD_CLOEXEC, 4)
-    os.close(fd)
-    return other
+    try:
+        return fcntl(fd, F_DUPFD_CLOEXEC, 4)
+    finally:
+        os.close(fd)
 
 
 def _inherited() -> list[int]:
