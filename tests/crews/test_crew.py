@@ -232,6 +232,7 @@ def test_events_tell_what_workers_say_in_order():
         task = crew.worker(0).send(("emit", 3))
         crew.worker(0).send(("status", "loading"))
         crew.worker(0).send(("progress", 3, 32))
+        pid = crew.status().workers[0].pid
         events = []
         while sum(event.kind == "done" for event in events) < 3:
             events += crew.events(LIMIT_S)
@@ -248,6 +249,7 @@ def test_events_tell_what_workers_say_in_order():
         "progress",
         "done",
     ]
+    assert [event.pid for event in events[:3]] == [pid, pid, 0]
     assert [event.value for event in events[2:6]] == [0, 1, 2, 3]
     assert {event.task for event in events[2:6]} == {task}
     assert events[6].text == "loading"

@@ -328,7 +328,8 @@ class SupervisedWorker:
         elif isinstance(message, (TaskFailed, TaskCancelled)):
             self._finish(message)
         elif isinstance(message, Ready):
-            self._supervisor.on_event("ready", self)
+            assert self.process is not None
+            self._supervisor.on_event("ready", self, pid=self.process.pid)
             self.handle("ready")
             if self.assigned and self.state == "ready":
                 self.handle("hand")
