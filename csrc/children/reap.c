@@ -23,13 +23,19 @@ static void worker_report_unplaced(struct ir_group *g, uint32_t index) {
     event_push(g, IR_UNPLACED, (int)index, g->workers[index].pid)->signal = error;
 }
 
-static void worker_report_start_failure(struct ir_group *g, uint32_t index) {
-    struct worker *w = &g->workers[index];
-    if (g->slots != NULL) {
-        w->failed_step = g->slots[index].step;
-        w->failed_errno = g->slots[index].error;
-        worker_report_unplaced(g, index);
+/* The arena may be new, for others that restarted (part.c): it says nothing of an earlier start. */
+static void worker_note_start(struct ir_group *g, uint32_t index) {
+    const struct slot *slot = &g->slots[index];
+    if (slot->step != 0) {
+        g->workers[index].failed_step = slot->step;
+        g->workers[index].failed_errno = slot->error;
     }
+    worker_report_unplaced(g, index);
+}
+
+static void worker_report_start_failure(struct ir_group *g, uint32_t index) {
+    const struct worker *w = &g->workers[index];
+    if (g->slots != NULL) worker_note_start(g, index);
     if (w->failed_step == 0 || w->failed_step == IR_STEP_LEASE) return; /* one event for all */
     struct ir_event *event = event_push(g, IR_START_FAILED, (int)index, w->pid);
     event->code = w->failed_step;
@@ -138,11 +144,7 @@ bool wait_has_children(struct ir_group *g) {
 /* Every child has left this memory (by exec or by its end): the arena can go, unless workers are
  * still to start from it. */
 void wait_execs(struct ir_group *g) {
-    for (uint32_t i = 0; i < g->started; i++) {
-        g->workers[i].failed_step = g->slots[i].step;
-        g->workers[i].failed_errno = g->slots[i].error;
-        worker_report_unplaced(g, i);
-    }
+    for (uint32_t i = 0; i < g->started; i++) worker_note_start(g, i);
     guard_note(g);
     if (g->held == 0) arena_free(g);
     g->execs_fd = fd_release(g, g->execs_fd);

@@ -267,6 +267,19 @@ def test_the_first_failure_is_the_first_to_die_though_the_launcher_slept(infini_
     assert b"rank 2" in command.err.splitlines()[0]
 
 
+def test_failed_start_is_told_when_others_start_right_after(debug, tmp_path):
+    """The arena of the second start has nothing of the first one."""
+    specs = [spec(0, tmp_path / "missing"), shell(1, "exit 0")]
+    for each in specs:
+        each.held = True
+    with Live(*specs, debug=debug, stays=True) as live:
+        for worker in range(2):
+            assert live.group.part_start(specs, [live.mark], [worker]) == 1
+        live.until(lambda: len(live.of("exited")) == 2)
+        [failed] = live.of("start_failed")
+        assert (failed.worker, STEPS[failed.code], failed.signal) == (0, "executing the program", errno.ENOENT)
+
+
 @pytest.mark.parametrize("path", ["", "fork"])
 def test_the_end_of_a_worker_that_a_tracer_held_is_told_when_it_lets_go(trace, path):
     """Nothing but its pidfd is needed for that: no thread, no further descriptor."""
