@@ -354,6 +354,7 @@ static int spawn_later(struct ir_group *g, const struct ir_worker *anew, const u
     (void)fd_close(execs_end);
     if (anew != NULL)
         for (uint32_t i = 0; i < n; i++) worker_close_child_ends(&g->workers[which[i]]);
+    input_resume(g);
     forks_release();
     (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
     failure.error = -r;

@@ -86,6 +86,7 @@ struct target { int fd; uint32_t done; bool waiting; };
 struct input {
     int fd;          /* -1: none */
     bool watchable;  /* not a regular file, which is always ready */
+    bool watched;    /* what comes wakes the core */
     bool behind;     /* a terminal in whose background the launcher is */
     uint32_t n, end;
     struct target *targets;

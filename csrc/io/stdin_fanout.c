@@ -34,6 +34,7 @@ int input_open(struct ir_group *g, const int *fds, uint32_t n) {
     if (in->fd < 0) return in->fd;
     int r = fd_watch(g, in->fd, EPOLLIN, WATCH_SOURCE, 0);
     in->watchable = r != -EPERM;
+    in->watched = true;
     return in->watchable ? r : 0;
 }
 
@@ -90,20 +91,21 @@ static bool target_feed(struct ir_group *g, uint32_t index) {
     return true;
 }
 
+static void source_watch(struct ir_group *g, bool watch) {
+    g->input.behind = false;
+    g->input.watched = watch;
+    if (g->input.watchable && g->input.fd >= 0)
+        fd_rewatch(g, g->input.fd, watch ? EPOLLIN : 0, WATCH_SOURCE, 0);
+}
+
 static bool input_feed(struct ir_group *g) {
     bool all = true, any = false;
     for (uint32_t i = 0; i < g->input.n; i++) {
         all &= target_feed(g, i);
         any |= g->input.targets[i].fd >= 0;
     }
-    if (!any) input_close(g);
+    if (!any && !(g->config.flags & IR_STAYS)) input_close(g);
     return all;
-}
-
-static void source_watch(struct ir_group *g, bool watch) {
-    g->input.behind = false;
-    if (g->input.watchable && g->input.fd >= 0)
-        fd_rewatch(g, g->input.fd, watch ? EPOLLIN : 0, WATCH_SOURCE, 0);
 }
 
 /* In the background a terminal's read is EIO (the core blocks SIGTTIN). No event reports the
@@ -140,11 +142,22 @@ static bool input_is_taken(const struct input *in) {
     return true;
 }
 
+/* A worker that exited may restart, and is to get what nobody has read by then (input_renew). */
+static bool input_awaits_reader(const struct ir_group *g) {
+    if (!(g->config.flags & IR_STAYS)) return false;
+    for (uint32_t i = 0; i < g->n; i++) {
+        const struct worker *w = &g->workers[i];
+        if (w->target > 0 && !w->reaped && g->input.targets[w->target - 1].fd >= 0) return false;
+    }
+    return true;
+}
+
 /* Not while a target has bytes to take: they are in the buffer that a read would fill. */
 void input_source_ready(struct ir_group *g) {
     if (!input_is_taken(&g->input)) return;
-    if (g->terminal.probed) { /* the line may be for the rank that had the terminal */
-        source_watch(g, false);
+    /* probed: the line may be for the rank that had the terminal */
+    if (g->terminal.probed || input_awaits_reader(g)) {
+        if (g->input.watched) source_watch(g, false); /* a change would report its hang-up again */
         return;
     }
     while (g->input.fd >= 0 && source_read(g)) {
@@ -152,12 +165,12 @@ void input_source_ready(struct ir_group *g) {
             source_watch(g, false);
             return;
         }
-        if (g->input.watchable) return;
+        if (g->input.watchable || input_awaits_reader(g)) return;
     }
 }
 
-/* After the spawn, for a source that epoll cannot watch; after SIGCONT; and when a target took
- * the rest. */
+/* After the spawn, for a source that epoll cannot watch; after a restart; after SIGCONT; and when a
+ * target took the rest. */
 void input_resume(struct ir_group *g) {
     if (g->input.fd < 0 || !input_is_taken(&g->input)) return;
     if (!g->input.watchable) input_source_ready(g);

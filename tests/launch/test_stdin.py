@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from infini_run.core.c_structs import PIPE, TO_CONSOLE
+from infini_run.core.c_structs import INHERIT, PIPE, TO_CONSOLE
 from tests.support.command import CHILDREN
 from tests.support.group_case import Live, spec, wait_for_line
 from tests.support.processes import processes
@@ -211,6 +211,23 @@ def test_a_waiting_source_costs_nothing(infini_run):
     command.process.stdin.close()
     command.process.stdin = None
     assert command.wait() == 1
+
+
+def test_worker_that_restarts_gets_what_came_meanwhile(tmp_path):
+    """Nobody else reads; and the end of the input, which comes at once, wakes the core no further."""
+    source, typed = os.pipe()
+    reads = spec(0, "/bin/sh", "-c", f"read word; echo $word >> {tmp_path}/words", stdio=(PIPE, INHERIT, INHERIT))
+    with Live(reads, stays=True, stdin_fd=source) as live:
+        os.write(typed, b"one\n")
+        live.until(lambda: live.of("exited"))
+        os.write(typed, b"two\n")
+        os.close(typed)
+        live.settle()
+        assert live.group.part_signal([0], signal.SIGTERM, leaders=False) == 0
+        assert live.group.part_start([reads], [live.mark], [0]) == 1
+        live.until(lambda: len(live.of("exited")) == 2)
+    os.close(source)
+    assert (tmp_path / "words").read_text() == "one\ntwo\n"
 
 
 @given(st.lists(st.binary(max_size=200_000), max_size=6), st.integers(1, 3))
