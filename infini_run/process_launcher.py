@@ -9,6 +9,7 @@ descendant without that variable, too.
 from __future__ import annotations
 
 import os
+from _functools import partial
 from _thread import RLock
 from warnings import warn
 
@@ -30,6 +31,7 @@ from infini_run.options.keyword_errors import KeywordErrors
 from infini_run.options.table import TABLE
 from infini_run.plan.rank_numbers import spans_of
 from infini_run.record import replace
+from infini_run.system.dropped_owners import close_dropped
 from infini_run.system.exit_hooks import close_at_exit
 from infini_run.system.fork_hooks import call_in_forked_children, stayed_with_parent
 from infini_run.system.monkey_patches import check_waits
@@ -356,13 +358,13 @@ class ProcessLauncher:
         self.close()
 
     def __del__(self) -> None:
-        """Kill the ranks of a launcher that was dropped without `close`, with a warning."""
+        """Have the ranks of a launcher killed that was dropped without `close`, with a warning. No wait here: the
+        call may come anywhere, in a thread that holds any lock."""
         launch = self.__dict__.get("_launch")
         if launch is not None and not launch.run.ended:
-            warn(f"{self!r} was dropped while its ranks ran: close it", ResourceWarning, stacklevel=2)
-            launch.run.close()
-            if self._observers is not None:
-                self._observers.close()
+            close_dropped(partial(_close_both, launch.run, self._observers), launch.run)
+            text = f"{self!r} was dropped while its ranks ran: close it"
+            warn(text, ResourceWarning, stacklevel=2)  # last: -W error makes it an exception
 
     def after_fork_in_child(self) -> None:
         """Forget the launch in a forked child: it is the parent's."""
@@ -380,3 +382,9 @@ class ProcessLauncher:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _close_both(run: NodeLaunch | RestartingLaunch, observers: Observers | None) -> None:
+    run.close()
+    if observers is not None:
+        observers.close()

@@ -48,6 +48,53 @@ def host(tmp_path):
 # ---- threads
 
 
+DROPPED = {
+    "launcher": "one = ir.ProcessLauncher(['sleep', '600']); one.launch()",
+    "pool": "one = ir.Pool(nproc=1, preload=['fractions'])",
+    "crew": "one = ir.Crew(print, nproc=1)",
+}
+
+
+@pytest.mark.parametrize("make", DROPPED.values(), ids=DROPPED)
+def test_collection_waits_for_no_fork_of_another_thread(make, host):
+    """A hook older than infini-run's waits in the fork for a lock of the thread that collects, as logging's does."""
+    program = f"""
+        import gc, os, threading
+
+        lock, is_forking, is_held = threading.RLock(), threading.Event(), threading.Event()
+        os.register_at_fork(
+            before=lambda: (is_forking.set(), lock.acquire()),
+            after_in_parent=lock.release,
+            after_in_child=lock.release,
+        )
+        import infini_run as ir
+
+        def drop():
+            {make}
+            one.itself = one
+
+        def collect():
+            with lock:
+                is_held.set()
+                is_forking.wait()
+                gc.collect()
+
+        gc.disable()
+        drop()
+        thread = threading.Thread(target=collect)
+        thread.start()
+        is_held.wait()
+        child = os.fork()
+        if child == 0:
+            os._exit(0)
+        os.waitpid(child, 0)
+        thread.join()
+    """
+    program = host(program)
+    assert program.wait(LIMIT_S / 4) == 0
+    until(lambda: marked() == {})
+
+
 def test_a_thread_can_run_a_launch():
     assert in_thread(lambda: ir.run(["true"], nproc_per_node=2).exit_code) == 0
 

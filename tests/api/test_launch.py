@@ -14,7 +14,7 @@ import pytest
 import infini_run as ir
 from tests.support.command import CHILDREN, play
 from tests.support.processes import marked, processes
-from tests.support.waiting import LIMIT_S, until
+from tests.support.waiting import LIMIT_S, ended_after, until
 from tests.unit.environments.test_environments import SRUN
 
 IDLE = 'echo "$RANK" > "$0"; exec sleep 600'  # rings, then stays
@@ -696,9 +696,21 @@ def test_a_launcher_that_is_dropped_takes_its_ranks_with_it(bell):
     launcher = ir.ProcessLauncher(idle(bell), nproc_per_node=2)
     launcher.launch()
     bell.hear(2)
-    with pytest.warns(ResourceWarning, match="was dropped while its ranks ran"):
+    with ended_after():
+        with pytest.warns(ResourceWarning, match="was dropped while its ranks ran"):
+            del launcher
+        until(lambda: marked() == {})
+
+
+@pytest.mark.filterwarnings("error::ResourceWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_dropped_launcher_kills_ranks_though_warning_is_error(bell):
+    launcher = ir.ProcessLauncher(idle(bell))
+    launcher.launch()
+    bell.hear(1)
+    with ended_after():
         del launcher
-    assert marked() == {}
+        until(lambda: marked() == {})
 
 
 def test_a_launch_that_the_caller_stopped_has_not_exited_with_0(bell):

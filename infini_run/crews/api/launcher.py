@@ -36,6 +36,7 @@ from infini_run.options.from_python import check_environment, check_names, check
 from infini_run.options.table import TABLE
 from infini_run.plan.restart_policy import RestartState
 from infini_run.public_names import public_names
+from infini_run.system.dropped_owners import close_dropped
 from infini_run.system.exit_hooks import close_at_exit, closed
 from infini_run.system.fork_hooks import call_in_forked_children, stayed_with_parent
 
@@ -454,14 +455,15 @@ class Pool(Launcher):
             hold.spawner.after_fork_in_child()
 
     def __del__(self) -> None:
-        """Let its spawner end with the last launch that uses it: nothing refers to the pool any more."""
+        """Let its spawner end with the last launch that uses it: nothing refers to the pool any more. No wait here:
+        the call may come anywhere, in a thread that holds any lock."""
         hold = self.__dict__.get("_hold")
         if hold is None:
             return
         shown = repr(self)
         self._hold = None
         running = sum(not launch.is_over for launch in self._launches)
-        hold.release()
+        close_dropped(hold.release)
         if running or self._is_open:
             what = ""
             if running == 1:
