@@ -762,6 +762,25 @@ def test_another_launcher_that_takes_a_lost_place_is_named(start, bell, tmp_path
     assert f"; the place of {hosts[1]} is reserved for a moment" in err
 
 
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="another name for a machine needs root")
+def test_other_host_in_place_of_excluded_one_is_spare(start, bell, tmp_path):
+    """What ranks did on the host before says nothing about this one."""
+    fails = FailingRank(tmp_path, 1)
+    flags = ("--spares=1", "--max_node_failures=1", "--max_restarts=1", "--restart_delay=0", *SLOW)
+    words = (*flags, *ring(bell, fails.then(in_world(2, "exit 0"))))
+    commands = {name: start(*words, under=named(name)) for name in ("hosta", "hostb", "hostc")}
+    first, out = hear_world(bell, 0, 2)
+    fails.now()
+    spare = hear_world(bell, 1, 2)[1]
+    commands[out].signal(signal.SIGKILL)
+    late = start(*words, under=named("hostd"))
+    read_error_until([commands[first]], b"hostd joined as a spare", b"hostd is back")
+    commands[spare].signal(signal.SIGKILL)
+    assert hear_world(bell, 2, 2) == [first, "hostd"]
+    assert [commands[first].wait(), late.wait()] == [0, 0]
+
+
 @pytest.mark.parametrize("slow", [0, 1])
 def test_a_node_that_is_well_stays_though_the_check_of_a_spare_is_faster(start, bell, tmp_path, slow):
     fails = FailingRank(tmp_path, 1)

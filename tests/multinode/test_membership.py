@@ -405,6 +405,15 @@ def test_spare_that_refuses_is_in_no_later_world():
     assert job.worlds[1] == (0, 2)
 
 
+def test_other_host_in_place_of_refusing_one_may_run():
+    job = Job(rules=Rules(least=2, most=3))
+    job.join(0, 1, 2, 3)
+    job.handle(m.Refused(place_index=3, reason="host3 cannot run its ranks"))
+    job.state = m.rename(job.state, 3, "host9", (3,))
+    job.join(3)
+    assert job.state.places[3].state == "spare"
+
+
 def test_suspension_of_head_ends_no_wait():
     job = Job(rules=Rules(least=2, most=3, has_check=True, join_s=300, check_s=30))
     job.join(0, 1)

@@ -285,10 +285,15 @@ def begin(names: Sequence[str], *, needed: int = -1) -> Membership:
 
 
 def rename(m: Membership, at: int, name: str, order: tuple[object, ...]) -> Membership:
-    """Return the membership with the name and the order of whoever has just come to a place."""
-    places = list(m.places)
+    """Return the membership with the name and the order of whoever has just come to a place. Another host than before
+    has no failures, and is not excluded. The fence stays: it is that of ranks elsewhere."""
+    places, banned = list(m.places), m.banned
+    if places[at].name not in ("", name):
+        state = "absent" if places[at].state == "out" else places[at].state
+        places[at] = replace(places[at], state=state, failures=0, is_banned=False)
+        banned = (-1, -1) if banned[0] == at else banned
     places[at] = replace(places[at], name=name, order=order)
-    return replace(m, places=tuple(places))
+    return replace(m, places=tuple(places), banned=banned)
 
 
 def delay(m: Membership, due_s: float) -> Membership:
