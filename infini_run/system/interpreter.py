@@ -28,6 +28,7 @@ _OWN_PATH = (
     "here = [__import__('os').path.normpath(cwd + '/' + p) for p in given if p[:1] != '/']; "
     "sys.path[:] = [p for p in sys.path if p in given or p not in here]; "
     "sys.path[:] = sorted({folders} + sys.path, key=lambda p: not p.startswith(lib) or '-packages' in p); "
+    "del sys, encodings, posix, lib, cwd, given, here; "
 )
 # Without site and its .pth files, a fourth of an agent's start: found beside this module, or else as any Python finds
 # it; and nobody looks for cycles in what modules are made of, then or later
@@ -40,7 +41,7 @@ _MARK = "infini_run"
 # -I ignores both: they may be where infini-run is
 _INHERITED = (
     "import os, site, sys; sys.path[:0] = os.environ.get('PYTHONPATH', '').split(':'); "
-    "sys.prefix == sys.base_prefix and site.addsitedir(site.getusersitepackages()); "
+    "sys.prefix == sys.base_prefix and site.addsitedir(site.getusersitepackages()); del os, site; "
 )
 _BUILDS = ("", "d", "t", "td", "m", "dm", "-dbg")  # behind python3.12 in the name of its file
 
@@ -177,7 +178,7 @@ def inherited_flags() -> list[str]:
 
 
 def own_python(call: str, python: str = "", *, inherits: bool = False) -> list[str]:
-    """Return the command that calls a function of this package in a new interpreter.
+    """Return the command that calls a function of this package in a new interpreter, and leaves no name in __main__.
 
     Args:
         call: `MODULE.FUNCTION`.
@@ -189,7 +190,7 @@ def own_python(call: str, python: str = "", *, inherits: bool = False) -> list[s
         UsageError: as for `find_python`.
     """
     module, _, function = call.rpartition(".")
-    code = f"from {module} import {function}; {function}()"
+    code = f"__import__('{module}', fromlist=['{function}']).{function}()"
     check_may_start()
     here = "" if python else find_python()
     if python or is_foreign(here):

@@ -288,6 +288,13 @@ def test_records_stay_with_the_workers_where_nobody_handles_them_here(run, caplo
     assert [record for record in caplog.records if record.name == "x"] == []
 
 
+def test_main_of_workers_is_empty(run):
+    def names():
+        return [name for name in vars(sys.modules["__main__"]) if not name.startswith("__")]
+
+    assert list(run(names, nproc=1)) == [[]]
+
+
 def test_a_function_can_say_how_far_it_is():
     def work():
         worker = ir.this_worker()

@@ -152,7 +152,7 @@ def test_agent_imports_nothing_that_makes_its_start_slow():
     heavy |= {"os", "errno", "signal"}
     used = ("multinode.agent_main", "multinode.agent.old_world", "environments.launcher_variables", "plan.program",
             "node.launch", "node.ports", "node.outcome")  # fmt: skip
-    code = own_path(own_folders()) + "import " + ", ".join(f"infini_run.{name}" for name in used)
+    code = own_path(own_folders()) + "import sys, " + ", ".join(f"infini_run.{name}" for name in used)
     argv = [sys.executable, "-S", "-c", code + "; print(*sys.modules)"]
     imported = subprocess.run(argv, cwd="/", capture_output=True, text=True, check=True).stdout.split()
     assert "infini_run.multinode.agent.agent" in imported
