@@ -32,11 +32,13 @@ def ask_job(
 
     Raises:
         UsageError: The job does not run, or is where no command reaches it.
+        QueryError: Slurm does not answer.
     """
     if status.is_final or status.state == QUEUED:
         raise UsageError(f"job {status.name} does not run: {status.headline}; run infini-job status {status.name}")
     if status.tasks:
-        raise UsageError(f"job {status.name} is an array; use one of its tasks, such as {status.name}.0")
+        task = next((one for one in status.tasks if not one.is_final and one.state != QUEUED), status.tasks[0])
+        raise UsageError(f"job {status.name} is an array; use one of its tasks, such as {task.name}")
     words = [f"--{verb}", *([] if ranks is None else [f"--ranks={','.join(map(str, ranks))}"]), status.name]
     if request.scheduler == "pbs":
         hosts = status.nodes or ("HOST",)
@@ -44,7 +46,16 @@ def ask_job(
     if request.scheduler == "slurm":
         python = own_python("infini_run.cli.main", request.python if is_foreign(request.python) else "")
         is_screen = verb == "top" and os.isatty(0) and os.isatty(1)
-        argv = [*_STEP, f"--jobid={status.id}", "--pty" if is_screen else "--input=none", "--", *python, *words]
+        from infini_run.jobs.schedulers.slurm import Slurm
+
+        argv = [
+            *_STEP,
+            f"--jobid={Slurm(environ).number_of(status.id)}",
+            "--pty" if is_screen else "--input=none",
+            "--",
+            *python,
+            *words,
+        ]
         sys.stdout.flush()
         os.execvpe(argv[0], argv, environ)
     from infini_run.options.questions import Question

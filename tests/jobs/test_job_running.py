@@ -81,6 +81,18 @@ def test_running_job_of_slurm_answers_on_the_login_node(queue, bell, gate):  # n
     ask_all(queue, name, bell, gate, 8)
 
 
+def test_task_of_a_running_array_of_slurm_answers(queue, bell, gate):  # noqa: F811
+    name = queue.submit("--slots=4", "--slots_per_node=4", "--array=3-4", "--", *waits(bell, gate))
+    bell.hear(8)
+    for task in (3, 4):
+        table = queue.call("top", f"{name}.{task}")
+        assert (table.returncode, table.stderr) == (0, "")
+        assert " 4 ranks" in table.stdout.splitlines()[0]
+    with open(gate, "w") as file:
+        file.write("go\n" * 8)
+    queue.wait(name, "COMPLETED")
+
+
 def test_top_names_itself_when_rich_is_missing(local, bell, gate, tmp_path):
     name = local.submit("--slots=1", "--", *waits(bell, gate))
     bell.hear(1)
@@ -96,14 +108,14 @@ def test_top_names_itself_when_rich_is_missing(local, bell, gate, tmp_path):
 
 
 def test_array_needs_one_of_its_tasks(local, bell, gate):
-    name = local.submit("--slots=1", "--array=0-1", "--", *waits(bell, gate))
+    name = local.submit("--slots=1", "--array=1-2%1", "--", *waits(bell, gate))
     bell.hear(1)
     done = local.call("top", name)
     assert (done.returncode, done.stderr) == (
         2,
-        f"infini-job: job {name} is an array; use one of its tasks, such as {name}.0\n",
+        f"infini-job: job {name} is an array; use one of its tasks, such as {name}.1\n",
     )
-    assert "infini-run, 1 rank, " in local.call("top", f"{name}.0").stdout
+    assert "infini-run, 1 rank, " in local.call("top", f"{name}.1").stdout
     local.call("cancel", name)
     local.wait(name)
 

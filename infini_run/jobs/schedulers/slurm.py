@@ -157,6 +157,15 @@ class Slurm:
                 return False
         raise QueryError(failure_text("scontrol requeue", result))
 
+    def number_of(self, id: str) -> str:  # noqa: A002
+        """Return the number of a job; of a task of an array its own, for srun takes no 12_3. Raises QueryError."""
+        if number(id) is not None:
+            return id
+        found = self._output("squeue", "--noheader", f"--jobs={id}", "--format=%A").strip()
+        if number(found) is None:
+            raise QueryError(f"squeue: cannot understand its answer: {found[:80]!r}")
+        return found
+
     def _output(self, *argv: str) -> str:
         result = run_command(argv, self._environ)
         if result.code:
