@@ -25,6 +25,7 @@ from infini_run.jobs.status.each_job import for_each, kept
 from infini_run.jobs.submit import submit as hand_in
 from infini_run.options.from_python import check_names, check_words, make_environment
 from infini_run.options.keyword_errors import KeywordErrors
+from infini_run.options.python_values import check_environment
 from infini_run.system.monkey_patches import check_waits
 
 TYPE_CHECKING = False
@@ -126,11 +127,11 @@ def submit(
     environ = make_environment(env, inherit_env)
     if not callable(command):
         given = {**flags, "array": array}
-        return _hand_in(command, given, _read_flags(given, environ), environ, cwd)
+        return _hand_in(command, given, _read_flags(given, environ), environ, env, cwd)
     from infini_run.jobs.function import split_array
 
     indices, items = split_array(array)
-    return submit_function(command, items, {**flags, "array": indices}, environ, cwd)
+    return submit_function(command, items, {**flags, "array": indices}, environ, env, cwd)
 
 
 def _unexpected(command: Sequence[str] | Callable[..., object], arguments: Sequence[object]) -> str:
@@ -148,6 +149,7 @@ def submit_function(
     items: Any,
     flags: Mapping[str, object],
     environ: Mapping[str, str],
+    env: Mapping[str, str] | None,
     cwd: str | os.PathLike[str] | None,
 ) -> Job[Any]:
     """Submit a function, or calls.
@@ -157,6 +159,7 @@ def submit_function(
         items: A tuple, one per task of an array; None: its index is its item.
         flags: Those of `submit`; `array` has the indices.
         environ: The environment of the ranks.
+        env: Those of its variables that the job sets itself; None: none.
         cwd: The directory in which they start.
 
     Raises:
@@ -166,7 +169,7 @@ def submit_function(
 
     values = _read_flags(flags, environ)
     content = pack_call(function, items, values)
-    return _hand_in(command_of(function or items[0], values), flags, values, environ, cwd, content)
+    return _hand_in(command_of(function or items[0], values), flags, values, environ, env, cwd, content)
 
 
 class _SubmitErrors(KeywordErrors):
@@ -190,9 +193,11 @@ def _hand_in(
     given: Mapping[str, object],
     values: dict[str, Any],
     environ: Mapping[str, str],
+    env: Mapping[str, str] | None,
     cwd: str | os.PathLike[str] | None,
     function: bytes = b"",
 ) -> Job[Any]:
+    values["env"] = (*values["env"], *check_environment(env).items())
     if cwd is not None:
         values["cwd"] = check_words("cwd", (cwd,))[0]
     errors = _SubmitErrors(given)

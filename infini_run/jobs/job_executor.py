@@ -184,9 +184,10 @@ class JobExecutor:
         flags, at_once = read_parameters(self._parameters)
         calls = tuple(call for _, call in begun)
         flags["array"] = indices_of(calls) + (f"%{at_once}" if at_once else "")
-        environ = make_environment(flags.pop("env", None), flags.pop("inherit_env", True))
+        env = flags.pop("env", None)
+        environ = make_environment(env, flags.pop("inherit_env", True))
         with _words_of_submitit():
-            array = submit_function(None, calls, flags, environ, flags.pop("cwd", None))
+            array = submit_function(None, calls, flags, environ, env, flags.pop("cwd", None))
         for index, (job, _) in enumerate(begun):
             job._become(find_job(f"{array.name}.{index}", dir=os.path.dirname(array.path)))
 

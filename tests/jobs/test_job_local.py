@@ -719,6 +719,15 @@ def test_tmpdir_is_dropped_when_node_cannot_write_it(local, tmp_path):
     assert any(line.startswith(f"infini-run: TMPDIR={tmp_path}/gone: cannot be written on ") for line in lines)
 
 
+def test_tmpdir_of_env_replaces_that_of_shell(local, tmp_path):
+    (tmp_path / "own").mkdir()
+    name = local.submit(
+        "--slots=1", f"--env=TMPDIR={tmp_path}/own", "--", "sh", "-c", "echo $TMPDIR", env={"TMPDIR": "/tmp"}
+    )
+    assert local.wait(name)["state"] == "COMPLETED"
+    assert local.lines(name) == [f"[rank 0] {tmp_path}/own"]
+
+
 @pytest.mark.parametrize("array", [(), ("--array=0-1",)])
 def test_rank_has_locale_of_submitting_shell(local, array):
     local.env = in_locale({}, local.env)

@@ -74,6 +74,14 @@ def test_a_variable_may_be_a_path(submit):
     assert list(job.logs()) == ["[rank 0] /tmp"]
 
 
+def test_env_goes_with_job_whatever_its_names(submit, monkeypatch):
+    """Those of the caller's environment are dropped: a scheduler sets its own."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    job = submit(["true"], slot_type="cpu", env={"CUDA_VISIBLE_DEVICES": "3"})
+    assert job.wait().state == "COMPLETED"
+    assert b"CUDA_VISIBLE_DEVICES=3" in Path(job.path, "env").read_bytes().split(b"\0")
+
+
 @pytest.mark.parametrize("cwd", [b"/tmp", 3, "/tmp\0"])
 def test_a_working_directory_is_a_path(submit, local, cwd):
     with pytest.raises(ir.UsageError, match=r"^cwd: "):

@@ -113,6 +113,20 @@ def test_programs_of_a_job_are_on_their_nodes(queue):
     assert lines[-1].startswith("[node2:server 0]")
 
 
+@pytest.mark.parametrize("shells", [{}, {"TMPDIR": "/dev/shm"}], ids=["slurmd", "shell"])
+def test_tmpdir_of_env_replaces_that_of_slurm(queue, tmp_path, shells):
+    """slurmd sets one for each script: that of sbatch, else /tmp."""
+    own, gone = tmp_path / "own", tmp_path / "gone"
+    own.mkdir()
+    del queue.env["TMPDIR"]  # the tests' own
+    words = ("--slots=2", "--slots_per_node=1", "--", "sh", "-c", "echo $TMPDIR")
+    name, missing = (queue.submit(f"--env=TMPDIR={path}", *words, env=shells) for path in (own, gone))
+    assert queue.wait(name)["state"] == queue.wait(missing)["state"] == "COMPLETED"
+    assert sorted(queue.lines(name)) == [f"[node1:0] {own}", f"[node2:1] {own}"]
+    assert f"infini-run: TMPDIR={gone}: cannot be written on node1; dropped it" in queue.logs(missing).splitlines()
+    assert {line.split()[-1] for line in queue.lines(missing)} == {shells.get("TMPDIR", "/tmp")}
+
+
 @pytest.mark.parametrize(("fails", "check"), ENDS, ids=IDS)
 def test_program_of_a_job_restarts_alone_on_its_nodes(queue, tmp_path, fails, check):
     words = ["--slots=4", "--slots_per_node=1", f"--run_options={' '.join(JOB_FLAGS)}", *programs(tmp_path, fails)]

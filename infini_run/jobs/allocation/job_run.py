@@ -150,9 +150,7 @@ class JobRun:
         if self._folder.index >= 0:
             given |= dict(zip(_OF_A_TASK, (str(self._folder.index), str(len(job.tasks))), strict=True))
         given.setdefault("PYTHONUNBUFFERED", "1")  # who follows a log wants to see a line when it is written
-        if self._outer_environ.get("TMPDIR"):  # a scheduler's is this job's own, and goes with it
-            given.pop("TMPDIR", None)
-        for folder in _drop_missing_folder(given, cluster):  # of the shell that submitted, on another machine
+        for folder in _drop_missing_folder(given, cluster):  # perhaps it exists on another machine
             print_line(f"TMPDIR={folder}: cannot be written on {os.uname().nodename}; dropped it")
         environ = {**cluster, **given}
         environ["PATH"] = ":".join(filter(None, (given.get("PATH", ""), with_programs(self._outer_environ)["PATH"])))

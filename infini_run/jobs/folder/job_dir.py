@@ -20,6 +20,7 @@ from infini_run.errors import InfiniRunError, UsageError
 from infini_run.jobs.folder.records import JobResult, Phase, Submission
 from infini_run.jobs.request.container import Image
 from infini_run.jobs.request.job_request import LOG, SPOOL, JobRequest
+from infini_run.jobs.request.launch_words import ENGINES
 from infini_run.record import replace
 from infini_run.system.json_codec import decode, encode
 from infini_run.system.secure_files import read_regular, write_atomic
@@ -409,5 +410,7 @@ def environment(environ: Mapping[str, str], request: JobRequest) -> dict[str, st
             container, is dropped.
         request: The job, whose `env` is added.
     """
-    left_out = _LISTED if request.container is None else _LISTED + _OF_A_SYSTEM
+    left_out: tuple[str, ...] = _LISTED if request.container is None else _LISTED + _OF_A_SYSTEM
+    if request.scheduler in ENGINES:  # slurmd and PBS's MoM set one; only that of `env` replaces it
+        left_out += ("TMPDIR",)
     return {name: text for name, text in environ.items() if name not in left_out} | dict(request.env)
