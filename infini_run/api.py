@@ -227,27 +227,35 @@ def _run_on_nodes(
     keywords: KeywordErrors,
 ) -> Report:
     from infini_run.multinode.head.head import Head
+    from infini_run.multinode.link.agent_options import working_directory
 
     check_threads("a launch on several hosts")
     folder = check_path("cwd", cwd)
+    if folder is None:
+        folder = working_directory()
     observers: HeadObservers | None = None
     if options.trace or options.events or options.metrics or options.live == "on":
         from infini_run.multinode.head.head_observers import open_observers
 
         observers, options = open_observers(options, os.environ, print_line=None)
     own = has_own_stderr()
-    with forking:  # a child that is forked meanwhile lets go of it, or has nothing of it
-        head = Head(
-            options,
-            node_list,
-            environ=environ,
-            print_line=None if own else print_line,
-            cwd=folder,
-            observers=observers,
-            keywords=keywords,
-        )
-        exit_number = close_at_exit(head)
-        call_in_forked_children(head)
+    try:
+        with forking:  # a child that is forked meanwhile lets go of it, or has nothing of it
+            head = Head(
+                options,
+                node_list,
+                environ=environ,
+                print_line=None if own else print_line,
+                cwd=folder,
+                observers=observers,
+                keywords=keywords,
+            )
+            exit_number = close_at_exit(head)
+            call_in_forked_children(head)
+    except BaseException:
+        if observers is not None:
+            observers.close()
+        raise
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     is_late = False
     try:

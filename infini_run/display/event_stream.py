@@ -180,10 +180,16 @@ def open_events(target: str, *, owns_process: bool) -> EventStream:
         check_descriptor(target)
         if owns_process and fd >= _FIRST_FD:
             os.set_inheritable(fd, False)
-    own = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _FIRST_FD)
-    if not target.startswith(DESCRIPTOR):
-        os.close(fd)
-    return EventStream(target, own)
+    try:
+        own = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _FIRST_FD)
+    finally:
+        if not target.startswith(DESCRIPTOR):
+            os.close(fd)
+    try:
+        return EventStream(target, own)
+    except BaseException:  # no descriptor is left for what wakes its thread
+        os.close(own)
+        raise
 
 
 def check_descriptor(target: str) -> None:

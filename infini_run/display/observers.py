@@ -210,7 +210,12 @@ def open_observers(
     if options.events or options.metrics:
         from infini_run.display.launch_feed import open_feed
 
-        feed = open_feed(options, owns_process=print_line is not None)
+        try:
+            feed = open_feed(options, owns_process=print_line is not None)
+        except BaseException:
+            if display is not None:
+                display.close()
+            raise
     options = replace(options, live="off" if display is None else "on")
     is_any = trace is not None or display is not None or feed is not None
     return (Observers(trace, display, feed) if is_any else None), options

@@ -413,6 +413,47 @@ def test_a_child_that_is_forked_while_a_launch_goes_on_has_no_link_of_it(start, 
     assert run_host(host, FORKING + textwrap.dedent(STARTS[start]) + HELD) == "0 True\n"
 
 
+LEFT = """
+import os, resource, sys
+import infini_run as ir
+
+def descriptors():
+    return sorted(os.listdir("/proc/self/fd"))
+
+def launch():
+    try:
+        ir.run(["true"], hosts=["one"], rdzv_endpoint="127.0.0.1:29500", events="/dev/null")
+    except (ir.InfiniRunError, OSError):
+        return
+
+ir.run  # imported: so are the modules of it
+before = descriptors()
+"""
+FAILING = {
+    "directory": """
+        os.rmdir(os.getcwd())
+        launch()
+    """,
+    "descriptors": """
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        launch()  # it imports the rest
+        for limit in range(len(before), len(before) + 24):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+            launch()
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    """,
+}
+
+
+@pytest.mark.parametrize("how", FAILING)
+def test_failed_start_of_launch_on_hosts_leaves_no_descriptor(how, host, tmp_path, fake_ssh, monkeypatch):
+    folder = tmp_path / "here"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    text = LEFT + textwrap.dedent(FAILING[how]) + "print(descriptors() == before)"
+    assert run_host(host, text) == "True\n"
+
+
 BLOCK = """
 import ctypes, mmap
 

@@ -452,6 +452,21 @@ def test_a_program_that_dropped_its_launcher_keeps_no_descriptor(window, tmp_pat
     assert "left 0 ['t.json']" in one.text[one.screen.cursor.y - 1]
 
 
+@pytest.mark.parametrize("where", ["", ", hosts=['nowhere']"], ids=["here", "hosts"])
+def test_launch_whose_events_have_no_place_keeps_no_descriptor(where, window):
+    code = (
+        "import infini_run as ir, os\n"
+        "before = len(os.listdir('/proc/self/fd'))\n"
+        "for _ in range(3):\n"
+        f"    try:\n        ir.run(['true'], live=True, events='/nonexistent/e'{where})\n"
+        "    except ir.UsageError:\n        pass\n"
+        "print('left', len(os.listdir('/proc/self/fd')) - before)"
+    )
+    one = window("-c", code, program=[sys.executable])
+    assert one.wait() == 0
+    assert "left 0" in one.text[one.screen.cursor.y - 1]
+
+
 # ---- GPUs
 
 

@@ -172,10 +172,10 @@ class EngineProcesses:
         rest = {name: value for name, value in self._environ.items() if name not in own and name != MARKER_VARIABLE}
         # infini-run's first: Hydra 4.0 does not pass on the last variable that there is
         base = [os.fsencode(f"{name}={value}") for name, value in (own | rest).items()]
-        null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
         ours, theirs = socketpair() if self._engine.USES_STDIO else (None, None)
-        group = None
+        null, group = -1, None
         try:
+            null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC) if theirs is None else -1
             stdio = null if theirs is None else theirs.fileno()
             spec.stdio = [stdio, stdio, PIPE]
             group = Group(
@@ -196,7 +196,8 @@ class EngineProcesses:
                 close_link(ours)
             raise
         finally:
-            os.close(null)
+            if null >= 0:
+                os.close(null)
             if theirs is not None:
                 close_link(theirs)
         nodes = set(command.nodes or range(self._nodes)) if tries < _TRIES else set()

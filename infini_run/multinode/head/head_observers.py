@@ -487,7 +487,12 @@ def open_observers(
     if options.events or options.metrics:
         from infini_run.display.launch_feed import open_feed
 
-        feed = open_feed(options, owns_process=print_line is not None)
+        try:
+            feed = open_feed(options, owns_process=print_line is not None)
+        except BaseException:
+            if display is not None:
+                display.close()
+            raise
     if display is None and feed is None and not path:
         return None, options
     made.append(HeadObservers(path, display, feed, options))
