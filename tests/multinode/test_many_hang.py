@@ -163,10 +163,10 @@ def test_slow_link_to_host_is_named_and_no_rank(bed, many, root, tmp_path):  # n
     """All ranks wait in the same collective. What the head can measure is the link to their hosts."""
     is_slow = tmp_path / "slow"
     link = f"{CHILDREN}/slow_link.py"
-    proxy = f"ProxyCommand {sys.executable} {link} %h %p {is_slow} 0.5"
+    proxy = f"ProxyCommand {sys.executable} {link} %h %p {is_slow} 1"
     config = bed.config_with("slow_config", f"Host host3\n  {proxy}\nHost *")
     words = (sys.executable, HANG, "slow_link", "2", f"{root}:{link}:{is_slow}")
-    flags = ("--hang_timeout=3", "--on_hang=stop", "--grace=1", f"--report={tmp_path}/report")
+    flags = ("--hang_timeout=5", "--on_hang=stop", "--grace=1", f"--report={tmp_path}/report")
     command = many(*flags, *words, nproc=1, config=config)
     until(lambda: sum(not words.startswith("ssh ") for words in agents().values()) == 4 or command.process.poll())
     assert command.process.poll() is None, command.process.stderr.read()
