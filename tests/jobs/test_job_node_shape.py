@@ -12,6 +12,7 @@ from infini_run.jobs.request.job_request import JobRequest
 from infini_run.jobs.request.node_shape import lay_out
 from infini_run.jobs.scheduler import Facts, Kind, pool_of
 from infini_run.record import replace
+from infini_run.value_types import MAX_INT
 
 NODE = Kind(nodes=4, cpus=64, mem_mb=8000, gpus=8)
 SLURM = Facts(
@@ -208,6 +209,10 @@ FILLS = [
     (ask(10), "10 slots do not fill nodes of 8; use 8 or 16, --slots_per_node=5 or 2, or --round_up (16)"),
     (ask(3, slots_per_node=8), "3 slots do not fill nodes of 8; use 8, --slots_per_node=3 or 1, or --round_up (8)"),
     (ask(1, slots_per_node=8), "1 slot does not fill nodes of 8; use 8, --slots_per_node=1, or --round_up (8)"),
+    (
+        ask(7, slots_per_node=MAX_INT),  # a loop over so many numbers takes minutes
+        f"7 slots do not fill nodes of {MAX_INT}; use {MAX_INT}, --slots_per_node=7 or 1, or --round_up ({MAX_INT})",
+    ),
     (ask(9, slots_per_node=2), "9 slots do not fill nodes of 2; use 8 or 10, --slots_per_node=1, or --round_up (10)"),
 ]
 

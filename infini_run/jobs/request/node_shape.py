@@ -8,6 +8,8 @@ A layout has the numbers; slurm and pbs know the words for them.
 
 from __future__ import annotations
 
+from math import isqrt
+
 from infini_run.errors import UsageError, counted
 from infini_run.jobs.request.job_request import CPU, CUDA, DETERMINED
 from infini_run.record import record
@@ -191,8 +193,9 @@ def _filled(request: JobRequest, per_node: int) -> tuple[int, str]:
     high = low + per_node
     if request.round_up:
         return high, f"rounded {counted(request.slots, 'slot')} up to {high}, to fill nodes of {per_node}"
-    divisors = [n for n in range(1, per_node) if request.slots % n == 0][-2:]
-    others = " or ".join(f"{n}" for n in reversed(divisors))
+    small = [n for n in range(1, isqrt(request.slots) + 1) if request.slots % n == 0]  # each has a large one
+    divisors = sorted({each for n in small for each in (n, request.slots // n) if each < per_node})
+    others = " or ".join(f"{n}" for n in divisors[:-3:-1])
     nearest = f"{low} or {high}" if low else f"{high}"
     slots = "1 slot does" if request.slots == 1 else f"{request.slots} slots do"
     raise UsageError(
