@@ -15,7 +15,13 @@ import time
 from infini_run.core.signal_pipe import SignalPipe
 from infini_run.errors import InfiniRunError
 from infini_run.jobs.allocation.job_run import JobRun, print_line, try_write, with_programs
-from infini_run.jobs.allocation.result import AGAIN, check_cancelled, check_timeouts, restart_reason
+from infini_run.jobs.allocation.result import (
+    AGAIN,
+    check_cancelled,
+    check_timeouts,
+    is_restart,
+    restart_reason,
+)
 from infini_run.jobs.allocation.time_limit import slurm_id
 from infini_run.jobs.errors import QueryError
 from infini_run.jobs.folder.job_dir import JobDir
@@ -118,7 +124,7 @@ def _failures(folder: JobDir, number: int) -> int:
 def _failed(folder: JobDir, attempt: int) -> bool:
     phase = folder.phase(attempt)
     if phase is not None and phase.state == REQUEUED:
-        return phase.reason.startswith("restart ")
+        return is_restart(phase.reason)
     earlier = folder.result(attempt)
     return earlier is None or earlier.state == PREEMPTED
 

@@ -73,6 +73,13 @@ def test_failure_of_a_program_is_that_of_the_job(local):
     assert "server 0 on " in done.stdout + done.stderr
 
 
+def test_program_of_any_name_may_ask_to_run_again(local):
+    """A program called restart is no restart after a failure, of which there may be none."""
+    name = local.submit("--program=restart", "sh", "-c", "[ $INFINI_JOB_ATTEMPT = 2 ] || exit 85")
+    status = local.wait(name)
+    assert (status["headline"], status["attempt"]) == ("COMPLETED", 2)
+
+
 def test_flags_of_the_job_are_run_options(local):
     done = local.call("submit", "--wait", "--run_options=--one_world", *two())
     assert done.returncode == 0, done.stderr

@@ -164,3 +164,8 @@ def restart_reason(ending: JobResult, *, failures: int, restarts: int) -> str:
     if failures < restarts:
         return f"restart {failures + 1} of {restarts}: {ending.reason}"
     return ""
+
+
+def is_restart(reason: str) -> bool:
+    """Return whether `restart_reason` gave this reason after a failure. A program may be called `restart`."""
+    return reason.startswith("restart ") and reason.split(" ", 3)[2:3] == ["of"]
