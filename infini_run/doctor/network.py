@@ -6,7 +6,7 @@ import _socket as socket
 import os
 
 from infini_run.doctor.finding import Finding, failing, note, ok
-from infini_run.multinode.link.tcp import own_addresses
+from infini_run.multinode.link.tcp import interface_addresses
 from infini_run.node.ports import free_port, let_go
 from infini_run.options.table import DEFAULTS
 from infini_run.system.addresses import unreachable_reason
@@ -19,7 +19,11 @@ if TYPE_CHECKING:
 
 def check_network(environ: Mapping[str, str]) -> list[Finding]:
     """Look for a port, an address and ssh."""
-    return [check_port(int(str(DEFAULTS["master_port"]))), describe_addresses(own_addresses()), check_ssh(environ)]
+    return [
+        check_port(int(str(DEFAULTS["master_port"]))),
+        describe_addresses(interface_addresses()),
+        check_ssh(environ),
+    ]
 
 
 def check_port(usual: int) -> Finding:
@@ -42,8 +46,8 @@ def check_port(usual: int) -> Finding:
 
 
 def describe_addresses(addresses: list[str]) -> Finding:
-    """Say at which of its addresses other nodes reach this machine. addresses: as `own_addresses` returns them."""
-    far = [each for each in addresses if each[:1].isdecimal() and not unreachable_reason(each, "")]
+    """Say at which of its addresses other nodes reach this machine. addresses: of its interfaces, no names."""
+    far = [each for each in addresses if not unreachable_reason(each, "")]
     if not far:
         return note("addresses", "loopback only: ranks of this machine can meet, but other nodes cannot reach it")
     return ok("addresses", f"{', '.join(far)}: other nodes can reach rank 0 there")

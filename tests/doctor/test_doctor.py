@@ -193,6 +193,16 @@ os.execvp(sys.argv[1], sys.argv[1:])
 
 
 @needs_root
+@pytest.mark.parametrize("name", ["0abc", "12", "127.example", "10.0.0.1"])
+def test_host_name_is_no_address_of_the_machine(doctor, name):
+    """Container ids, which are names of hosts, often begin with a digit."""
+    alone = ("unshare", "--net", "--uts", "sh", "-c", 'ip link set lo up; hostname $1; shift; exec "$@"', "sh", name)
+    grade, text = doctor(under=alone).of("addresses")
+    assert grade == NOTE
+    assert text.startswith("loopback only: ")
+
+
+@needs_root
 def test_a_taken_port_and_a_home_that_is_not_there_are_notes(doctor):
     """In a network of its own: a test that reports at the same time would find the port taken."""
     env = {**os.environ, "HOME": "/nosuch", "TMPDIR": "/nosuch/tmp"}

@@ -155,10 +155,14 @@ def _to_connection(connected: socket.socket) -> Connection:
 def own_addresses() -> list[str]:
     """Return the addresses at which other nodes may reach this one: those of its interfaces, its name, loopback
     last."""
-    name = socket.gethostname()
-    found = [address for _, interface in socket.if_nameindex() if (address := _ipv4_of(interface))]
+    found = interface_addresses()
     far = [address for address in found if not address.startswith("127.")]
-    return [*far, name, *(address for address in found if address.startswith("127."))]
+    return [*far, socket.gethostname(), *(address for address in found if address.startswith("127."))]
+
+
+def interface_addresses() -> list[str]:
+    """Return the first IPv4 address of each interface that has one."""
+    return [address for _, interface in socket.if_nameindex() if (address := _ipv4_of(interface))]
 
 
 def _ipv4_of(interface: str) -> str:
