@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
+import resource
 import signal
 import stat
 import subprocess
@@ -11,9 +13,11 @@ import sys
 
 import pytest
 
+import infini_run as ir
+from infini_run.crews.capture import capture_exception
 from infini_run.system.interpreter import own_folders, own_path
 from tests.support.hosts import agents
-from tests.support.processes import marked
+from tests.support.processes import descriptors, marked
 from tests.support.waiting import until
 
 FAKE = """#!/bin/sh
@@ -28,14 +32,18 @@ exec sh -c "$3"
 def fake(tmp_path, infini_run):
     """Start the command with such an ssh; `before`: what it does first, with the host as $2."""
 
-    def start(*words, before=":", **kwargs):
+    def folder_of(before):
         ssh = tmp_path / "bin" / "ssh"
         ssh.parent.mkdir(exist_ok=True)
         ssh.write_text(FAKE.format(before=before))
         ssh.chmod(ssh.stat().st_mode | stat.S_IXUSR)
-        env = {**os.environ, "PATH": f"{ssh.parent}:{os.environ['PATH']}"}
+        return str(ssh.parent)
+
+    def start(*words, before=":", **kwargs):
+        env = {**os.environ, "PATH": f"{folder_of(before)}:{os.environ['PATH']}"}
         return infini_run("--engine=ssh", *words, env=env, **kwargs)
 
+    start.folder_of = folder_of
     yield start
     until(lambda: not agents())
 
@@ -74,6 +82,27 @@ def test_too_few_descriptors_are_one_line_and_nothing_is_left(fake, limit):
     assert lines[0].endswith(
         "Too many open files; the limit on open descriptors was reached; raise ulimit -n or ulimit -Hn"
     )
+
+
+def test_too_few_descriptors_leave_none_in_host_program(fake, monkeypatch):
+    """Some commands have started then, and the next one has a part of what it needs."""
+    monkeypatch.setenv("PATH", fake.folder_of("exec sleep 1000"), prepend=os.pathsep)
+    launcher = ir.Launcher(hosts="a,b,c", nproc_per_node=1, join_timeout=0.1)
+    with pytest.raises(ir.NodeLost):  # what is imported for it is
+        launcher.run(int)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    before, kind = descriptors(), None
+    for limit in range(len(before) + 2, len(before) + 80):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+        try:
+            kind = type(capture_exception(lambda: launcher.run(int))[1])  # whose frames have some
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        gc.collect()
+        assert descriptors() == before, f"{limit}: {kind}"
+        if kind is ir.NodeLost:
+            break
+    assert kind is ir.NodeLost, "all could start"
 
 
 def test_a_connection_that_was_dropped_is_tried_again(fake, tmp_path):

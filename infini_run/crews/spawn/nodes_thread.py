@@ -62,19 +62,23 @@ class NodesThread:
     ) -> None:
         own = has_own_stderr()
         self._keywords = KeywordErrors({})
-        self.head = Head(
-            options,
-            node_list,
-            environ=dict(os.environ),
-            print_line=None if own else print_line,
-            cwd=cwd,
-            on_stream=self._on_data,
-            is_independent=is_independent,
-            workers=workers,
-            keywords=self._keywords,
-        )
-        self._setup = setup
         self._loop = CallLoop()
+        try:
+            self.head = Head(
+                options,
+                node_list,
+                environ=dict(os.environ),
+                print_line=None if own else print_line,
+                cwd=cwd,
+                on_stream=self._on_data,
+                is_independent=is_independent,
+                workers=workers,
+                keywords=self._keywords,
+            )
+        except BaseException:
+            self._loop.close()
+            raise
+        self._setup = setup
         self._changed = Condition()
         self._is_over = self._is_closing = self._is_in_forked_child = False
         self._failure: BaseException | None = None

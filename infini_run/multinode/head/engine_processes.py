@@ -110,18 +110,16 @@ class EngineProcesses:
         self._waiting.sort(key=lambda item: item[0])
         self._schedule()
 
-    def start_due(self) -> list[tuple[EngineCommand, Connection]]:
-        """Start the commands that are due. Return those whose stdio is a connection, with that connection. Raises
-        StartError, ProgramMissing."""
+    def start_due(self) -> Iterator[tuple[EngineCommand, Connection]]:
+        """Start the commands that are due. Yield each whose stdio is a connection, with that connection, before the
+        next one starts, or fails to. Raises StartError, ProgramMissing."""
         now_s = time.monotonic()
-        started = []
         while self._waiting and self._has_room and self._waiting[0][0] <= now_s:
             _, command, tries = self._waiting.pop(0)
             connection = self._start(command, tries)
             if connection is not None:
-                started.append((command, connection))
+                yield command, connection
         self._schedule()
-        return started
 
     @property
     def _has_room(self) -> bool:
