@@ -13,7 +13,7 @@ import sys
 import time
 
 from infini_run.core.signal_pipe import SignalPipe
-from infini_run.errors import InfiniRunError
+from infini_run.errors import InfiniRunError, UsageError
 from infini_run.jobs.allocation.job_run import JobRun, print_line, try_write, with_programs
 from infini_run.jobs.allocation.result import (
     AGAIN,
@@ -39,10 +39,12 @@ if TYPE_CHECKING:
 
 
 def run(folder: JobDir, environ: Mapping[str, str]) -> int:
-    """Run the job once; on this machine without a scheduler, as often as it has to run. Return the exit code."""
+    """Run the job once; on this machine without a scheduler, as often as it has to run. Return the exit code. Raises
+    UsageError: this is not the job's allocation."""
     job = folder.read_submission()
     signals = SignalPipe()
-    _write_id(folder, slurm_id(environ) if job.request.scheduler == "slurm" else environ.get("PBS_JOBID", ""))
+    if job.request.scheduler in ENGINES:
+        _write_id(folder, _own_id(folder, job.request.scheduler, environ))
     while True:
         number = folder.begin()
         failures = _failures(folder, number)
@@ -81,12 +83,26 @@ def run(folder: JobDir, environ: Mapping[str, str]) -> int:
             return ending.code if problem is None else _end(folder, _with(ending, problem))
 
 
+def _own_id(folder: JobDir, scheduler: str, environ: Mapping[str, str]) -> str:
+    """Return the scheduler's id of this allocation. A user may run the script, too: by then, the job has another id,
+    and its name shows a later run of the job. Raises UsageError: this is not the job's allocation."""
+    is_slurm = scheduler == "slurm"
+    found = slurm_id(environ) if is_slurm else environ.get("PBS_JOBID", "")
+    name = environ.get("SLURM_JOB_NAME" if is_slurm else "PBS_JOBNAME", "")
+    names = ["", folder.queue_name, *([folder.array.queue_name] if isinstance(folder, Task) else [])]
+    if not found or (found != folder.id and name not in names):
+        raise UsageError(
+            f"{scheduler}: not in the allocation of {folder.name}; only its scheduler can run the script of a job"
+        )
+    return found
+
+
 def _write_id(folder: JobDir, own_id: str) -> None:
     """Record the scheduler's id if the directory has another: the submission had no answer, or this is a later
     run."""
-    if isinstance(folder, Task) and own_id and not folder.array.id:
+    if isinstance(folder, Task) and not folder.array.id:
         folder.array.write_id(whole_id(own_id))
-    if own_id and own_id != folder.id:
+    if own_id != folder.id:
         folder.write_id(own_id)
 
 

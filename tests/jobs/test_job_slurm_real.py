@@ -113,6 +113,28 @@ def test_programs_of_a_job_are_on_their_nodes(queue):
     assert lines[-1].startswith("[node2:server 0]")
 
 
+@pytest.mark.parametrize("array", [(), ("--array=0-1",)], ids=["job", "array"])
+def test_script_that_user_runs_leaves_waiting_job_alone(queue, array):
+    """Without an allocation, and in another job's."""
+    name = queue.submit("--slots=1", "--options=--hold", *array, "--", "true")
+    said = f"infini-run: slurm: not in the allocation of {name}{{}}; only its scheduler can run the script of a job"
+    for words in (), ("srun", "-n1", "-Q"):
+        done = subprocess.run(
+            [*words, "sh", queue.path / name / "job.sh"], env=queue.env, capture_output=True, text=True, check=False
+        )
+        assert (done.returncode, done.stderr.splitlines()[0]) == (2, said.format(""))
+    other = {**queue.env, "SLURM_JOB_ID": "99999", "SLURM_JOB_NAME": "bash"}
+    if array:
+        other |= {"SLURM_ARRAY_JOB_ID": "99999", "SLURM_ARRAY_TASK_ID": "1"}
+    done = subprocess.run(
+        ["sh", queue.path / name / "job.sh"], env=other, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr.splitlines()) == (2, [said.format(".1" if array else "")])
+    assert queue.status(name)["state"] == "QUEUED"
+    assert queue.call("cancel", name).returncode == 0
+    assert queue.wait(name)["state"] == "CANCELLED"
+
+
 @pytest.mark.parametrize("shells", [{}, {"TMPDIR": "/dev/shm"}], ids=["slurmd", "shell"])
 def test_tmpdir_of_env_replaces_that_of_slurm(queue, tmp_path, shells):
     """slurmd sets one for each script: that of sbatch, else /tmp."""
