@@ -475,9 +475,14 @@ class Watchdog:
             else:
                 rank.detector.note_written(now_s, later)
 
+    def _rank_of(self, snapshot: HangSnapshot) -> _Rank | None:
+        """Return the live rank of a snapshot. None: its process exited; its program may have restarted meanwhile."""
+        rank = self._ranks.get(self._indexes[snapshot.rank])
+        return None if rank is None or rank.pid != snapshot.pid else rank
+
     def _with_signs(self, snapshot: HangSnapshot) -> HangSnapshot:
         """Return a snapshot with the last signs of life of its rank."""
-        rank = self._ranks.get(self._indexes[snapshot.rank])
+        rank = self._rank_of(snapshot)
         if rank is None:
             return snapshot
         epoch_s = time.time() - time.monotonic()
@@ -503,7 +508,7 @@ class Watchdog:
 
     def _must_stop(self, snapshot: HangSnapshot) -> bool:
         """Return whether to stop the job: the rank lives, and gave no sign of life while the snapshots were made."""
-        rank = next((rank for rank in self._ranks.values() if rank.worker.rank == snapshot.rank), None)
+        rank = self._rank_of(snapshot)
         if rank is None or snapshot.kind == "late":
             return rank is not None
         if snapshot.why.startswith(NO_PROGRESS):

@@ -587,6 +587,26 @@ def test_hang_restarts_the_program_of_the_rank(infini_run, tmp_path):
     assert re.search(rb"b: restart 1 of 2 in 0 ms: b 0 on \S+ hung: ", command.err)
 
 
+def test_hang_of_a_rank_is_not_that_of_its_next_attempt(infini_run, tmp_path, bell, gate):
+    """The look at b 1, which begins with py-spy here, lasts until b 0 has failed and both have restarted."""
+    (tmp_path / "py-spy").write_text(f"#!/bin/sh\necho go > {gate.path}\n")
+    (tmp_path / "py-spy").chmod(0o755)
+    hangs = f"import time; {WATCHED.replace('=1', '=trigger')}; time.sleep(1000)"
+    server = f'test {ATTEMPT} = 1 && {STAY}; test $RANK = 1 && exec "{sys.executable}" -c "{hangs}"'
+    words = alone(
+        sh(f"read go < {bell.path}"),
+        sh(f"{server}; read go < {gate.path}; exit 3"),
+        "--on_hang=stop",
+        counts=(1, 2),
+        of_first=("--ends_job",),
+    )
+    command = infini_run(*words, env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"})
+    command.read_error_until(b"hung")
+    bell.ring("go")
+    assert command.wait() == 0, command.err
+    assert re.findall(rb"b: restart .* in 0 ms: (b \d)", command.err) == [b"b 0"]
+
+
 WATCHED = "import os, socket; s = socket.socket(1, 2); s.connect(os.environ['NOTIFY_SOCKET']); s.send(b'WATCHDOG=1')"
 
 
