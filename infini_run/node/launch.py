@@ -290,6 +290,12 @@ class NodeLaunch:
             self.stop()
         return events + self._run_due()
 
+    def wait(self, timeout_s: float | None, also: Sequence[int]) -> None:
+        """Wait, as `poll` does, until `poll(0)` has something to do; read nothing."""
+        group = self._group
+        if group is not None and not self.ended:
+            self._wait(group, *self._limits(timeout_s, also))
+
     def _limits(self, timeout_s: float | None, also: Sequence[int]) -> tuple[float | None, Sequence[int]]:
         """Return how long to wait at most, and for which other descriptors, so that no part has to wait."""
         with self._lock:

@@ -219,6 +219,15 @@ class RestartingLaunch:
             self._stop_listening_if_over()
         return [event for event in events if event.kind != "ended" or is_last] + more
 
+    def wait(self, timeout_s: float | None, also: Sequence[int]) -> None:
+        """Wait until `poll(0)` has something to do, as NodeLaunch.wait."""
+        with self._lock:
+            run, delay_group = self._run, self._delay_group
+        if delay_group is None:
+            run.wait(timeout_s, also)
+        else:
+            self._await_delay(delay_group, timeout_s, also)
+
     def _stop_listening_if_over(self) -> None:
         """Let nobody connect any more, unless another attempt follows: nobody would answer."""
         if self._over:
@@ -274,14 +283,9 @@ class RestartingLaunch:
 
     def _wait_delay(self, delay_group: Group, timeout_s: float | None, also: Sequence[int]) -> list[Event]:
         """Wait for the delay to pass, at most `timeout_s`. A stopping signal, and a call of `stop`, end it."""
-        restarts = self._restarts
+        restarts, control = self._restarts, self._control
         assert restarts is not None
-        left_s = max(0.0, restarts.due_s - time.monotonic())
-        left_s = left_s if timeout_s is None else min(left_s, timeout_s)
-        if self._observers is not None:
-            left_s = self._observers.timeout_s(left_s) or 0.0
-        control = self._control
-        delay_group.wait(left_s, also if control is None else [*also, control.fileno()])
+        self._await_delay(delay_group, timeout_s, also)
         with self._lock:
             if control is not None and control is self._control:
                 control.run_due()
@@ -297,6 +301,16 @@ class RestartingLaunch:
             if signalled:
                 self._cancel(restarts, self._observed(signalled[0]).signal)
             return [*signalled[:1], Event(kind="ended", time_ns=time.monotonic_ns())]
+
+    def _await_delay(self, delay_group: Group, timeout_s: float | None, also: Sequence[int]) -> None:
+        """Wait until `_wait_delay` has something to do."""
+        restarts, control = self._restarts, self._control
+        assert restarts is not None
+        left_s = max(0.0, restarts.due_s - time.monotonic())
+        left_s = left_s if timeout_s is None else min(left_s, timeout_s)
+        if self._observers is not None:
+            left_s = self._observers.timeout_s(left_s) or 0.0
+        delay_group.wait(left_s, also if control is None else [*also, control.fileno()])
 
     def _observed(self, event: Event) -> Event:
         """Tell observers of an event that no NodeLaunch has seen."""

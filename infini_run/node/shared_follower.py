@@ -28,7 +28,7 @@ class SharedFollower:
         self.run = run
         self._pending: list[Event] = []  # read by another method than `events`, or by another thread
         self._lock = RLock()
-        self._wakers: list[Wakeup] = []  # of threads in wait_ready: another thread may read the last event
+        self._wakers: list[Wakeup] = []  # of threads that wait for an event: another thread may read it
 
     def events(self, timeout_s: float | None) -> list[Event]:
         """Return the events since the last call, waiting for the first one.
@@ -40,8 +40,12 @@ class SharedFollower:
             The events in order, as ProcessLauncher.events. Empty: the time is up, or everything exited.
         """
         deadline = _deadline(timeout_s)
-        while not self._pending and self.poll(deadline) and not _is_past(deadline):
-            pass
+        waker = self._add_waker()
+        try:
+            while not self._pending and self.poll(deadline, also=(waker.fileno(),)) and not _is_past(deadline):
+                waker.clear()
+        finally:
+            self._remove_waker(waker)
         with self._lock:
             events, self._pending = self._pending, []
         return events
@@ -69,8 +73,7 @@ class SharedFollower:
             may_restart: A rank that has failed may come back.
         """
         deadline = _deadline(timeout_s)
-        waker = Wakeup()
-        self._wakers.append(waker)
+        waker = self._add_waker()
         try:
             while True:
                 waker.clear()  # first: what wakes from here on may not be in the exits below
@@ -79,9 +82,18 @@ class SharedFollower:
                     return bool(answer)
                 self.poll(deadline, also=(waker.fileno(),))
         finally:
-            with self._lock:
-                self._wakers.remove(waker)
-                waker.close()
+            self._remove_waker(waker)
+
+    def _add_waker(self) -> Wakeup:
+        waker = Wakeup()
+        with self._lock:
+            self._wakers.append(waker)
+        return waker
+
+    def _remove_waker(self, waker: Wakeup) -> None:
+        with self._lock:
+            self._wakers.remove(waker)
+            waker.close()
 
     def poll(self, deadline: float | None, also: Sequence[int] = ()) -> bool:
         """Read the next events of the launch.
@@ -93,14 +105,23 @@ class SharedFollower:
         Returns:
             Whether anything of the launch is left.
         """
-        if not self.run.ended:
-            events = self.run.poll(None if deadline is None else max(0.0, deadline - time.monotonic()), also)
-            if events:
-                with self._lock:
-                    self._drop_outdated(events)
-                    self._pending += events
-                    self._wake()
+        if not self._read() and not self.run.ended and not _is_past(deadline):
+            self.run.wait(None if deadline is None else max(0.0, deadline - time.monotonic()), also)
+            self._read()
         return not self.run.ended
+
+    def _read(self) -> bool:
+        """Read the events that there are. Return whether there were any.
+
+        Another thread that finds the launch at its end, or reads later events, waits here until these are kept.
+        """
+        with self._lock:
+            events = [] if self.run.ended else self.run.poll(0.0)
+            if events:
+                self._drop_outdated(events)
+                self._pending += events
+                self._wake()
+        return bool(events)
 
     def _drop_outdated(self, events: Sequence[Event]) -> None:
         """Drop outdated progress. Of a rank's unread progress the highest stays: it may come without end."""

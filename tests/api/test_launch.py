@@ -7,6 +7,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -444,6 +445,22 @@ def test_events_that_wait_and_status_have_seen_are_still_told():
         launcher.status()
         launcher.wait()
         assert [event.kind for event in launcher.events()] == ["started", "exited", "ended"]
+
+
+def test_events_are_complete_and_in_order_while_other_threads_wait():
+    """Any of the threads may read an event. Without an order between them a launch in twenty lost some."""
+    for _ in range(150):
+        with ir.ProcessLauncher(["true"], nproc_per_node=2) as launcher:
+            launcher.launch()
+            others = [threading.Thread(target=launcher.wait) for _ in range(2)]
+            for each in others:
+                each.start()
+            kinds = []
+            while events := launcher.events():
+                kinds += [event.kind for event in events]
+            for each in others:
+                each.join()
+        assert (sorted(kinds), kinds[-1]) == (["ended", *2 * ["exited"], *2 * ["started"]], "ended")
 
 
 def test_events_of_the_last_launch_are_not_told_in_the_next():
