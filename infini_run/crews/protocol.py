@@ -8,9 +8,9 @@ on never unpickles.
 The one rule: code behind `decode` can rely on the type of every value. Whatever a process sends is a message or
 ChannelBroken.
 
-Down: WorkerSetup, RunTask, Cancel, Shutdown. Up: Ready, TaskStarted, Emit, TaskDone, TaskFailed, TaskCancelled, Log,
-StatusText, Progress, Extend, Ping. The task of an Emit, a TaskFailed or a Progress is NO_TASK while the worker starts
-or stops.
+Down: WorkerSetup, RunTask, Cancel, Closing, Shutdown. Up: Ready, TaskStarted, Emit, TaskDone, TaskFailed,
+TaskCancelled, Log, StatusText, Progress, Extend, Ping. The task of an Emit, a TaskFailed or a Progress is NO_TASK
+while the worker starts or stops.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
     TaskEnd: TypeAlias = "TaskDone | TaskFailed | TaskCancelled"
     Message: TypeAlias = (
-        "WorkerSetup | RunTask | Cancel | Shutdown | Ready | TaskStarted | Emit | TaskEnd | Log | StatusText"
-        " | Progress | Extend | Ping"
+        "WorkerSetup | RunTask | Cancel | Closing | Shutdown | Ready | TaskStarted | Emit | TaskEnd | Log"
+        " | StatusText | Progress | Extend | Ping"
     )
 
 NO_TASK = -1
@@ -133,6 +133,11 @@ class Cancel:
     """Nobody wants that task's result any more."""
 
     task: int
+
+
+@record
+class Closing:
+    """The crew is closing: tasks still come, and one that runs until then may end."""
 
 
 @record
@@ -248,6 +253,7 @@ _KINDS: dict[str, type] = {
     "hello": WorkerSetup,
     "task": RunTask,
     "cancel": Cancel,
+    "closing": Closing,
     "shutdown": Shutdown,
     "ready": Ready,
     "taken": TaskStarted,

@@ -33,6 +33,26 @@ def test_close_does_what_was_accepted_first():
     assert [worker.state for worker in status.workers] == ["stopped"] * 2
 
 
+def test_tasks_see_that_the_crew_closes(bell):
+    """Those that run, and those that wait, here or in a worker."""
+    crew = ir.Crew(obey, nproc=2, drain_s=LIMIT_S)
+    runs = [crew.worker(rank).ask(("until closing", bell.path)) for rank in range(2)]
+    bell.hear(2)
+    waiting = [crew.worker(0).ask("until closing") for _ in range(3)] + [crew.ask("until closing") for _ in range(40)]
+    assert crew.close().waiting == 0
+    assert {ask.result() for ask in runs + waiting} == {"closing"}
+
+
+def test_worker_that_restarts_later_sees_that_the_crew_closes(bell):
+    crew = ir.Crew(obey, restart=ir.Restart(), drain_s=LIMIT_S)
+    dies = crew.ask(("until closing", bell.path, 1))
+    bell.hear(1)
+    later = crew.ask("until closing")
+    crew.close()
+    assert isinstance(dies.exception(), ir.WorkerDied)
+    assert later.result() == "closing"
+
+
 def test_close_of_a_crew_that_has_only_just_begun():
     for _ in range(5):
         crew = ir.Crew(obey, nproc=3)

@@ -242,6 +242,16 @@ def test_tasks_that_are_pending_when_the_interpreter_exits_are_done(tmp_path):
     assert marked() == {}
 
 
+def test_tasks_see_that_the_interpreter_exits():
+    done = run_program(
+        """
+        crew = ir.Crew(obey)
+        crew.ask("until closing").add_done_callback(lambda ask: print(ask.result()))
+        """
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "closing\n", "")
+
+
 def test_a_thread_that_outlives_the_main_one_goes_on_with_its_crew():
     done = run_program(
         """

@@ -86,6 +86,7 @@ class CrewSupervisor(Supervisor):
         self._restarts: list[PendingRestart] = []
         self._stuck: dict[int, tuple[str, Callable[[], None]]] = {}  # by rank: in words, and what ends its watch
         self._drain_end_s = float("inf")
+        self._is_closing = False  # and the workers know
         self._is_halted = False  # nothing restarts, and tasks fail
         self._is_late = False  # the time for the tasks has passed
         self._undone: Counter[int | None] = Counter()  # tasks that were not done in time, by rank
@@ -412,8 +413,20 @@ class CrewSupervisor(Supervisor):
         self._drain_end_s = min(self._drain_end_s, time.monotonic() + limit_s)
         if self.phase == "RUNNING":
             self.phase = "DRAINING"
+        self._announce_close()
         for worker in self.workers:
             worker.shorten_deadline(self._drain_end_s)
+
+    def _announce_close(self) -> None:
+        if not self._is_closing:
+            self._is_closing = True
+            for worker in self.workers:
+                worker.announce_close()
+
+    def _start_workers(self, ranks: Sequence[int]) -> None:
+        super()._start_workers(ranks)
+        for rank in ranks if self._is_closing else ():
+            self.workers[rank].announce_close()
 
     def halt(self) -> None:
         """End at once; unfinished tasks fail."""
@@ -465,6 +478,7 @@ class CrewSupervisor(Supervisor):
     def finish_at_exit(self) -> None:
         """Finish the accepted tasks at the exit of the interpreter, as leaving a `with` block does."""
         failure = self.failure
+        self.call(self._announce_close)
         if not self.wait_idle(self.limits.drain_s):
             self.call(lambda: self.drain(0.0))
             self.join()

@@ -13,6 +13,7 @@ from functools import partial
 from infini_run.crews.protocol import (
     NO_TASK,
     Cancel,
+    Closing,
     Emit,
     Extend,
     Log,
@@ -160,6 +161,11 @@ class SupervisedWorker:
     def _serve(self) -> None:
         self.deadline_s = None
         self._supervisor.serve(self)
+
+    def announce_close(self) -> None:
+        """Let its tasks know that the crew is closing."""
+        if self.is_live:
+            self.post(Closing())
 
     def _shut_down(self) -> None:
         limit_s = self._supervisor.drain_left_s()

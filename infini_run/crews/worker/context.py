@@ -13,6 +13,7 @@ from infini_run.channel.errors import ChannelEnd
 from infini_run.crews.protocol import (
     NO_TASK,
     Cancel,
+    Closing,
     Emit,
     Extend,
     Ping,
@@ -55,7 +56,7 @@ class TaskInbox:
         self._read_s = 0.0  # when it last looked (monotonic)
         self.current = NO_TASK
         self.cancelled: set[int] = set()
-        self.deadline_s: float | None = None  # (monotonic) of the shutdown, once that came
+        self.is_closing = False
         self.has_ended = False
 
     def next_task(self) -> RunTask | None:
@@ -110,8 +111,8 @@ class TaskInbox:
         elif isinstance(message, Cancel):
             if message.task == self.current or any(message.task == task.task for task in self._tasks):
                 self.cancelled.add(message.task)  # it has not ended meanwhile
-        elif isinstance(message, Shutdown):
-            self.deadline_s = time.monotonic() + message.deadline_s
+        elif isinstance(message, (Closing, Shutdown)):
+            self.is_closing = True
 
 
 class Context:
@@ -214,9 +215,10 @@ class Context:
 
     @property
     def stopping(self) -> bool:
-        """Whether the crew is closing: its accepted tasks still have to run."""
+        """Whether the crew is closing: a task that runs until then, such as a server, returns. Other accepted tasks
+        still run. In `stop`, always true."""
         self._read_inbox()
-        return self._inbox.deadline_s is not None or self._inbox.has_ended
+        return self._inbox.is_closing or self._inbox.has_ended
 
     def checkpoint(self) -> None:
         """Raise Cancelled after a cancellation of the current task. Gives a sign of life."""

@@ -84,6 +84,17 @@ def be_slow(ctx, bell, gate):
         return file.read()
 
 
+def until_closing(ctx, bell=None, restarts=0):
+    """Ring, then wait until the crew closes; die then, but in a process that restarted so often."""
+    if bell is not None:
+        ring(bell, "waiting")
+    while not ctx.stopping:
+        time.sleep(0.001)
+    if ctx.restarts < restarts:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return "closing"
+
+
 def start_children(ctx, bell):
     """A child that ignores SIGTERM, and one in a session of its own."""
     import subprocess
@@ -137,6 +148,7 @@ DEEDS = {
     "say and die": say_and_die,
     "wait for cancel": wait_for_cancel,
     "be slow": be_slow,
+    "until closing": until_closing,
     "children": start_children,
     "pid": lambda ctx: os.getpid(),
     "env": lambda ctx, name: os.environ.get(name),
