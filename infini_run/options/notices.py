@@ -88,7 +88,10 @@ def of_variables(
         command: Its --helpfull lists them.
     """
     known = [name for name in table if flag_of_variable(prefix, name, table)]
-    meant = ", ".join(dict.fromkeys(filter(None, (_meant(name, prefix, known, table) for name in names))))
+    found = list(dict.fromkeys(filter(None, (_meant(name, prefix, known, table) for name in names))))
+    flags = [each for each in found if each.startswith("--")]
+    meant = ", ".join([*(each for each in found if each not in flags), *flags])
+    meant += f", which {'have' if flags[1:] else 'has'} no variable" if flags else ""
     listed = f"unknown variable{'s' * (len(names) > 1)} {', '.join(map(quote, names))}, ignored"
     return f"{listed}; did you mean {meant}?" if meant else f"{listed}; {command} --helpfull lists the flags"
 

@@ -720,7 +720,10 @@ def test_variables_ask_nothing(infini_run):
     assert command.out == b"ran\n"
     known = ", ".join(f"INFINI_RUN_{name}" for name in asking)
     flags = ", ".join(f"--{name.lower()}" for name in asking)
-    assert command.err == f"infini-run: unknown variables {known}, ignored; did you mean {flags}?\n".encode()
+    assert (
+        command.err
+        == f"infini-run: unknown variables {known}, ignored; did you mean {flags}, which have no variable?\n".encode()
+    )
 
 
 # ---- who may ask, and who only connects

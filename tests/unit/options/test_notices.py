@@ -91,6 +91,7 @@ def _is_cluster(environ):
         ("INFINI_RUN_nnodes", "; did you mean INFINI_RUN_NNODES?"),
         ("INFINI_RUN_LOGDIR", "; did you mean INFINI_RUN_LOG_DIR?"),
         ("INFINI_RUN_NOVERBOSE", "; did you mean INFINI_RUN_VERBOSE?"),
+        ("INFINI_RUN_LIST", "; did you mean --list, which has no variable?"),
         ("INFINI_RUN_XQJ", "; infini-run --helpfull lists the flags"),
         ("INFINI_RUN_\n", "; infini-run --helpfull lists the flags"),
     ],
@@ -109,6 +110,10 @@ def test_several_misspelt_variables_are_one_line():
     assert of_variables(names, "INFINI_RUN_") == (
         "unknown variables INFINI_RUN_NPROC, INFINI_RUN_NNODE, ignored; "
         "did you mean INFINI_RUN_NPROC_PER_NODE, INFINI_RUN_NNODES?"
+    )
+    names = ["INFINI_RUN_DOCTOR", "INFINI_RUN_NNODE", "INFINI_RUN_LIST"]
+    assert of_variables(names, "INFINI_RUN_").endswith(
+        "; did you mean INFINI_RUN_NNODES, --doctor, --list, which have no variable?"
     )
 
 
