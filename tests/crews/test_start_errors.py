@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import resource
 
 import pytest
 
 import infini_run as ir
 from infini_run.crews.capture import capture_exception
+from tests.support.waiting import LIMIT_S
 
 
 def launch():
@@ -16,6 +18,11 @@ def launch():
 
 def crew():
     ir.Crew(len, nproc_per_node=2, console="none").close()
+
+
+def executor_of_one():
+    with ir.Executor(1, console="none") as executor:
+        assert executor.submit(abs, -1).result(LIMIT_S) == 1
 
 
 def pool():
@@ -37,6 +44,23 @@ def test_every_limit_on_descriptors_lets_it_work_or_is_an_error_of_ours(start):
         ends.append(type(error))
     assert set(ends) <= {ir.StartError, type(None)}
     assert (ends[0], ends[-1]) == (ir.StartError, type(None))
+
+
+def test_executor_names_limit_on_descriptors_when_no_worker_starts():
+    """A worker starts with the first call, in the supervisor's thread."""
+    executor_of_one()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for spare in range(10):
+        with ir.Executor(1, console="none") as executor:
+            lowest = os.dup(0)
+            os.close(lowest)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + spare, hard))
+            try:
+                error = executor.submit(abs, 1).exception(LIMIT_S)
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert isinstance(error, ir.CrewFailed), spare
+        assert "ulimit -n" in str(error), spare
 
 
 def test_a_worker_that_cannot_be_executed_has_the_reason():

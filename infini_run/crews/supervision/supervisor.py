@@ -15,8 +15,8 @@ from threading import current_thread
 
 from infini_run.crews.capture import capture_exception, capture_foreign
 from infini_run.crews.spawn.process_watch import ProcessWatch
+from infini_run.crews.spawn.start_errors import as_start_errors
 from infini_run.crews.supervision.supervised_worker import SupervisedWorker
-from infini_run.options.keyword_errors import KeywordErrors
 from infini_run.record import replace
 from infini_run.system.call_loop import CallLoop
 from infini_run.system.joinable_thread import JoinableThread
@@ -227,7 +227,7 @@ class Supervisor:
 
     def _start_workers(self, ranks: Sequence[int]) -> None:
         restarts = max(self.workers[rank].starts for rank in ranks)
-        with KeywordErrors({}):
+        with as_start_errors():
             self._starting = self._spawner.start(ranks, restarts, separate_groups=self.separate_groups)
         for process in self._starting:
             worker = self.workers[process.rank]
