@@ -241,6 +241,13 @@ IMPOSSIBLE = [
     (ask(0), "--slots=0: expected at least 1"),
     (ask(72), "the request needs 9 nodes with 8 GPUs; pool gpu has 4"),
     (ask(16, slots_per_node=16), "the request needs nodes with 16 GPUs; those of pool gpu have at most 8"),
+    (
+        ask(80, slots_per_node=16, spares=1),
+        (
+            "the request needs nodes with 16 GPUs; those of pool gpu have at most 8\n"
+            "the request needs 6 nodes (1 spare among them); pool gpu has 4"
+        ),
+    ),
     (ask(16, pool="gpv"), "--pool=gpv: unknown pool; did you mean gpu?"),
     (ask(16, pool="long"), "--pool=long: unknown pool; use gpu"),
     (ask(16, gpu_type="a100"), "--gpu_type=a100: unknown in pool gpu; its GPUs have no types, so drop it"),

@@ -238,7 +238,8 @@ def _limit_problems(request: JobRequest, pool: Queue | None) -> list[str]:
 
 
 def _size_problems(request: JobRequest, layout: Layout, pool: Queue | None) -> list[str]:
-    """Return why a size does not fit: too few nodes have it, or a slot has too many CPUs or too much memory."""
+    """Return why a size does not fit: too few nodes have it, or none, or a slot has too many CPUs or too
+    much memory."""
     if pool is None or not pool.kinds:
         return []
     is_gpu, known = layout.slot_type != CPU, layout.gpus_per_node > 0
@@ -251,13 +252,14 @@ def _size_problems(request: JobRequest, layout: Layout, pool: Queue | None) -> l
         need = layout.cpus_per_node
         fits = [kind for kind in pool.kinds if kind.cpus >= need]
         most, what = max(kind.cpus for kind in pool.kinds), counted(need, "CPU")
-    nodes = sum(kind.nodes for kind in fits)
+    nodes = sum(kind.nodes for kind in fits or pool.kinds)
     found = []
     if not fits:
         found.append(f"the request needs nodes with {what}; those of pool {pool.name} have at most {most}")
-    elif nodes < layout.all_nodes:
+    if nodes < layout.all_nodes:
+        with_what = f" with {what}" if fits else ""
         spares = f" ({counted(layout.spares, 'spare')} among them)" if layout.spares else ""
-        asked = f"the request needs {counted(layout.all_nodes, 'node')} with {what}{spares}"
+        asked = f"the request needs {counted(layout.all_nodes, 'node')}{with_what}{spares}"
         found.append(f"{asked}; pool {pool.name} has {nodes}")
     return found + _share_problems(request, layout, pool, fits)
 
