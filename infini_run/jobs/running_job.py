@@ -7,7 +7,7 @@ import sys
 
 from infini_run.errors import UsageError
 from infini_run.jobs.lines import print_answer
-from infini_run.jobs.scheduler import QUEUED
+from infini_run.jobs.scheduler import QUEUED, strip_scheduler_environment
 from infini_run.system.interpreter import is_foreign, own_python
 
 TYPE_CHECKING = False
@@ -57,7 +57,7 @@ def ask_job(
             *words,
         ]
         sys.stdout.flush()
-        os.execvpe(argv[0], argv, environ)
+        os.execvpe(argv[0], argv, strip_scheduler_environment(environ))
     from infini_run.options.questions import Question
     from infini_run.questions.command import ask_running
 

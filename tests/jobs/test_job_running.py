@@ -82,12 +82,14 @@ def test_running_job_of_slurm_answers_on_the_login_node(queue, bell, gate):  # n
 
 
 def test_task_of_a_running_array_of_slurm_answers(queue, bell, gate):  # noqa: F811
+    """Also within another allocation, whose variables are options of srun."""
+    queue.env |= {"SLURM_NTASKS_PER_GPU": "1", "SLURM_GPUS": "1", "SLURM_LABELIO": "1"}
     name = queue.submit("--slots=4", "--slots_per_node=4", "--array=3-4", "--", *waits(bell, gate))
     bell.hear(8)
     for task in (3, 4):
         table = queue.call("top", f"{name}.{task}")
         assert (table.returncode, table.stderr) == (0, "")
-        assert " 4 ranks" in table.stdout.splitlines()[0]
+        assert table.stdout.startswith("infini-run, 4 ranks")
     with open(gate, "w") as file:
         file.write("go\n" * 8)
     queue.wait(name, "COMPLETED")
