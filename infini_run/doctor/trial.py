@@ -42,7 +42,7 @@ class TrialPlace:
 def check_launch(environ: Mapping[str, str]) -> list[Finding]:
     """Launch a process, and see how the core did it. environ: INFINI_RUN_DEBUG applies, as in any launch."""
     try:
-        from infini_run.core.group import GUARD  # noqa: F401
+        from infini_run.core.group import GUARD
     except ImportError as error:
         return [failing("core", f"cannot be imported: {error}; nothing can be launched")]
     program = find_program("cat", environ.get("PATH") or os.defpath)
@@ -54,13 +54,14 @@ def check_launch(environ: Mapping[str, str]) -> list[Finding]:
         return [failing("launch", str(with_limit_hint(error)))]
     if "start_failed" in kinds:
         return [failing("launch", f"{program} cannot be executed here")]
-    if "unguarded" in kinds:
-        guard = note("launch", "a process started, but not the guard: if infini-run is killed, its ranks survive")
-    else:
-        guard = ok("launch", "a process started with its guard, which ends ranks if infini-run is killed")
     # this process is the child of the command, or of what the engine started: 1 is the command in a container
     place = TrialPlace(is_root=os.geteuid() == 0, is_process_1=os.getppid() == 1, has_systemd=os.path.isdir(_BOOTED))
-    return [guard, describe_cgroup(read_text("/proc/self/cgroup"), output, place)]
+    # so short a launch may be over before the core sees that the guard's exec failed
+    has_guard = "unguarded" not in kinds and os.access(GUARD, os.X_OK)
+    return [
+        describe_guard(place, has_guard=has_guard),
+        describe_cgroup(read_text("/proc/self/cgroup"), output, place),
+    ]
 
 
 def _launch(program: str, environ: Mapping[str, str]) -> tuple[set[str], str]:
@@ -92,6 +93,23 @@ def _launch(program: str, environ: Mapping[str, str]) -> tuple[set[str], str]:
         return kinds, group.tail(0).decode("utf-8", "replace")
     finally:
         group.close()
+
+
+def describe_guard(place: TrialPlace, *, has_guard: bool) -> Finding:
+    """Say whether launches have a guard, or need none (csrc/children/guard.c).
+
+    Args:
+        place: where the doctor runs.
+        has_guard: a guard started for the process that was launched.
+    """
+    if place.is_process_1:
+        only = "infini-run is process 1 here, and needs a guard only for jobs that may lose nodes (--spares)"
+        if has_guard:
+            return ok("launch", f"a process started; {only}")
+        return note("launch", f"a process started, but not the guard; {only}")
+    if has_guard:
+        return ok("launch", "a process started with its guard, which ends ranks if infini-run is killed")
+    return note("launch", "a process started, but not the guard: if infini-run is killed, its ranks survive")
 
 
 def describe_cgroup(own: str, of_rank: str, place: TrialPlace) -> Finding:

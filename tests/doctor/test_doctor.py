@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from infini_run.core.group import GUARD
 from infini_run.doctor.command import compare
 from infini_run.doctor.files import check_leftovers
 from infini_run.doctor.finding import NOTE, OK, PROBLEM
@@ -355,6 +356,29 @@ def test_process_1_of_a_container_needs_no_cgroup(doctor):
     grade, text = doctor(under=("unshare", "--pid", "--fork", "--mount-proc")).of("cgroup")
     assert grade == OK
     assert text.startswith(("none per rank, and none is needed: infini-run is process 1", "v2, and delegated"))
+
+
+IN_CONTAINER = "infini-run is process 1 here, and needs a guard only for jobs that may lose nodes (--spares)"
+
+
+@needs_root
+@pytest.mark.parametrize(
+    ("namespaces", "hide", "finding"),
+    [
+        ("--pid --fork --mount-proc", "", (OK, f"a process started; {IN_CONTAINER}")),
+        ("--pid --fork --mount-proc", "/dev/null", (NOTE, f"a process started, but not the guard; {IN_CONTAINER}")),
+        ("--mount", "", (OK, "a process started with its guard, which ends ranks if infini-run is killed")),
+        (
+            "--mount",
+            "/dev/null",
+            (NOTE, "a process started, but not the guard: if infini-run is killed, its ranks survive"),
+        ),
+    ],
+)
+def test_guard_is_reported_where_launches_have_one(doctor, namespaces, hide, finding):
+    """A guard behind /dev/null cannot be executed."""
+    command = f"mount --bind {hide} {shlex.quote(os.fsdecode(GUARD))} && " * bool(hide) + 'exec "$@"'
+    assert doctor(under=("unshare", *namespaces.split(), "sh", "-c", command, "sh")).of("launch") == finding
 
 
 def test_what_differs_between_nodes_is_graded_by_what_it_does_to_a_launch():
