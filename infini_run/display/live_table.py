@@ -49,17 +49,13 @@ if TYPE_CHECKING:
             """Whether the user ended the only rank by Ctrl-C."""
 
     class Lines(Protocol):
-        """A group, as far as the table reads it: the output and signs of life of each worker."""
+        """A group, as far as the table reads it: the output of each worker."""
 
         def line(self, worker: int) -> bytes:
             """Return the last line of the worker's output."""
 
         def status(self, worker: int) -> bytes:
             """Return the worker's last STATUS=."""
-
-        def activity(self, worker: int) -> tuple[int, int]:
-            """Return the times of the worker's last output or message and of its last WATCHDOG=1 (CLOCK_MONOTONIC,
-            ns)."""
 
 
 _GAP_S = 0.2  # between two frames
@@ -75,6 +71,7 @@ class LaunchView:
         outcome: Returns the state of its ranks so far.
         sample: Returns the use of CPU, memory and GPUs by pid, for live ranks with their start (CLOCK_MONOTONIC).
         pace: The progress of the ranks.
+        hung_ranks: Returns the ranks that hang or are late now, each with `hung` or `late`.
         host: The node's name, if there are several nodes; else empty.
     """
 
@@ -85,6 +82,7 @@ class LaunchView:
         outcome: Callable[[], RankStates],
         sample: Sampling,
         pace: Pace,
+        hung_ranks: Callable[[], Mapping[int, str]],
         host: str = "",
     ) -> None:
         self._plan = plan
@@ -92,12 +90,12 @@ class LaunchView:
         self._outcome = outcome
         self._sample = sample
         self._pace = pace
+        self._hung_ranks = hung_ranks
         self._host = host
         self._samples: dict[int, Usage] = {}
         self._sampled_s = 0.0
         self._indexes = {worker.rank: index for index, worker in enumerate(plan.workers)}
         self._lines: dict[int, str] = {}  # by rank: the last that says something
-        self._findings: dict[int, tuple[str, int]] = {}  # by rank: hung or late, since when
         self._is_stopping = False
         self._lost_s = 0.0
         self._over: set[int] = set()  # ranks that exited
@@ -107,8 +105,6 @@ class LaunchView:
         """Record one event of the group."""
         if event.kind == "started":
             self.pids.add(event.pid)
-        elif event.kind in ("hung", "late"):
-            self._findings[event.rank] = (event.kind, event.time_ns)
         elif event.kind == "signalled":
             self.stop()
 
@@ -133,9 +129,9 @@ class LaunchView:
         Args:
             now_s: CLOCK_MONOTONIC in seconds.
         """
-        exits = self._outcome().exits()
+        exits, hung = self._outcome().exits(), self._hung_ranks()
         self._refresh(exits, now_s)
-        return [self._row(exit_, now_s) for exit_ in exits]
+        return [self._row(exit_, now_s, hung.get(exit_.rank, "")) for exit_ in exits]
 
     def _refresh(self, exits: tuple[Exit, ...], now_s: float) -> None:
         if now_s - self._sampled_s < TICK_S * 0.9:
@@ -143,7 +139,7 @@ class LaunchView:
         self._sampled_s = now_s
         self._samples = self._sample(living(self._plan, exits, now_s), now_s)
 
-    def _row(self, exit_: Exit, now_s: float) -> Row:
+    def _row(self, exit_: Exit, now_s: float, hung: str) -> Row:
         is_over = exit_.end_s is not None
         if is_over:
             self._over.add(exit_.rank)
@@ -155,7 +151,7 @@ class LaunchView:
         elif is_over or exit_.start_failure:
             state, kind = _end_state(exit_, self._outcome().is_interrupted)
         else:
-            state, kind = self._state(exit_, sample)
+            state, kind = self._state(exit_, sample, hung)
         return Row(
             rank=exit_.rank,
             host=self._host,
@@ -174,17 +170,16 @@ class LaunchView:
             program_rank=exit_.program_rank,
         )
 
-    def _state(self, exit_: Exit, sample: Usage) -> tuple[str, int]:
-        """Return the state of a live rank. A rank that hangs does so until its next sign of life."""
-        kind, since_ns = self._findings.get(exit_.rank, ("", 0))
+    def _state(self, exit_: Exit, sample: Usage, hung: str) -> tuple[str, int]:
+        """Return the state of a live rank. hung: `hung`, `late`, or empty."""
         if exit_.start_s is None:
             return "waiting", LIVE
         if exit_.stuck:
             return "stuck", HUNG
         if self._is_stopping:
             return "stopping", LIVE
-        if kind and (kind == "late" or self._group.activity(self._indexes[exit_.rank])[0] <= since_ns):
-            return kind, HUNG
+        if hung:
+            return hung, HUNG
         if sample.is_suspended:
             return "suspended", HUNG
         if exit_.rank in self._pace.slow:

@@ -52,7 +52,14 @@ class Observers:
         self._has_group = False  # an attempt runs; between two, only the feed has something to do
         self._pace = Pace()
 
-    def begin(self, plan: Plan, group: Group, outcome: Callable[[], RankStates], pace: Pace) -> None:
+    def begin(
+        self,
+        plan: Plan,
+        group: Group,
+        outcome: Callable[[], RankStates],
+        pace: Pace,
+        hung_ranks: Callable[[], Mapping[int, str]],
+    ) -> None:
         """Begin an attempt, before its ranks start.
 
         Args:
@@ -60,12 +67,13 @@ class Observers:
             group: Its processes.
             outcome: Returns the state of its ranks so far.
             pace: Their progress.
+            hung_ranks: Returns those that hang or are late now, each with `hung` or `late`.
         """
         self._has_group, self._pace = True, pace
         if self._trace is not None:
             self._trace.begin(plan, group)
         if self._display is not None:
-            self._display.begin(self._launch_view(plan, group, outcome, pace))
+            self._display.begin(self._launch_view(plan, group, outcome, pace, hung_ranks))
         if self._feed is not None:
             read = {worker.rank: index for index, worker in enumerate(plan.workers) if reads_output(worker)}
             self._feed.launched(
@@ -76,12 +84,19 @@ class Observers:
                 place={worker.rank: (worker.program, worker.program_rank) for worker in plan.workers}.__getitem__,
             )
 
-    def _launch_view(self, plan: Plan, group: Group, outcome: Callable[[], RankStates], pace: Pace) -> LaunchView:
+    def _launch_view(
+        self,
+        plan: Plan,
+        group: Group,
+        outcome: Callable[[], RankStates],
+        pace: Pace,
+        hung_ranks: Callable[[], Mapping[int, str]],
+    ) -> LaunchView:
         from infini_run.display.live_table import LaunchView
         from infini_run.display.resource_usage import Sampler
 
         self._sampler = self._sampler or Sampler()
-        return LaunchView(plan, group, outcome, self._sampler.sample, pace)
+        return LaunchView(plan, group, outcome, self._sampler.sample, pace, hung_ranks)
 
     def on_event(self, event: Event) -> None:
         """Record one event of the group."""

@@ -15,7 +15,7 @@ from infini_run.display.trace_format import COUNT_GAP_NS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from typing import Any
 
     from infini_run.core.c_structs import Event
@@ -58,6 +58,7 @@ class ObserverRelay:
         self._plan: Plan | None = None
         self._group: Group | None = None
         self._outcome: Callable[[], RankStates] | None = None
+        self._hung_ranks: Callable[[], Mapping[int, str]] = dict
         self._sampler: Sampler | None = None
         self._live: set[int] = set()  # indices of workers
         self._volumes: dict[int, tuple[int, int]] = {}  # as they were sent last
@@ -67,7 +68,14 @@ class ObserverRelay:
 
     # ---- as Observers
 
-    def begin(self, plan: Plan, group: Group, outcome: Callable[[], RankStates], pace: Pace) -> None:
+    def begin(
+        self,
+        plan: Plan,
+        group: Group,
+        outcome: Callable[[], RankStates],
+        pace: Pace,
+        hung_ranks: Callable[[], Mapping[int, str]],
+    ) -> None:
         """Begin an attempt, before its ranks start.
 
         Args:
@@ -75,8 +83,9 @@ class ObserverRelay:
             group: Its processes.
             outcome: Returns the state of its ranks so far.
             pace: Their progress, of which the head knows without the relay.
+            hung_ranks: As of Observers.
         """
-        self._plan, self._group, self._outcome = plan, group, outcome
+        self._plan, self._group, self._outcome, self._hung_ranks = plan, group, outcome, hung_ranks
         self._live.clear()
         self._volumes.clear()
         self._signs.clear()
@@ -188,11 +197,11 @@ class ObserverRelay:
         self._sampler = self._sampler or Sampler()
         ranks = living(plan, outcome().exits(), now_s)
         indexes = {worker.rank: index for index, worker in enumerate(plan.workers)}
-        rows = []
+        rows, hung = [], self._hung_ranks()
         for pid, s in self._sampler.sample(ranks, now_s).items():
-            at = indexes[ranks[pid][0].rank]
-            active_ns = group.activity(at)[0]
-            rows.append([at, pid, s.cpu, s.memory, s.gpu_memory, s.gpu, s.is_suspended, active_ns])
+            rank = ranks[pid][0].rank
+            usage = [s.cpu, s.memory, s.gpu_memory, s.gpu, s.is_suspended]
+            rows.append([indexes[rank], pid, *usage, hung.get(rank, "")])
         here = [indexes[rank] for rank in asked[:MOST_LINES] if rank in indexes]
         self._queue("usage", rows, [[at, _text(group.line(at)), _text(group.status(at))] for at in here])
         self._flush()

@@ -154,7 +154,7 @@ class NodeLaunch:
             if options.ready_timeout_s or options.hang_timeout_s or options.progress_timeout_s:
                 self._watchdog = self._make_watchdog()
             if self._observers is not None:
-                self._observers.begin(self.plan, self.group, lambda: self.outcome, self.pace)
+                self._observers.begin(self.plan, self.group, lambda: self.outcome, self.pace, self.hung_ranks)
             self._started = self.group.spawn(specs, self.setup.base_env(self.plan))
             self.resources.remove_abandoned(self.plan)
         except StartError as error:
@@ -526,6 +526,15 @@ class NodeLaunch:
 
             self._pace = Pace()
         return self._pace
+
+    def hung_ranks(self) -> dict[int, str]:
+        """Return the ranks that hang or are late now, each with `hung` or `late`."""
+        return {} if self._watchdog is None or self.ended else self._watchdog.hung_ranks()
+
+    @property
+    def slow_now(self) -> frozenset[int]:
+        """The ranks of this node that are slow at present, compared with each other."""
+        return frozenset() if self._pace is None else self._pace.slow
 
     @property
     def progress(self) -> int:

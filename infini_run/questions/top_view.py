@@ -19,7 +19,7 @@ from infini_run.display.resource_usage import Sampler
 from infini_run.display.table_rendering import TableRenderer
 from infini_run.display.terminal import TerminalArea
 from infini_run.errors import InfiniRunError, LinkError, UsageError
-from infini_run.multinode.head.observed_node import RemoteGroup, partial_plan
+from infini_run.multinode.head.observed_node import RemoteGroup, partial_plan, whole_number
 from infini_run.multinode.link.record_codec import decode_record
 from infini_run.record import replace
 from infini_run.report.exit import Exit
@@ -57,8 +57,15 @@ class _Node:
     def _sample(self, ranks: Mapping[int, tuple[Worker, float]], now_s: float) -> dict[int, Usage]:
         return dict(self.group.samples) if self._sampler is None else self._sampler.sample(ranks, now_s)
 
-    def update(self, facts: Mapping[str, Any], name: str, *, has_host: bool) -> LaunchView:
-        """Use what the launch says of the node. Raises LinkError and others: it is something else."""
+    def update(self, facts: Mapping[str, Any], slow: frozenset[int], name: str, *, has_host: bool) -> LaunchView:
+        """Use what the launch says of the node. Raises LinkError and others: it is something else.
+
+        Args:
+            facts: What it says.
+            slow: The ranks of the launch that are slow.
+            name: The launch's id.
+            has_host: Whether the table shows the node's name.
+        """
         exits = tuple(decode_record(Exit, each) for each in facts["exits"])
         if self.view is None or [each.rank for each in exits] != [each.rank for each in self._exits]:
             plan = partial_plan(0, name, "", [each[:4] for each in facts["ranks"]])
@@ -68,11 +75,18 @@ class _Node:
                 raise LinkError("what came over the link is not what infini-run sends")
             host = str(facts["host"]) if has_host else ""
             self.view = LaunchView(
-                replace(plan, workers=workers), self.group, lambda: self, self._sample, self._pace, host
+                replace(plan, workers=workers),
+                self.group,
+                lambda: self,
+                self._sample,
+                self._pace,
+                lambda: self.group.hung_ranks,
+                host,
             )
         self._note_progress(exits)
+        self._pace.slow = slow  # as the launch compares, which has more reports than this view
         self._exits, self.is_interrupted = exits, facts["is_interrupted"] is True
-        self.group.update(facts["lines"], facts["usage"], len(exits))
+        self.group.update(facts["lines"], facts["usage"], facts["hung"], len(exits))
         if facts["is_stopping"] is True:
             self.view.stop()
         return self.view
@@ -103,12 +117,13 @@ class _Ranks:
         nodes = dicts_in(answer.get("nodes"))
         views = {}
         try:
+            slow = frozenset(whole_number(rank) for rank in answer["slow"])
             for facts in nodes:
                 number = int(facts["node"])
                 # ranks in another PID namespace have other numbers here
                 is_here = "problems" not in answer and facts["pid"] == self._launch.pid
                 node = self._nodes.setdefault(number, _Node(self._sampler if is_here else None))
-                views[number] = node.update(facts, self._launch.launch_id, has_host=len(nodes) > 1)
+                views[number] = node.update(facts, slow, self._launch.launch_id, has_host=len(nodes) > 1)
         except (LinkError, LookupError, TypeError, ValueError, OverflowError):
             raise InfiniRunError(f"{self._launch.launch_id}: its answer is not what infini-run sends") from None
         return views

@@ -47,6 +47,15 @@ class HangDetector:
     def _last_sign_s(self, output_s: float, ping_s: float) -> float:
         return max(self._silence_since_s, ping_s or max(output_s, self._written_s, self._skipped_s))
 
+    def seen_s(self, output_s: float, ping_s: float) -> float:
+        """Return the time of the last sign of life, with those that only checks see.
+
+        Args:
+            output_s: As for `deadline_s`.
+            ping_s: As for `deadline_s`.
+        """
+        return ping_s or max(output_s, self._written_s, self._idle_since_s)
+
     @property
     def idle_since_s(self) -> float:
         """When the rank last used CPU, as far as checks have seen; its start: none has."""

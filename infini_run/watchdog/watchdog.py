@@ -19,6 +19,7 @@ from infini_run.report.hang_snapshot import (
     NO_PROGRESS,
     STOP_S,
     SUSPENDED,
+    TRIGGERED,
 )
 from infini_run.report.text import duration_text
 from infini_run.system.procfs import ProcessTable
@@ -122,7 +123,9 @@ class Watchdog:
         self._asking: set[int] = set()  # by index: ranks that have asked for the terminal
         self._suspended: set[int] = set()  # by index: ranks that the launcher has suspended
         self._reasons: dict[int, tuple[str, str]] = {}  # by index: kind and why, without a snapshot so far
+        self._found: dict[int, tuple[HangSnapshot, float]] = {}  # by index: of its last finding, and when that began
         self._collector: SnapshotCollector | None = None
+        self._check_s = 0.0  # when the last look because of a hang began
         self._findings = 0
         self._gpus: GpuReading | None = None  # of the ranks that are looked at
         self._progress: dict[int, tuple[int, float]] = {}  # by index: the highest PROGRESS=, and when it came
@@ -148,6 +151,7 @@ class Watchdog:
             self._ranks[event.worker] = _Rank(event.worker, worker, event, self._options, is_awaited=is_awaited)
         elif event.kind == "exited":
             self._ranks.pop(event.worker, None)
+            self._found.pop(event.worker, None)
         elif event.kind == "asks_terminal":
             self._asking.add(event.worker)
         elif event.kind == "signalled":
@@ -162,6 +166,7 @@ class Watchdog:
         self._due_s = None
         for index in indexes:
             self._ranks.pop(index, None)
+            self._found.pop(index, None)
             self._reasons.pop(index, None)
             self._progress.pop(index, None)
             self._asking.discard(index)
@@ -280,6 +285,22 @@ class Watchdog:
                 rank.start_s = now_s
                 rank.detector.refresh(now_s)
 
+    def hung_ranks(self) -> dict[int, str]:
+        """Return the ranks that hang or are late now, each with `hung` or `late`: those that were reported, and have
+        given no sign of life since."""
+        return {
+            found.rank: found.kind
+            for index, (found, since_s) in self._found.items()
+            if found.kind == "late" or self._sign_s(self._ranks[index], found.why) <= since_s
+        }
+
+    def _sign_s(self, rank: _Rank, why: str) -> float:
+        """Return the time of the last sign of life that ends a hang which was reported for this reason."""
+        if why.startswith(NO_PROGRESS):
+            return self._progress_s
+        signs = self._signs(rank)
+        return max(signs) if why.startswith(TRIGGERED) else rank.detector.seen_s(*signs)
+
     # ---- the wait
 
     def timeout_s(self, asked_s: float | None) -> float | None:
@@ -374,7 +395,7 @@ class Watchdog:
     def _check_all(self, now_s: float) -> SnapshotCollector | None:
         """Begin snapshots of all ranks if one of them hangs or is late; else return None."""
         table = ProcessTable()
-        self._due_s = None
+        self._check_s, self._due_s = now_s, None
         reasons, self._reasons = self._reasons, {}
         for rank in self._ranks.values() if not self._stopping else ():
             kind, why = self._check(rank, now_s, table)
@@ -451,6 +472,8 @@ class Watchdog:
             self._gpus.close()
             self._gpus = None
         missed = [snapshot for snapshot in written if snapshot.kind]
+        found = {self._indexes[snapshot.rank]: (snapshot, self._check_s) for snapshot in missed}
+        self._found |= {index: each for index, each in found.items() if index in self._ranks}
         to_stop = [] if self._stopping else [snapshot.rank for snapshot in missed if self._must_stop(snapshot)]
         events = [self._event(snapshot) for snapshot in missed]
         return HangFinding(

@@ -154,10 +154,15 @@ def test_interrupted_ranks_keep_their_last_line_and_order(window, tmp_path, coun
     assert not any("KeyboardInterrupt" in line for line in one.text[one.text.index(_head(one)) :])
 
 
-def test_a_hang_is_a_state_and_its_look_is_told_above_the_table(window):
-    one = window(*LIVE, "--nproc_per_node=2", "--hang_timeout=300ms", *play("@1", "spin", "@*", "wait"))
+HANGS = "spin() { while :; do :; done; }; [ $RANK = 1 ] && spin; trap spin USR1; sleep 1000 & wait"
+
+
+def test_a_hang_is_a_state_until_the_rank_uses_cpu_and_its_look_is_told_above_the_table(window):
+    one = window(*LIVE, "--nproc_per_node=2", "--hang_timeout=300ms", "sh", "-c", HANGS)
     one.see(lambda: shows(one, "hung", "running"))
     one.see(lambda: any("rank 0" in line and "hung" in line for line in one.text[: one.text.index(_head(one))]))
+    os.kill(int(one.row(0)[2]), signal.SIGUSR1)
+    one.see(lambda: shows(one, "running", "running"))
     one.type("\x03")
     assert one.wait() == 130
 

@@ -18,7 +18,8 @@ from infini_run.control.client import ask as ask_launch
 from infini_run.errors import InfiniRunError
 from infini_run.questions import top_view
 from tests.display.test_live_table import window  # noqa: F401
-from tests.launch.test_control import ask, found, running, stop, waiting  # noqa: F401
+from tests.launch.test_control import ask, found, listed, running, stop, waiting  # noqa: F401
+from tests.launch.test_slow_ranks import LOOP, TIMES
 from tests.support.command import play_in_python
 from tests.support.waiting import until
 
@@ -50,6 +51,57 @@ def test_table_between_two_attempts_has_the_last_one(waiting):  # noqa: F811
     assert title.startswith("infini-run, 2 ranks, "), title
     assert " exit 3 " in "".join(ranks)
     stop(command)
+
+
+def states(command):
+    """The state of each rank in the table, and what the title counts."""
+    title, _, *rows = ask("--top", command.pid).splitlines()
+    return [row.split()[1] for row in rows], title.split(": ")[1]
+
+
+WAITS_THEN_SPINS = """if True:
+    import os, signal
+    def spin(*_):
+        while True: pass
+    signal.signal(signal.SIGUSR1, spin)
+    print("up", os.environ["RANK"], os.getpid(), flush=True)
+    spin() if os.environ["RANK"] == "0" else signal.pause()
+"""
+
+
+def test_rank_that_hangs_is_shown_until_it_uses_cpu(running):  # noqa: F811
+    program = (sys.executable, "-c", WAITS_THEN_SPINS)
+    command, ranks = running("--hang_timeout=1s", "--console=lines", program=program)
+    command.read_error_until(b"hung: no output and no CPU used")
+    assert states(command) == (["running", "hung"], "1 hung, 1 running")
+    os.kill(ranks[1], signal.SIGUSR1)
+    until(lambda: states(command) == (["running", "running"], "2 running"))
+    stop(command)
+
+
+def test_rank_that_sends_signs_of_life_is_shown_until_the_next(running):  # noqa: F811
+    """What it writes meanwhile is none."""
+    script = "import os, signal\nfrom infini_run.rank_messages import notify_launcher\n"
+    script += "signal.signal(signal.SIGUSR1, lambda *_: print('still', flush=True))\n"
+    script += "signal.signal(signal.SIGUSR2, lambda *_: notify_launcher('WATCHDOG=1'))\n"
+    script += "notify_launcher('WATCHDOG=1')\nprint('up', 0, os.getpid(), flush=True)\n"
+    script += "while True: signal.pause()\n"
+    program = (sys.executable, "-c", script)
+    command, ranks = running("--hang_timeout=1s", "--console=lines", nproc=1, program=program)
+    command.read_error_until(b"hung: no WATCHDOG=1")
+    os.kill(ranks[0], signal.SIGUSR1)
+    command.read_until(b"still")
+    assert states(command) == (["hung"], "1 hung")
+    os.kill(ranks[0], signal.SIGUSR2)
+    until(lambda: states(command) == (["running"], "1 running"))
+    stop(command)
+
+
+def test_slow_rank_is_shown(infini_run):
+    command = infini_run("--standalone", "--nproc_per_node=4", *LOOP, "meet", "2", "36", *TIMES)
+    until(lambda: listed(command.pid))
+    until(lambda: states(command) == (["running", "running", "slow", "running"], "1 slow, 3 running"))
+    assert command.wait() == 0
 
 
 def test_q_ends_the_view_and_not_the_job(running, window):  # noqa: F811
@@ -116,7 +168,7 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=5,
 )
-PLACES = ("node", "host", "pid", "is_stopping", "is_interrupted", "ranks", "exits", "lines", "usage")
+PLACES = ("node", "host", "pid", "is_stopping", "is_interrupted", "ranks", "exits", "lines", "usage", "hung")
 
 
 @pytest.fixture(scope="module")

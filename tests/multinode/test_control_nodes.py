@@ -104,6 +104,22 @@ def test_list_counts_ranks_that_exited_while_their_host_runs_others(many, word):
     assert command.wait() == 3
 
 
+def test_table_of_all_hosts_shows_the_rank_that_hangs(many, word):  # noqa: F811
+    """Until that uses CPU again."""
+    spins = "spin() { while :; do :; done; }"
+    script = f"{spins}; trap spin USR1; echo up $RANK $$; [ $RANK = 1 ] || spin; sleep 1000 & wait"
+    command = many("--hang_timeout=1", "sh", "-c", script, word, nproc=1, hosts="host1,host2")
+    command.read_error_until(b"rank 1 on host2 hung: no")
+    launch = row_of(word)["id"]
+    title, _, *rows = ask("--top", launch).splitlines()
+    assert title.endswith(": 1 hung, 1 running")
+    assert [row.split()[2] for row in rows] == ["running", "hung"]
+    ask("--send=USR1", "--ranks=1", launch)
+    until(lambda: ask("--top", launch).partition("\n")[0].endswith(": 2 running"))
+    command.signal(signal.SIGTERM)
+    assert command.wait() == 143
+
+
 def test_follower_gets_the_lines_of_all_hosts(many, word, tmp_path):  # noqa: F811
     """And of the named ranks alone, also where the head shows equal lines once."""
     command = many("--console=fold", "--stop_scope=leader", "sh", "-c", TRAP, word)

@@ -17,6 +17,7 @@ from tests.display.test_live_table import (
     shell,  # noqa: F401
     window,  # noqa: F401
 )
+from tests.launch.test_control import ask
 from tests.multinode.test_by_hand import port  # noqa: F401  a fixture
 from tests.multinode.test_clock_offset import late  # noqa: F401  a fixture
 from tests.support.command import CHILDREN, COMMAND, play
@@ -252,6 +253,18 @@ def test_ranks_of_a_lost_node_are_lost(bed, window, bell):  # noqa: F811
     with bed.host_down(2):
         assert one.wait() == 1
     assert row(one, 1)[:2] == ["host2", "lost"]
+    assert_in_order(one)
+
+
+def test_table_shows_the_rank_that_hangs_until_it_uses_cpu(flags, window):  # noqa: F811
+    spins = "spin() { while :; do :; done; }"
+    ring = ["sh", "-c", f"{spins}; trap spin USR1; [ $RANK = 1 ] || spin; sleep 1000 & wait"]
+    one = window(*flags("--live", "--hang_timeout=1", *ring, nproc=1), **TOKEN)
+    one.see(lambda: [row(one, rank)[1:2] for rank in range(2)] == [["running"], ["hung"]])
+    ask("--send=USR1", "--ranks=1", one.pid)
+    one.see(lambda: [row(one, rank)[1:2] for rank in range(2)] == [["running"], ["running"]])
+    one.type("\x03")
+    assert one.wait() == 130
     assert_in_order(one)
 
 

@@ -233,7 +233,7 @@ class _HeadAnswers:
     def _facts(self, client: Asker, request: dict[str, Any]) -> None:
         here = self._ranks_by_agent(request)
         questions = {agent: {"question": "facts", "ranks": of, "usage": True} for agent, of in here.items()}
-        self._gather(client, "nodes", questions)
+        self._gather(client, "nodes", questions, slow=sorted(self._state.pace.slow))
 
     def _report(self, client: Asker, request: dict[str, Any]) -> None:
         from infini_run.multinode.head.head_report import launch_report

@@ -54,6 +54,7 @@ class HeadObservers:
         self._nodes: dict[int, ObservedNode] = {}  # that run ranks, or ran them last
         self._gone: dict[int, ObservedNode] = {}  # that ran some before, and are still in the trace
         self._lost: set[RemoteAgent] = set()  # that were reported to the feed
+        self._hung: set[int] = set()  # ranks of the attempt that the head has reported
         self._events: list[dict[str, Any]] = []
         self._instant_count = 0  # instants
         self._numbers = 0  # processes of the trace, beside the head
@@ -87,6 +88,7 @@ class HeadObservers:
         now_ns = time.monotonic_ns()
         self._numbers_of_ranks = numbers
         self._pace = pace
+        self._hung.clear()
         self._launch_id, self._restarts = launch_id, restarts
         self._slice("rest" if restarts else "reach nodes", self._began_ns, now_ns)
         if restarts:
@@ -190,6 +192,7 @@ class HeadObservers:
 
     def on_hang(self, snapshots: Sequence[HangSnapshot]) -> None:
         """Note a hang that the head reports."""
+        self._hung.update(snapshot.rank for snapshot in snapshots if snapshot.kind)
         if self._feed is None:
             return
         for snapshot in snapshots:
@@ -336,7 +339,15 @@ class HeadObservers:
 
             group = node.group
             view = LaunchView(
-                plan, group, lambda: outcome, lambda ranks, now_s: group.samples, self._pace, agent.name
+                plan,
+                group,
+                lambda: outcome,
+                lambda ranks, now_s: group.samples,
+                self._pace,
+                lambda: {
+                    rank: kind for rank, kind in group.hung_ranks.items() if kind == "late" or rank in self._hung
+                },
+                agent.name,
             )
             self._display.begin(view, agent.index)
 

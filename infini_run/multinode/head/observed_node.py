@@ -30,6 +30,7 @@ class RemoteGroup:
         self.last_lines: dict[int, tuple[bytes, bytes]] = {}
         self.last_output_ns: dict[int, int] = {}
         self.samples: dict[int, Usage] = {}  # by pid
+        self.hung_ranks: dict[int, str] = {}  # each with `hung` or `late`
 
     def volume(self, worker: int) -> tuple[int, int]:
         return self.volumes.get(worker, (0, 0))
@@ -40,7 +41,7 @@ class RemoteGroup:
     def status(self, worker: int) -> bytes:
         return self.last_lines.get(worker, (b"", b""))[1]
 
-    def update(self, lines: Any, usage: Any, count: int) -> None:
+    def update(self, lines: Any, usage: Any, hung: Any, count: int) -> None:
         """Use what a launch of `count` ranks says at its control socket. Raises LinkError, ValueError, TypeError: it
         is something else."""
         self.samples = {
@@ -53,6 +54,7 @@ class RemoteGroup:
             )
             for pid, cpu, memory, is_suspended, gpu_memory, gpu in usage
         }
+        self.hung_ranks = {whole_number(rank): _hung(kind) for rank, kind in hung}
         for at, line, status in lines:
             if not 0 <= whole_number(at) < count:
                 raise LinkError("what came over the link is not what infini-run sends")
@@ -113,10 +115,12 @@ class ObservedNode:
 
     def update_usage(self, rows: Any, lines: Any) -> None:
         """Use an answer to a usage request. Raises LinkError: it is none."""
-        group = self.group
+        group, workers = self.group, () if self.plan is None else self.plan.workers
         group.samples.clear()
-        for at, pid, cpu, memory, gpu_memory, gpu, is_suspended, last_output_ns in rows:
-            group.last_output_ns[self.index(at)] = self.ours_ns(last_output_ns) if last_output_ns else 0
+        group.hung_ranks.clear()
+        for at, pid, cpu, memory, gpu_memory, gpu, is_suspended, hung in rows:
+            if hung:
+                group.hung_ranks[workers[self.index(at)].rank] = _hung(hung)
             group.samples[whole_number(pid)] = Usage(
                 cpu=None if cpu is None else float(cpu),
                 memory=None if memory is None else whole_number(memory),
@@ -133,6 +137,12 @@ def whole_number(value: Any) -> int:
     if type(value) is not int or abs(value) >= 1 << 63:
         raise LinkError("what came over the link is not what infini-run sends")
     return value
+
+
+def _hung(value: Any) -> str:
+    if value not in ("hung", "late"):
+        raise LinkError("what came over the link is not what infini-run sends")
+    return str(value)
 
 
 def _bytes(value: Any) -> bytes:
