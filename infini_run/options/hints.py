@@ -23,8 +23,14 @@ _LIMIT = (
 )
 _LABELS = "use --console=prefix to mark each line with its rank"
 _FILES = "use --log_dir=DIR for one file per rank"
+_ONE_STREAM = "use --log_dir=DIR, where a rank's file has both streams, or 2>&1 behind the command"
 _FOLDER = "run cd first: ranks start in the current directory"
 _BIND = "use --bind=numa|socket|cores to bind ranks to CPUs"
+_ORDER = "use --hosts=a,b:4 or --hostfile=FILE, whose order ranks follow"
+_PLAN = "use --dry_run to print the plan"
+_STACKS = "use --hang_timeout=TIME for the stacks of a hung rank, or infini-run --stacks"
+_PROGRAMS = "use --program=NAME before each program, and : between two of them"
+_ENGINE = "use --engine=ssh|slurm|pbs|mpi|auto to reach the nodes"
 _GPUS = "use --gpus_per_proc=N for GPUs per rank, or --nproc_per_node=gpu for one rank per GPU"
 _NEEDLESS = "drop it, infini-run does not need it"
 _MPI = "drop it, infini-run does not use MPI to communicate; use --link_address=ADDR to choose where the head listens"
@@ -36,39 +42,59 @@ _ALIKE = "use it with infini-job submit, before all programs: its nodes are equa
 _FLAGS = {
     **dict.fromkeys(("n", "np", "N", "ntasks", "num_processes", "num_procs", "nprocs", "tasks"), _PROCESSES),
     **dict.fromkeys(
-        ("ppn", "npernode", "ntasks_per_node", "tasks_per_node", "nproc_per_host", "num_gpus"), _PROCESSES
+        ("ppn", "npernode", "pernode", "perhost", "ntasks_per_node", "tasks_per_node", "nproc_per_host", "num_gpus"),
+        _PROCESSES,
     ),
     **dict.fromkeys(("nodes", "num_nodes", "num_machines"), "use --nnodes=N for nodes"),
     **dict.fromkeys(("machine_rank", "nodeid"), "use --node_rank=N"),
     "main_process_ip": "use --master_addr=HOST",
     "main_process_port": "use --master_port=PORT",
     **dict.fromkeys(("H", "host", "w", "nodelist", "include"), _HOSTS),
-    **dict.fromkeys(("machinefile", "f"), "use --hostfile=FILE"),
-    **dict.fromkeys(("x", "env", "genv", "envall", "genvlist", "envlist"), _EXPORT),
+    **dict.fromkeys(("nolocal", "skip_launch_node"), f"{_HOSTS} without this host"),
+    **dict.fromkeys(("machinefile", "default_hostfile", "f"), "use --hostfile=FILE"),
+    **dict.fromkeys(("x", "env", "genv", "envall", "envlist", "envnone", "genvall", "genvlist", "genvnone"), _EXPORT),
     **dict.fromkeys(("timeout", "time", "time_limit"), _LIMIT),
     **dict.fromkeys(("kill_wait", "wait"), "use --grace=TIME for the time from the stop signal to KILL"),
-    **dict.fromkeys(("tag_output", "label", "l", "prepend_rank", "timestamp_output"), _LABELS),
-    **dict.fromkeys(("o", "output", "e", "error", "output_filename", "outfile_pattern"), _FILES),
+    **dict.fromkeys(("tag_output", "label", "l", "prepend_rank", "prepend_pattern", "timestamp_output"), _LABELS),
+    **dict.fromkeys(("o", "output", "e", "error", "output_filename", "outfile_pattern", "errfile_pattern"), _FILES),
+    "merge_stderr_to_stdout": _ONE_STREAM,
     **dict.fromkeys(("i", "input"), "use --stdin=rank0|all|none|N"),
     **dict.fromkeys(("wdir", "wd", "chdir", "D", "cwd", "workdir"), _FOLDER),
-    **dict.fromkeys(("map_by", "bind_to", "cpu_bind", "rank_by", "report_bindings", "numa"), _BIND),
+    **dict.fromkeys(("preload_files", "preload_binary"), "copy the files to the nodes before the launch"),
+    **dict.fromkeys(
+        ("map_by", "bind_to", "bind_to_core", "bind_to_socket", "cpu_bind", "cpu_list", "cpu_set", "cpus_per_proc"),
+        _BIND,
+    ),
+    **dict.fromkeys(
+        ("cpus_per_rank", "membind", "ppr", "rank_by", "report_bindings", "numa", "use_hwthread_cpus"), _BIND
+    ),
     **dict.fromkeys(
         ("c", "cpus_per_task", "num_cpu_threads_per_process"), f"{_BIND}; use --omp_num_threads=N for threads"
     ),
     **dict.fromkeys(("gpus", "gres", "G", "gpu_ids", "gpus_per_node", "gpus_per_task", "multi_gpu"), _GPUS),
-    "multi_prog": "use --program=NAME before each program, and : between two of them",
-    **dict.fromkeys(("launcher", "mpi"), "use --engine=ssh|slurm|pbs|mpi|auto to reach the nodes"),
-    **dict.fromkeys(("allow_run_as_root", "oversubscribe", "K", "kill_on_bad_exit", "use_env", "u"), _NEEDLESS),
+    **dict.fromkeys(("multi_prog", "app", "configfile"), _PROGRAMS),
+    **dict.fromkeys(("launcher", "launcher_exec", "bootstrap", "rmk", "mpi"), _ENGINE),
+    **dict.fromkeys(
+        ("allow_run_as_root", "oversubscribe", "nooversubscribe", "K", "kill_on_bad_exit", "use_env", "u"), _NEEDLESS
+    ),
+    **dict.fromkeys(("leave_session_attached", "launch_agent", "quiet"), _NEEDLESS),
+    **dict.fromkeys(("prefix", "noprefix"), "use --remote_python=FILE for the Python of the nodes"),
+    **dict.fromkeys(("continuous", "disable_auto_cleanup"), "use --keep_going to let the other ranks finish"),
+    **dict.fromkeys(("get_stack_traces", "report_state_on_timeout"), _STACKS),
+    "show_progress": "use --live for a table of the ranks",
+    "print_all_exitcodes": "use --report=FILE, which has the exit code of each rank",
     **dict.fromkeys(("v", "debug", "d"), "use --verbose to print each step"),
-    **dict.fromkeys(("mca", "gmca", "am", "tune", "iface"), _MPI),
-    **dict.fromkeys(("rankfile", "rf", "seq"), "use --hosts=a,b:4 or --hostfile=FILE, whose order ranks follow"),
+    **dict.fromkeys(("mca", "gmca", "am", "tune", "iface", "ompi_server", "nameserver", "pmi_port"), _MPI),
+    **dict.fromkeys(("rankfile", "rf", "seq", "bynode", "byslot", "order_nodes"), _ORDER),
     **dict.fromkeys(("p", "partition", "A", "account", "qos", "constraint", "exclusive"), _SCHEDULER),
     **dict.fromkeys(("slots", "slots_per_node", "slot_type", "gpu_type", "cpus_per_slot", "mem_per_slot"), _ALIKE),
     "pool": _ALIKE,
     "mixed_precision": "set it before the command: ACCELERATE_MIXED_PRECISION=bf16 infini-run ...",
     **dict.fromkeys(("use_deepspeed", "use_fsdp"), "use Accelerator(deepspeed_plugin=...) in the script"),
     "V": "use --version",
-    **dict.fromkeys(("dry", "n_dry_run", "print", "show"), "use --dry_run to print the plan"),
+    **dict.fromkeys(("dry", "n_dry_run", "print", "show"), _PLAN),
+    **dict.fromkeys(("display", "display_map", "display_devel_map", "display_allocation", "display_topo"), _PLAN),
+    **dict.fromkeys(("do_not_launch", "print_rank_map"), _PLAN),
 }
 
 # Keywords of torchrunx, concurrent.futures, joblib, Ray and accelerate, flags of mpirun and srun, and infini-run's
