@@ -22,8 +22,8 @@ from infini_run.multinode.link.protocol import GOODBYE, LAST_WORD, pack, pack_js
 from tests.multinode.test_border import join, meet
 from tests.multinode.test_by_hand import TOKEN, handles, no_agent_left, port, told  # noqa: F401
 from tests.multinode.test_elastic_ssh import FailingRank, finish, hear_world, in_world, launcher_of, process_of, ring
-from tests.support.command import NOTICES_AT_ONCE, Bell
-from tests.support.processes import GUARD, lead_group, marked, processes
+from tests.support.command import NOTICES_AT_ONCE, Bell, altered
+from tests.support.processes import GUARD, is_asleep, lead_group, marked, processes
 from tests.support.waiting import until
 
 TIMEOUT_S = 3  # a machine with much to do may be silent for more than a second
@@ -464,6 +464,23 @@ def test_ctrl_z_of_the_head_costs_no_rank(start, bell):
     head.signal(signal.SIGTERM)
     assert [command.wait() for command in commands] == [143] * 3
     assert b"lost node" not in head.err
+
+
+def test_launcher_sleeps_until_head_reads_its_hello(start, bell):
+    """Nobody reads the output, so the head reads no message, and grants no lease."""
+    flags = ("--join_window=0", *SLOW)
+    head = start(*flags, "sh", "-c", f"echo up > {bell.path}; exec yes", nnodes="1:2")
+    assert bell.hear(1) == ["up"]
+    rank = process_of(0)
+    until(lambda: all(is_asleep(rank) for _ in range(1000)))  # all on its way to the reader is full
+    at_once = altered({"multinode.agent.agent._OLD_RANKS_S": 0.0})  # the ranks of the head live here
+    late = start(*flags, "true", nnodes="1:2", stdout=subprocess.DEVNULL, under=at_once)
+    until(lambda: os.readlink(f"/proc/{late.pid}/fd/1").startswith("pipe:"))
+    until(lambda: all(is_asleep(late.pid) for _ in range(1000)))
+    for command in (late, head):
+        command.signal(signal.SIGKILL)
+        command.wait()
+    until(lambda: not marked())
 
 
 def test_ctrl_z_of_head_moves_join_timeout(start, bell):

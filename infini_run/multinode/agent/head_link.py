@@ -141,7 +141,10 @@ class HeadLink:
         silence_s = self.silence_left_s()
         if self.lease is None:
             return silence_s
-        wait_s = min(self.lease.due_in_s, max(0.0, self.lease.left_s), max(0.0, self.due_s - time.monotonic()))
+        left_s = self.lease.left_s  # one that expired, or is not granted yet, has no end to wait for
+        wait_s = min(
+            self.lease.due_in_s, left_s if left_s > 0 else float("inf"), max(0.0, self.due_s - time.monotonic())
+        )
         return wait_s if silence_s is None else min(silence_s, wait_s)
 
     def forgive_silence(self) -> None:
