@@ -40,6 +40,7 @@ def main() -> None:
     """Do what the arguments say, and end with its exit code."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, it would hide the exit codes of children
     _open_closed_streams()
+    sys.stdout.reconfigure(errors="surrogateescape")  # type: ignore[union-attr]  # a path may have any bytes
     drop_coerced_locale()
     try:
         code = run(sys.argv[1:], dict(os.environ))

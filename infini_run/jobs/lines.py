@@ -15,11 +15,15 @@ def print_answer(text: str, end: str = "\n") -> None:
     """Print a text on this program's sys.stdout.
 
     Args:
-        text: the text, as it is.
+        text: the text, as it is. Characters that the encoding of sys.stdout lacks appear as escapes.
         end: what follows it.
     """
     try:
-        print(text, end=end, flush=True)
+        try:
+            print(text, end=end, flush=True)
+        except UnicodeEncodeError as error:  # nothing of it was written
+            data = text.encode(error.encoding, "backslashreplace")
+            print(data.decode(error.encoding), end=end, flush=True)
     except BrokenPipeError:
         drop_stream(1)
 

@@ -91,6 +91,19 @@ def test_title_works_here_and_from_python(local):
         ir.submit(["true"], scheduler="local", dir=local.path, title="a\nb")
 
 
+def test_answers_suit_encoding_of_stdout(local):
+    """A locale may lack characters of a title. In a UTF-8 one, a path may still have any bytes."""
+    name = local.submit("--title=\N{SNOWMAN}", "--", "true")
+    local.wait(name)
+    done = local.call("list", env={"PYTHONIOENCODING": "latin-1"})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "  \\u2603  true\n" in done.stdout
+    words = ("submit", "--print", f"--dir={local.path}/\udcff", "--", "true")
+    done = local.call(*words, env={"PYTHONIOENCODING": "utf-8"}, errors="surrogateescape")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"{local.path}/\udcff/ir-" in done.stdout
+
+
 # ---- logs
 
 
