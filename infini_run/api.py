@@ -268,7 +268,7 @@ def _run_on_nodes(
                 head.limit_reader()
         report = head.report()
         if observers is not None:
-            observers.finish(report)
+            observers.finish(report, stopper="the Python program")
     finally:
         closed(exit_number)
         head.close()

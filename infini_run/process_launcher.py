@@ -341,7 +341,7 @@ class ProcessLauncher:
             self._programs = ()
             observers, self._observers = self._observers, None
             if observers is not None:
-                observers.finish(self._launched().run.report())
+                observers.finish(self._launched().run.report(), stopper="the Python program")
             problem = "" if observers is None else observers.close()
             if problem:
                 self._launched().run.outcome.add_notice(problem)

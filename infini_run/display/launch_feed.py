@@ -123,15 +123,24 @@ class LaunchFeed:
         if self._metrics is not None:
             self._metrics.stop()
 
-    def finish(self, end: Report | InfiniRunError) -> None:
-        """Note the end of the launch: its report, or why it did not start. Only the first one counts."""
+    def finish(self, end: Report | InfiniRunError, *, stopper: str = "") -> None:
+        """Note the end of the launch: its report, or why it did not start. Only the first one counts.
+
+        Args:
+            end: The report, or the error.
+            stopper: Who stopped the ranks, if no signal, failure, or end of a program did.
+        """
         if self._has_ended:
             return
         self._has_ended = True
         if isinstance(end, InfiniRunError):
             self._add("ended", 0, end.exit_code, 0, str(end))
         else:
-            reason = end.headline() or end.text().partition("\n")[0]
+            reason = end.headline()
+            has_cause = bool(reason or end.error or end.received_signal or end.ended_by)
+            if stopper and not has_cause and any(exit_.stopped for exit_ in end.exits):
+                reason = f"{stopper} stopped the launch"
+            reason = reason or end.text().partition("\n")[0]
             self._add("ended", 0, end.exit_code, end.received_signal, reason)
 
     def _add(self, kind: str, time_ns: int, *values: object, **more: object) -> None:

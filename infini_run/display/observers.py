@@ -171,10 +171,11 @@ class Observers:
         if self._display is not None:
             self._display.end()
 
-    def finish(self, end: Report | InfiniRunError) -> None:
-        """Note how the launch ended, before `close`: its report, or why it did not start. The first call counts."""
+    def finish(self, end: Report | InfiniRunError, *, stopper: str = "") -> None:
+        """Note how the launch ended, before `close`: its report, or why it did not start. The first call counts.
+        stopper: as for LaunchFeed.finish."""
         if self._feed is not None:
-            self._feed.finish(end)
+            self._feed.finish(end, stopper=stopper)
 
     def trace_so_far(self) -> dict[str, Any] | None:
         """Return the trace as it would be written now. None: there is none."""

@@ -333,6 +333,28 @@ def test_python_api_refuses_what_cannot_be_written(tmp_path):
         ir.run(["true"], events="fd:999")
 
 
+REASON = "the Python program stopped the launch"
+
+
+@pytest.mark.parametrize(("words", "code"), [((), 143), (("end=TERM:0",), 0), (("ignore=TERM",), 137)])
+def test_end_by_host_program_has_reason(path, words, code):
+    given = {"nproc_per_node": 2, "events": path, "grace": 0.5}
+    with ir.ProcessLauncher(play(*words, "notify=READY=1", "wait"), **given) as launcher:
+        launcher.launch()
+        assert launcher.wait_ready(60)
+    ended = validate(lines(path))[-1]
+    assert (ended["code"], ended["signal"], ended["reason"]) == (code, 0, REASON)
+
+
+def test_failure_before_end_by_host_program_is_its_reason(path):
+    words = play("notify=READY=1", "@0", "exit=3", "@1", "wait")
+    with ir.ProcessLauncher(words, nproc_per_node=2, events=path, keep_going=True) as launcher:
+        launcher.launch()
+        while not any(event.kind == "exited" for event in launcher.events(60)):
+            pass
+    assert "rank 0" in validate(lines(path))[-1]["reason"]
+
+
 def test_forked_child_of_the_host_program_holds_no_copy(tmp_path):
     reader, writer = os.pipe()
     with ir.ProcessLauncher(play("wait"), events=f"fd:{writer}") as launcher:

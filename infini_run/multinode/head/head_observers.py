@@ -207,10 +207,10 @@ class HeadObservers:
         if self._feed is not None:
             self._feed.signalled(number, host)
 
-    def finish(self, end: Report | InfiniRunError) -> None:
+    def finish(self, end: Report | InfiniRunError, *, stopper: str = "") -> None:
         """Note how the launch ended, before `close`, as Observers.finish does."""
         if self._feed is not None:
-            self._feed.finish(end)
+            self._feed.finish(end, stopper=stopper)
 
     def on_signal(self, number: int) -> None:
         """Note a signal to all ranks."""
