@@ -64,8 +64,7 @@ class ForkSpawner(ExecSpawner):
         super().__init__(**given)
         if self.options.bind != "none":
             raise UsageError(
-                "bind=: conflicts with preload=, since imports stay in the memory where the zygote "
-                "ran; drop one of them"
+                "bind=: conflicts with preload=, whose imports stay in the memory of one NUMA node; drop one of them"
             )
         if self.options.log_dir:
             self.options = replace(self.options, log_dir=os.path.abspath(self.options.log_dir))

@@ -36,7 +36,10 @@ _REACH = (*_NODES, "hosts", *RENDEZVOUS_FLAGS)
 # Flags of the command that have no effect on workers that run Python functions, and why.
 _NO_EFFECT = {
     **dict.fromkeys(("live", "trace", "plot"), "the live table shows only launches of programs"),
-    **dict.fromkeys(("events", "metrics", "metrics_interval"), "a crew's events() and status() have the same"),
+    **dict.fromkeys(
+        ("events", "metrics", "metrics_interval"),
+        "only launches of programs write them; a crew has events() and status()",
+    ),
     **dict.fromkeys(("module", "no_python", "distributed_args"), "functions run in this Python"),
     "stdin": "a worker has no input",
     "token_file": "no launcher joins manually",
