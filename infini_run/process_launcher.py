@@ -209,7 +209,7 @@ class ProcessLauncher:
         Returns:
             The events in order; none if `timeout_s` passed, or if everything exited. An event `restarting` means that
                 all ranks restart, or with restart_scope="program" those of the program `name`. A later call of
-                `events` or `wait` starts them.
+                `events`, `wait`, or `running` starts them.
         """
         return self._launched().events(read_wait("timeout_s", timeout_s))
 
@@ -240,7 +240,7 @@ class ProcessLauncher:
         return self._launched().wait_ready(limit_s, may_restart=may_restart)
 
     def running(self) -> bool:
-        """Return whether anything of the launch is left. Does not wait."""
+        """Return whether anything of the launch is left. Does not wait, but starts an attempt that is due."""
         return self._launch is not None and self._launch.poll(0.0)
 
     def status(self) -> tuple[Exit, ...]:

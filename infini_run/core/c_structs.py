@@ -105,7 +105,10 @@ class Event:
             - leftover: a process outlived the ranks, and is stopped
             - stuck: SIGKILL did not end it
             - output_lost: code is the stream, signal the errno
-            - output_held, console_stuck, unguarded
+            - output_held: a process that infini-run may not end keeps the rank's stdout (code 0) or stderr (1) open;
+              it is not read any more
+            - console_stuck: all ranks exited, and the last output waits for its reader
+            - unguarded: no guard; code is the step that failed, signal the errno; code 0: the guard was killed
             - unseen: /proc does not show leftover processes; signal is the errno, code is 0 if only the guard needs
               /proc, 1 if the launcher does
             - triggered: WATCHDOG=trigger
@@ -119,7 +122,7 @@ class Event:
             - lease_ended: the ranks were killed; code is 0 without a renewal in time, 1 after a SIGKILL of its guard
             - asks_terminal: the rank reads the terminal; code is 0 if it gets it, 1 if it stays stopped
             - progress: PROGRESS=value, higher than ever; the highest of several between two looks, with its time
-        worker: Its index in the spawn.
+        worker: Its index among the ranks that started together with it on this host.
         rank: Its global rank.
         pid: Its process.
         code: The exit code.

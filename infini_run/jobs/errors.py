@@ -25,7 +25,7 @@ class QueryError(InfiniRunError):
 
 class JobFailed(InfiniRunError):
     """The job of a function ended without a result, and without an exception of a rank: it was canceled, reached its
-    limit, lost a node, or a rank exited. `name` is that of the job or task, `state` the job's last state."""
+    limit, lost a node, or a rank exited or was killed. `name` is that of the job or task, `state` the last state."""
 
     def __init__(self, message: str, name: str, state: str, exit_code: int = 1) -> None:
         super().__init__(message)

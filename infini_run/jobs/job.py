@@ -313,9 +313,10 @@ class Job(Generic[R]):
             The value; of an array a list, one value per task.
 
         Raises:
-            BaseException: What the function raised: on the first rank, or in the first task, to fail. It has the
-                rank's traceback.
-            JobFailed: The job ended without a result: it was canceled, reached its limit, or a rank exited.
+            BaseException: What the function raised on the first rank to fail, with that rank's traceback. Of an
+                array: in the failed task with the lowest index.
+            JobFailed: The job ended without a result: it was canceled, reached its limit, or lost a node, or a
+                rank exited or was killed.
             TimeoutError: The job is not finished within `timeout_s`.
             UsageError: The job runs a command.
             CannotUnpickle: The result needs code that is missing here, or other versions made it.
@@ -332,9 +333,10 @@ class Job(Generic[R]):
             timeout_s: Seconds to wait at most; None: no limit.
 
         Raises:
-            BaseException: What the function raised: on the first rank, or in the first task, to fail. It has the
-                rank's traceback.
-            JobFailed: The job ended without a result: it was canceled, reached its limit, or a rank exited.
+            BaseException: What the function raised on the first rank to fail, with that rank's traceback. Of an
+                array: in the failed task with the lowest index.
+            JobFailed: The job ended without a result: it was canceled, reached its limit, or lost a node, or a
+                rank exited or was killed.
             TimeoutError: The job is not finished within `timeout_s`.
             UsageError: The job runs a command.
             CannotUnpickle: A result needs code that is missing here, or other versions made it.

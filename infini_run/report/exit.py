@@ -28,7 +28,7 @@ class Exit:
         dumped_core: It left a core dump.
         out_of_memory: The kernel killed it for memory.
         stopped: It ended after the stop signal of the launcher.
-        killed_after_s: The grace after which SIGKILL ended it, in seconds; 0: SIGKILL after the grace did not end it.
+        killed_after_s: The grace after which infini-run killed it by SIGKILL, in seconds; 0: that was not necessary.
         stuck: SIGKILL did not end it.
         status_lost: Another part of the host program reaped it.
         start_failure: The step between its creation and its program that failed. Empty: none did.

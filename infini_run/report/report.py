@@ -84,7 +84,7 @@ class Report:
         port_in_use: The rendezvous port, if another program listens there; else 0.
         ended_by: The program with --ends_job that exited with 0, and so ended the job. Empty: none.
         silent: The number of nodes that sent no report.
-        restarts: How often all ranks restarted.
+        restarts: How often all ranks restarted; with --restart_scope=program, how often programs restarted, in all.
         earlier_failures: The first failure of each earlier attempt, at most of the last 100 attempts. After the loss
             of a node, it is the node's first rank.
         not_restarted: Why no restart followed the last failure, if the reason is not plain, such as a stop request.
@@ -94,7 +94,8 @@ class Report:
         error: Why the job ended, if no rank was the cause: a node was lost, or did not start. Empty: a rank was.
         error_code: The exit code for that `error`.
         lost: A sentence per lost node, at most 100. The nodes of the last attempt come first.
-        advice: What to do about the first failure, in the words of the caller. Empty: as the command words it.
+        advice: What to do about the first failure, with keywords of the Python API. Empty: `find_advice` has it, with
+            flags of the command, if there is any.
     """
 
     launch_id: str
@@ -181,8 +182,8 @@ class Report:
 
     @property
     def is_caused_by_rank(self) -> bool:
-        """Whether its rank is to blame for the first failure. If no rank in a hang is waited for, the first one that
-        hangs stands for all."""
+        """Whether the rank in `first_failure` is to blame. False: the job hung, and the ranks wait for no single one;
+        `first_failure` is then the first rank that hung."""
         hang = None if self.first_failure is None else self._hang(self.first_failure)
         return hang is None or bool(hang.waited_for)
 

@@ -131,8 +131,9 @@ class Crew(MethodCalls, Generic[T, R]):
         nproc: another name of nproc_per_node.
         hosts: the names of the hosts; "auto": the nodes of the current allocation; None: those of hostfile=, a file
             that names them, or this machine.
-        restart: what happens when a worker fails; None: the crew fails. A lost host fails the crew, too, unless there
-            are `spares=` or fewer hosts are enough, `nnodes=(MIN, MAX)`: then its workers restart on another one.
+        restart: what happens when a worker fails; None: the crew fails. The crew also fails when it loses a host. To
+            restart the workers of that host on another one, set `spares=`, or let fewer hosts do:
+            `nnodes=(MIN, MAX)`.
         ready_timeout_s: how long a worker's `start` may take, in seconds; 0: no limit.
         watchdog_s: how long a worker that has a task may give no sign of life, in seconds; 0: no limit. Signs are
             ctx.emit, status, progress, checkpoint and ping, and WATCHDOG=1 to NOTIFY_SOCKET. ctx.extend postpones
@@ -154,8 +155,9 @@ class Crew(MethodCalls, Generic[T, R]):
             None: as True if the root logger has a handler, else as False.
         preload: modules that one process imports once. Workers are forks of that process, in milliseconds, also after
             a restart.
-        spawner: an object that starts the workers; with it, leave out all arguments about where and how workers
-            start. None: infini-run makes one from these arguments.
+        spawner: for another way to start workers, an object with the methods of the class Spawner in
+            infini_run/crews/spawn/spawner.py; leave out all arguments about where and how workers start. None:
+            infini-run starts them by these arguments.
         flags: the command's flags by their names: console="none", gpus_per_proc=1, hang_timeout=60, ...
 
     Raises:

@@ -117,7 +117,15 @@ class TaskInbox:
 
 class Context:
     """What a worker knows of itself, and how it reports to your program. Any thread of the worker may call any
-    method."""
+    method.
+
+    Attributes:
+        rank: Its rank, from 0, over all hosts.
+        local_rank: Its rank among those on its host, from 0.
+        world_size: The number of workers on all hosts.
+        restarts: How often this worker restarted; of a launch with `max_restarts`, how often all ranks did. In a
+            function's job it is 0 in each run: INFINI_JOB_ATTEMPT has the number of the run.
+    """
 
     def __init__(self, setup: WorkerSetup, inbox: TaskInbox, sender: Sender) -> None:
         self.rank = setup.rank
