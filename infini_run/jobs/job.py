@@ -668,5 +668,5 @@ def _warn(text: str) -> None:
 
 
 def is_hopeless(status: Status) -> bool:
-    """Return whether the job never begins as it is."""
+    """Return whether the job begins only after its user or an administrator changes something, or not at all."""
     return status.hold == HOPELESS or (status.state == LOST and status.is_final)

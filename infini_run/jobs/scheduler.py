@@ -138,7 +138,7 @@ PRESENT = (QUEUED, STARTING, RUNNING, SUSPENDED)  # the scheduler has the job
 LIVE = (QUEUED, STARTING, RUNNING, WARNED, SUSPENDED)
 STATES = (*LIVE, COMPLETED, FAILED, CANCELLED, TIMEOUT, NODE_FAIL, OOM, PREEMPTED, LOST)
 
-# why a job waits: its turn has not come; something that passes without help; unchanged, it never starts
+# why a job waits: its turn has not come; something that passes without help; the user or an administrator must act
 WAITING, PASSING, HOPELESS = "waiting", "passing", "hopeless"
 
 # the result of a submission: refused; no answer, so the scheduler may have it; no scheduler, so it has not
@@ -283,7 +283,7 @@ class SchedulerJob:
 
     @property
     def hopeless(self) -> bool:
-        """Return whether it never begins as it is."""
+        """Return whether it begins only after its user or an administrator changes something."""
         return self.hold == HOPELESS
 
 

@@ -135,6 +135,18 @@ def test_script_that_user_runs_leaves_waiting_job_alone(queue, array):
     assert queue.wait(name)["state"] == "CANCELLED"
 
 
+def test_job_whose_node_is_down_starts_when_node_is_back(queue, eights):
+    try:
+        eights.ask("scontrol", "update", "nodename=node4", "state=drain", "reason=test")
+        name = queue.submit("--slots=1", "--options=-w node4", "--", "true")
+        until(lambda: queue.status(name)["hold"] == "hopeless")
+        advice = "hopeless: nodes that it needs are down; request others, or wait until they are back"
+        assert advice in queue.call("status", name).stdout
+    finally:
+        eights.ask("scontrol", "update", "nodename=node4", "state=resume")
+    assert queue.wait(name)["state"] == "COMPLETED"
+
+
 @pytest.mark.parametrize("shells", [{}, {"TMPDIR": "/dev/shm"}], ids=["slurmd", "shell"])
 def test_tmpdir_of_env_replaces_that_of_slurm(queue, tmp_path, shells):
     """slurmd sets one for each script: that of sbatch, else /tmp."""

@@ -38,7 +38,7 @@ _STATES = {
     "PREEMPTED": PREEMPTED,
 }  # fmt: skip
 
-# what no waiting helps against, and what to do about it
+# what no scheduler changes, only its user or an administrator; and what to do about it
 _HOPELESS = {
     "PartitionNodeLimit": "the pool has or allows fewer nodes; request fewer, or use another --pool",
     "PartitionTimeLimit": "request less --time, or use another --pool",
@@ -101,7 +101,8 @@ def hold_of(reason: str) -> tuple[str, str]:
         return HOPELESS, _HOPELESS[word]
     if word.startswith("ReqNodeNotAvail"):
         is_down = "Unavailable" in reason
-        return (HOPELESS, "nodes that it needs are down; request others") if is_down else (PASSING, "")
+        advice = "nodes that it needs are down; request others, or wait until they are back"
+        return (HOPELESS, advice) if is_down else (PASSING, "")
     is_limit = word.startswith(("QOSMax", "AssocMax")) and ("PerJob" in word or "PerNode" in word)
     if is_limit or word.startswith("QOSMin"):
         return HOPELESS, _OVER_A_LIMIT
