@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from infini_run.report.hang_snapshot import HangSnapshot
 
 _IDLE = 0.01  # of a CPU: a rank that uses less has stopped to use it
+_OWN_BYTES = 4  # that a rank's process writes before its exec: its pid, for the guard (csrc/spawn/child.c)
 _GATHER = 0.05  # of a timeout: ranks that fall silent one after the other are checked together
 
 
@@ -81,7 +82,8 @@ class _Rank:
 
     def written(self, table: ProcessTable) -> int | None:
         """Return what the rank has written. None: its output comes to the launcher, or this is unknown."""
-        return None if self.reads_output else table.written(self.pid)
+        written = None if self.reads_output else table.written(self.pid)
+        return None if written is None else max(0, written - _OWN_BYTES)
 
 
 class Watchdog:

@@ -276,6 +276,17 @@ def test_idle_rank_that_writes_nothing_hangs_where_output_is_not_read(infini_run
     assert command.wait() == 143
 
 
+@pytest.mark.parametrize(("script", "has_output"), [("exec sleep 1000", False), ("echo step; exec sleep 1000", True)])
+def test_output_that_never_came_is_no_last_sign(infini_run, tmp_path, script, has_output):
+    """Nor is what the launcher writes in the rank's process, before its exec."""
+    report = tmp_path / "report"
+    flags = ("--hang_timeout=1s", "--on_hang=stop", "--grace=1", "--console=none", f"--report={report}")
+    command = infini_run(*flags, "sh", "-c", script)
+    assert command.wait() == 1
+    assert (reads(report)["snapshots"][0]["signs"]["output"] is not None) is has_output
+    assert (b"later: output " in command.err) is has_output
+
+
 def test_rank_that_reads_its_own_pipe_waits_for_no_rank(infini_run):
     script = "[ $RANK = 1 ] && exec sleep 1000; sleep 1000 | cat"
     command = infini_run("--nproc_per_node=4", *STOPS[1:], "--console=none", "sh", "-c", script)
@@ -314,7 +325,8 @@ def test_silent_rank_among_ranks_that_print_is_named_without_logs(infini_run, tm
     assert (content["first_failure"], hung(content)) == (1, [1])
     looks = {look["rank"]: look for look in content["snapshots"]}
     assert looks[1]["why"].startswith("no writes and no CPU used for ")
-    assert looks[0]["signs"]["output"] > looks[1]["signs"]["output"]
+    assert looks[0]["signs"]["output"] is not None
+    assert looks[1]["signs"]["output"] is None
 
 
 @pytest.mark.parametrize("console", ["none", "inherit"])
