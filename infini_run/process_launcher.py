@@ -88,6 +88,9 @@ class ProcessLauncher:
     ) -> None:
         check_waits("a launch")
         check_names("ProcessLauncher", flags, TABLE, ProcessLauncher.__init__)
+        for name in ("preload", "preload_timeout"):
+            if flags.get(name):
+                raise UsageError(f"{name}=: not for a ProcessLauncher; use run")
         self._command, programs = read_command(command)
         self._errors = KeywordErrors(flags, has_programs=bool(programs))
         self._environ = make_environment(env, inherit_env)
@@ -96,8 +99,6 @@ class ProcessLauncher:
         if request.node_list is not None:
             raise UsageError("a ProcessLauncher is for one machine; use run(..., hosts=[...]) for several")
         assert request.options is not None
-        if request.options.preload:
-            raise UsageError("preload=: not for a ProcessLauncher; use run")
         self._options = request.options
         if self._options.console == "auto":
             self._options = replace(self._options, console=self._auto_console)

@@ -77,7 +77,7 @@ CLASSES = {  # name: (where, the flags that are parameters there, or have no eff
     "CrewOptions": ("`Crew`", COMMAND_ONLY | SHAPE | PROGRAMS_ONLY | RESTARTS | {"grace"}),
     "FunctionOptions": ("`Launcher` and `Pool`", COMMAND_ONLY | SHAPE | PROGRAMS_ONLY),
     "ProgramOptions": ("`launch_local` and `launch_multi_node`", COMMAND_ONLY | SHAPE),
-    "RunOptions": ("`run` and (without `hosts` and `preload`) `ProcessLauncher`", COMMAND_ONLY),
+    "RunOptions": ("`run` and (no `hosts`, `preload`, `preload_timeout`) `ProcessLauncher`", COMMAND_ONLY),
 }
 HEAD = '''"""The keywords of {what}, for type checkers; written by `make generated` from the table of flags.
 

@@ -92,7 +92,7 @@ class ProgramOptions(FunctionOptions, total=False):
 
 
 class RunOptions(ProgramOptions, total=False):
-    """Flags of the command as keywords of `run` and (without `hosts` and `preload`) `ProcessLauncher`."""
+    """Flags of the command as keywords of `run` and (no `hosts`, `preload`, `preload_timeout`) `ProcessLauncher`."""
 
     nproc_per_node: int | Literal["auto", "gpu", "cpu"] | None
     hosts: str | Sequence[str] | None

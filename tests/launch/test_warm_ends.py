@@ -100,9 +100,10 @@ def test_python_that_ignores_hook_is_refused(infini_run, tmp_path):
     assert b"does not import sitecustomize from PYTHONPATH; drop --preload" in err
 
 
-def test_process_launcher_refuses_preload():
-    with pytest.raises(ir.UsageError, match=r"^preload=: not for a ProcessLauncher; use run$"):
-        ir.ProcessLauncher([sys.executable, "-c", "pass"], preload="decimal")
+@pytest.mark.parametrize(("name", "value"), [("preload", "decimal"), ("preload_timeout", 3)])
+def test_process_launcher_refuses_preload(name, value):
+    with pytest.raises(ir.UsageError, match=rf"^{name}=: not for a ProcessLauncher; use run$"):
+        ir.ProcessLauncher([sys.executable, "-c", "pass"], **{name: value})
 
 
 # ---- cold
