@@ -111,13 +111,13 @@ class Event:
             - unguarded: no guard; code is the step that failed, signal the errno; code 0: the guard was killed
             - unseen: /proc does not show leftover processes; signal is the errno, code is 0 if only the guard needs
               /proc, 1 if the launcher does
-            - triggered: WATCHDOG=trigger
+            - triggered: the rank sent WATCHDOG=trigger
             - late: not ready in time
-            - hung
-            - unplaced: no memory policy; signal is the errno
+            - hung: no output and no CPU time for hang_timeout
+            - unplaced: ranks are bound to CPUs, but not to memory; signal is the errno
             - restarting: in place of ended if another attempt follows; code is the number of restarts. A program that
               restarts alone is `name`
-            - suspend: Ctrl-Z
+            - suspend: Ctrl-Z suspends the launch
             - client: a connection to the control socket asks something
             - lease_ended: the ranks were killed; code is 0 without a renewal in time, 1 after a SIGKILL of its guard
             - asks_terminal: the rank reads the terminal; code is 0 if it gets it, 1 if it stays stopped

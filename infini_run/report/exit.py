@@ -30,7 +30,7 @@ class Exit:
         stopped: It ended after the stop signal of the launcher.
         killed_after_s: The grace after which infini-run killed it by SIGKILL, in seconds; 0: that was not necessary.
         stuck: SIGKILL did not end it.
-        status_lost: Another part of the host program reaped it.
+        status_lost: Another part of the host program reaped it: its code and signal are unknown.
         start_failure: The step between its creation and its program that failed. Empty: none did.
         start_errno: The errno of that step.
         is_forked: It was forked from the process of --preload.
@@ -48,8 +48,8 @@ class Exit:
         status: Its last STATUS= (sd_notify(3)).
         progress: Its highest PROGRESS=.
         progress_s: When that came.
-        watchdog_reason: Why the watchdog stopped the job because of it: it hung, or was not ready in time. Empty:
-            no.
+        watchdog_reason: Why the watchdog stopped the job because of it: it hung, or was not ready in time. Empty: the
+            watchdog did not.
         lost: Its node was lost, so its end is unknown.
         asked_again: It asked for another run of the job, by its exit code.
         advice: What to do next, where that depends on what the node is like. Empty: nothing is known.
