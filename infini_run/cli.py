@@ -576,7 +576,9 @@ def _write_line(text: str, *, is_bounded: bool = False) -> None:
         return
     from infini_run.core.nonblocking_writer import CONSOLE_WAIT_S, write_all
 
-    write_all(2, os.fsencode(text + "\n"), CONSOLE_WAIT_S if is_bounded else None, None if is_bounded else _stop_fd)
+    write_all(
+        2, os.encode_text(text + "\n"), CONSOLE_WAIT_S if is_bounded else None, None if is_bounded else _stop_fd
+    )
 
 
 def _stop_fd() -> int:
@@ -587,7 +589,7 @@ def _stop_fd() -> int:
 
 def _print(fd: int, text: str) -> int:
     """Write an answer. Return 1 if it is not writable, else 0. A reader that closes early is no failure."""
-    data = os.fsencode(text + "\n")
+    data = os.encode_text(text + "\n")
     try:
         while data:
             data = data[os.write(fd, data) :]

@@ -59,8 +59,9 @@ __all__ = [
     "E2BIG", "EADDRINUSE", "EAGAIN", "EBADF", "EINTR", "EMFILE", "ENFILE", "ENOEXEC", "ENOMEM", "EPERM", "ESRCH",
     "ETIME", "O_CLOEXEC", "O_RDONLY", "O_RDWR", "P_ALL", "R_OK", "WEXITED", "WNOHANG", "W_OK", "X_OK", "_exit",
     "abspath", "access", "basename", "chdir", "chmod", "close", "dirname", "drop_coerced_locale", "dup", "dup2",
-    "exists", "fsdecode", "fsencode", "fstat", "getcwd", "geteuid", "getpid", "isatty", "isdir", "isfile", "join",
-    "lexists", "listdir", "lstat", "makedev", "mkdir", "open", "own_environ", "pipe", "read", "readlink",
+    "encode_text", "exists", "fsdecode", "fsencode", "fstat", "getcwd", "geteuid", "getpid", "isatty", "isdir",
+    "isfile", "join", "lexists", "listdir", "lstat", "makedev", "mkdir", "open", "own_environ", "pipe", "read",
+    "readlink",
     "register_at_fork", "rmdir", "scandir", "sched_getaffinity", "set_blocking", "set_inheritable", "stat",
     "statvfs", "strerror", "sysconf", "uname", "urandom", "waitid", "was_set", "write",
 ]  # fmt: skip
@@ -75,6 +76,15 @@ _CODEC = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()
 
 def fsencode(text: str) -> bytes:
     return text.encode(*_CODEC)
+
+
+def encode_text(text: str) -> bytes:
+    """Return a text for people as bytes, whatever the locale: where it lacks a character, as UTF-8. What ranks wrote
+    may be in any encoding, and an error must not replace it."""
+    try:
+        return fsencode(text)
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "surrogateescape")
 
 
 def fsdecode(data: bytes) -> str:

@@ -9,6 +9,7 @@ import os
 import sys
 
 from infini_run.errors import printable
+from infini_run.lean_os import encode_text
 
 
 def print_answer(text: str, end: str = "\n") -> None:
@@ -67,6 +68,6 @@ def write_text(text: str) -> None:
         text: the lines, without the last end of line.
     """
     try:
-        os.write(2, os.fsencode(text + "\n"))
+        os.write(2, encode_text(text + "\n"))
     except OSError:
         return

@@ -9,6 +9,7 @@ from infini_run.core.nonblocking_writer import CONSOLE_WAIT_S, write_all
 from infini_run.core.signal_pipe import SignalPipe, end_as_interrupted, is_in_foreground
 from infini_run.environments.hostlist import Host
 from infini_run.errors import InfiniRunError, LinkError, UsageError, printable
+from infini_run.lean_os import encode_text
 from infini_run.multinode.head.head import Head
 from infini_run.multinode.link.agent_options import exported, options_of_agents, working_directory
 from infini_run.multinode.link.connection import TOKEN
@@ -93,7 +94,7 @@ def run_on_hosts(
     for problem in save_end(options, report, text):
         print_line(f"infini-run: {printable(problem)}")
     if text:
-        data = os.fsencode(f"{text}\n")
+        data = encode_text(f"{text}\n")
         write_all(2, data, CONSOLE_WAIT_S if report.received_signal else None, lambda: signals.fd)
     if report.exit_code == 128 + report.received_signal and is_in_foreground():
         end_as_interrupted(report.received_signal)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import sys
 
 from infini_run.core.nonblocking_writer import CONSOLE_WAIT_S, write_all
 from infini_run.core.quiet_write import Quietly
 from infini_run.errors import printable
+from infini_run.lean_os import encode_text
 
 
 def has_own_stderr() -> bool:
@@ -34,6 +34,6 @@ def print_line(text: str, name: str = "infini-run") -> None:
             with Quietly():
                 print(line, end="", file=sys.stderr or sys.__stderr__, flush=True)
         elif sys.stderr is not None:
-            write_all(sys.stderr.fileno(), os.fsencode(line), CONSOLE_WAIT_S)
+            write_all(sys.stderr.fileno(), encode_text(line), CONSOLE_WAIT_S)
     except (OSError, ValueError):
         return  # nobody reads it, or somebody closed it: no reason to end a job

@@ -12,6 +12,7 @@ import re
 from infini_run.control.client import Conversation, dicts_in
 from infini_run.control.line_frames import END, LINES, LOST, SHOWN, read_lines, read_loss
 from infini_run.errors import InfiniRunError, LinkError, counted, printable
+from infini_run.lean_os import encode_text
 from infini_run.plan.labels import is_colored, label
 from infini_run.report.hang_groups import ranks_text
 from infini_run.system.file_tail import start_of_last
@@ -129,7 +130,7 @@ class _Printer:
     def note(self, text: str) -> None:
         """Print a line of this command's own."""
         try:
-            os.write(2, os.fsencode(f"infini-run: {text}\n"))
+            os.write(2, encode_text(f"infini-run: {text}\n"))
         except OSError:  # nobody reads notes; the lines continue
             return
 

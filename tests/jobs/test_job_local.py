@@ -221,6 +221,14 @@ def test_restarts_are_counted(local):
     assert (status["headline"], status["attempt"]) == (f"FAILED exit 3 on {os.uname().nodename}, rank 0", 1)
 
 
+def test_job_has_its_end_in_any_locale(local):
+    """Python's ASCII stands for any locale that is not UTF-8."""
+    local.env |= {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    name = local.submit("--", "sh", "-c", r"printf '\342\230\203 boom\n' >&2; exit 3")
+    assert local.wait(name)["headline"] == f"FAILED exit 3 on {os.uname().nodename}, rank 0"
+    assert "  | \N{SNOWMAN} boom" in local.lines(name)
+
+
 def test_a_rank_that_exits_85_is_run_again_and_that_is_no_failure(local):
     name = local.submit("--", "sh", "-c", "[ $INFINI_JOB_ATTEMPT = 3 ] || exit 85")
     status = local.wait(name)

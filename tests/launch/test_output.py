@@ -705,6 +705,20 @@ def test_the_library_labels_on_the_hosts_own_streams():
 # ---- the last lines, in the report
 
 
+@pytest.mark.parametrize("hosts", [(), ("--hosts=a", "--engine=ssh")])
+def test_report_has_lines_that_locale_lacks(infini_run, tmp_path, hosts):
+    """Python's ASCII stands for any locale that is not UTF-8."""
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    if hosts:
+        (tmp_path / "ssh").write_text('#!/bin/sh\nfor last; do :; done\nexec sh -c "$last"\n')
+        (tmp_path / "ssh").chmod(0o755)
+        ascii_only["PATH"] = f"{tmp_path}:{os.environ['PATH']}"
+    script = r"printf '\342\230\203 boom\n' >&2; exit 3"
+    command = infini_run("--console=none", *hosts, "sh", "-c", script, env={**os.environ, **ascii_only})
+    assert command.wait() == 3
+    assert "  | \N{SNOWMAN} boom\n" in command.err.decode()
+
+
 @pytest.mark.parametrize("frames", [10, 100])
 def test_report_shows_message_when_its_stack_follows(infini_run, tmp_path, frames):
     """As c10 ends: the message, then frames of 80 bytes and more; a hundred are more than was once kept of stderr."""

@@ -388,4 +388,4 @@ def print_line(text: str, fd: int = 2) -> None:
     """Print a line on this process's stderr, and wait a second at most for its reader."""
     from infini_run.core.nonblocking_writer import CONSOLE_WAIT_S, write_all
 
-    write_all(fd, os.fsencode(text + "\n"), CONSOLE_WAIT_S)
+    write_all(fd, os.encode_text(text + "\n"), CONSOLE_WAIT_S)

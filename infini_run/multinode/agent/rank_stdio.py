@@ -103,7 +103,7 @@ class RankStdio:
         """Send a line of the agent, between two lines of its ranks."""
         if self._keywords is not None:
             text = "\n".join(self._keywords.rename_lines(text.split("\n")))
-        self._own_lines += os.fsencode(text + "\n")
+        self._own_lines += os.encode_text(text + "\n")
         if not self._is_in_line:
             self._connection.send(pack(protocol.ERR, self._with_own_lines(b"")))
 

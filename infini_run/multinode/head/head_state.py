@@ -6,6 +6,7 @@ import os
 import time
 
 from infini_run.errors import printable
+from infini_run.lean_os import encode_text
 from infini_run.multinode.head.agent_state import NOT_READY
 from infini_run.multinode.head.output import ConsoleWriters
 from infini_run.multinode.link import protocol
@@ -224,7 +225,7 @@ class HeadState:
         if self.observers is not None and self.observers.print_above("\n".join(lines)):
             return
         if self._print_line is None:
-            self.console.write(protocol.ERR, os.fsencode("\n".join([*lines, ""])))
+            self.console.write(protocol.ERR, encode_text("\n".join([*lines, ""])))
             return
         for line in own:
             self._print_line(line)
