@@ -298,6 +298,7 @@ class ProgramParts:
             raise with_limit_hint(error) from None
         if started:
             launch.stop_watching(indexes)
+            launch.pace.drop(part.ranks)
             self._renew(indexes)
         return started
 

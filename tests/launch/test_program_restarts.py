@@ -17,7 +17,7 @@ import pytest
 import infini_run as ir
 from tests.launch.test_program_order import port, ready  # noqa: F401
 from tests.launch.test_programs import HOST, report_of, sh, two
-from tests.support.command import Bell
+from tests.support.command import Bell, play
 from tests.support.launch_shapes import with_strace
 from tests.support.processes import is_alive, is_full, marked, no_descriptor_left
 from tests.support.waiting import until
@@ -515,6 +515,15 @@ sys.exit(3)
     report = report_of(tmp_path / "r")
     assert [each["error_message"] for each in report["earlier_failures"]] == ["of the first"]
     assert report["ranks"][1]["error_message"] is None
+
+
+def test_progress_is_that_of_the_last_attempt(infini_run, tmp_path):
+    """It may be lower: what came after the last checkpoint is done again."""
+    script = "test $TORCHELASTIC_RESTART_COUNT = 1 && exec {0} notify=PROGRESS=7; {0} notify=PROGRESS=50; exit 3"
+    fails = sh(script.format(" ".join(map(str, play()))))
+    command = infini_run(*alone(["true"], fails, f"--report={tmp_path}/r", restarts=1))
+    assert command.wait() == 0, command.err
+    assert [each["progress"] for each in report_of(tmp_path / "r")["ranks"]] == [None, 7]
 
 
 def test_metrics_and_trace_have_the_restarts(infini_run, tmp_path):
