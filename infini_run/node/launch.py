@@ -522,9 +522,10 @@ class NodeLaunch:
     def pace(self) -> Pace:
         """The progress of the ranks of this node."""
         if self._pace is None:
-            from infini_run.report.pace import Pace
+            from infini_run.report.program_pace import make_pace
 
-            self._pace = Pace()
+            programs = {worker.rank: worker.program for worker in self.plan.workers}
+            self._pace = make_pace(programs, one_world=self.options.one_world)
         return self._pace
 
     def hung_ranks(self) -> dict[int, str]:

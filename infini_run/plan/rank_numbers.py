@@ -58,6 +58,11 @@ class RankNumbers:
         self.world_size = sum(sizes)
         self._sizes = sizes
 
+    def programs(self) -> dict[int, str]:
+        """Return the program of each rank."""
+        rows = zip(self.names, self.firsts, self._sizes, strict=True)
+        return {rank: name for name, first, size in rows for rank in range(first, first + size)}
+
     def find(self, name: str, rank: int) -> int:
         """Return the number of a rank of a program; -1: there is none."""
         at = self.names.index(name) if name in self.names else -1

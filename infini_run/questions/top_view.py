@@ -24,6 +24,7 @@ from infini_run.multinode.link.record_codec import decode_record
 from infini_run.record import replace
 from infini_run.report.exit import Exit
 from infini_run.report.pace import Pace
+from infini_run.report.program_pace import make_pace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class _Node:
         self._sampler = sampler
         self._exits: tuple[Exit, ...] = ()
         self.group = RemoteGroup()
-        self._pace = Pace()
+        self._pace = Pace()  # until its ranks are known
         self.is_interrupted = False
         self.view: LaunchView | None = None
 
@@ -74,6 +75,7 @@ class _Node:
             if [worker.rank for worker in workers] != [each.rank for each in exits]:
                 raise LinkError("what came over the link is not what infini-run sends")
             host = str(facts["host"]) if has_host else ""
+            self._pace = make_pace({each.rank: each.program for each in exits}, one_world=False)
             self.view = LaunchView(
                 replace(plan, workers=workers),
                 self.group,

@@ -251,11 +251,13 @@ class Report:
             return ""
         from infini_run.report.hang_groups import ranks_text
 
-        hosts = {exit_.rank: exit_.host for exit_ in self.exits}
+        places = {exit_.rank: (exit_.host, exit_.program) for exit_ in self.exits}
         worst = self.slow[0]
-        host = hosts.get(worst.rank, self.host)
-        like = [slow.rank for slow in self.slow if hosts.get(slow.rank) == host and slow.is_like(worst)]
-        return f"{ranks_text(sorted(like or [worst.rank]))} on {host} {worst.text(len(like) > 1)}"
+        host, program = places.get(worst.rank, (self.host, ""))
+        like = [slow.rank for slow in self.slow if places.get(slow.rank) == (host, program) and slow.is_like(worst)]
+        first = min((exit_.rank - exit_.program_rank for exit_ in self.exits if exit_.program == program), default=0)
+        whose = ranks_text(sorted(like or [worst.rank]), program, first if program else 0)
+        return f"{whose} on {host} {worst.text(len(like) > 1)}"
 
     def _restarted(self) -> str:
         after = f"; after {self.restarts} restart{'s' * (self.restarts > 1)}" if self.restarts else ""

@@ -72,6 +72,18 @@ def test_nobody_is_named_when_ranks_report_after_they_met(infini_run, tmp_path):
     assert (named(command), json.loads(report.read_text())["slow_ranks"]) == ([], [])
 
 
+def test_rank_is_compared_with_those_of_its_program(infini_run, tmp_path):
+    """A sampler's step is not a trainer's. Rank 3 is b 2."""
+    report = tmp_path / "report.json"
+    trainer = ["--program=a", "--nproc_per_node=1", *LOOP, "apart", "9", "18", "0.4", "0.4"]
+    sampler = ["--program=b", "--nproc_per_node=3", *LOOP, "apart", "2", "28", *TIMES]
+    command = infini_run(f"--report={report}", *trainer, ":", *sampler)
+    assert command.wait() == 0, command.err
+    (line,) = named(command)
+    assert re.fullmatch(rf"infini-run: b 2 on {HOST} was slow: \d+ ms a step, others \d+ ms", line)
+    assert [slow["rank"] for slow in json.loads(report.read_text())["slow_ranks"]] == [3]
+
+
 def test_slow_rank_is_named_when_the_job_fails(infini_run):
     """A line below what the failure takes."""
     script = f'{LOOP[0]} {LOOP[1]} "$@"; exit 3'

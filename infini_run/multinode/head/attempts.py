@@ -17,7 +17,7 @@ from infini_run.multinode.link.protocol import pack_json
 from infini_run.options.nodes import MANUAL
 from infini_run.plan.rank_numbers import NodeRanks, RankNumbers, spans_of
 from infini_run.plan.start_order import StartOrder, UpCount
-from infini_run.report.pace import Pace
+from infini_run.report.program_pace import make_pace
 from infini_run.system.addresses import read_hosts
 
 TYPE_CHECKING = False
@@ -103,7 +103,7 @@ class Attempts:
         if not restarts.total:
             self._print_warnings(agents, address, counts)
         rows = place_programs(options, agents, by_program, address) if options.programs else [[] for _ in agents]
-        state.pace = Pace()
+        state.pace = make_pace(numbers.programs() if options.programs else {}, one_world=options.one_world)
         state.unanswered = ()
         if self._state.observers is not None:
             self._state.observers.begin(agents, state.launch_id, restarts.total, numbers, state.pace)
