@@ -40,12 +40,18 @@ class SharedFollower:
             The events in order, as ProcessLauncher.events. Empty: the time is up, or everything exited.
         """
         deadline = _deadline(timeout_s)
-        waker = self._add_waker()
         try:
-            while not self._pending and self.poll(deadline, also=(waker.fileno(),)) and not _is_past(deadline):
-                waker.clear()
+            waker = self._add_waker()
+        except OSError:  # no descriptor is left: what another thread takes comes with the next event
+            waker = None
+        also = () if waker is None else (waker.fileno(),)
+        try:
+            while not self._pending and self.poll(deadline, also) and not _is_past(deadline):
+                if waker is not None:
+                    waker.clear()
         finally:
-            self._remove_waker(waker)
+            if waker is not None:
+                self._remove_waker(waker)
         with self._lock:
             events, self._pending = self._pending, []
         return events
