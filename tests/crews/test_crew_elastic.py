@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import signal
 import sys
 import time
@@ -117,6 +118,17 @@ def test_a_lost_host_is_one_failure_with_all_its_workers(crew):
         os.kill(agent_of(group, 3), signal.SIGKILL)
         until(lambda: [worker.restarts for worker in group.status().workers] == [0, 0, 1, 1])
         assert len(places(ask_all(group))) == 4
+
+
+def test_workers_restart_elsewhere_when_agent_refuses(crew):
+    """It cannot start again what holds the workers of its host: nothing of them is left there."""
+    with crew(3, spares=1, restart=ir.Restart(delay_s=3)) as group:
+        assert places(ask_all(group)) == ["host1", "host2"]
+        server, agent = spawn_server_on("host2")
+        resource.prlimit(agent, resource.RLIMIT_NOFILE, (16, resource.prlimit(agent, resource.RLIMIT_NOFILE)[1]))
+        os.kill(server, signal.SIGKILL)
+        until(lambda: [worker.restarts for worker in group.status().workers] == [0, 1])
+        assert places(ask_all(group))[1] in ("host2", "host3")  # the host is well, and may be back before
 
 
 def test_without_a_policy_a_lost_host_fails_the_crew(crew):

@@ -228,7 +228,8 @@ class IndependentNodes:
             self._on_nothing_old_lives(agent)
 
     def on_refused(self, agent: RemoteAgent, text: str) -> None:
-        """Report that an agent cannot start its process, and retry later."""
+        """Note that an agent could not start its process: nothing lives there, and a new agent retries."""
+        agent.fence_s = -_NEVER
 
     def refuse(self, agent: RemoteAgent, text: str) -> None:
         """Report that a node is unreachable, or refuses, once for each reason."""
