@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from infini_run.control.client import NODES_S, ask
+from infini_run.control.client import NODES_S, ask, dicts_in
 from infini_run.control.launches import find_launches, own_launches, remove_lost
 from infini_run.errors import InfiniRunError, printable
 from infini_run.questions.choice import choose_launch
 from infini_run.questions.listing import render_json, render_text
+from infini_run.questions.outer_pids import outer_pids, with_outer_pids
 from infini_run.system.stdio import fill_stdio
 
 TYPE_CHECKING = False
@@ -69,6 +70,8 @@ def _stacks(question: Question, launch: FoundLaunch) -> str:
 
     ranks = None if question.ranks is None else list(question.ranks)
     answer = ask(launch, "stacks", limit_s=NODES_S, ranks=ranks)
+    if "problems" not in answer and (pids := outer_pids(launch.pid)):
+        answer["stacks"] = [with_outer_pids(stack, pids) for stack in dicts_in(answer.get("stacks"))]
     return stacks_json(answer) if question.form == "json" else stacks_text(answer)
 
 

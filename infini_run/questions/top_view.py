@@ -21,6 +21,7 @@ from infini_run.display.terminal import TerminalArea
 from infini_run.errors import InfiniRunError, LinkError, UsageError
 from infini_run.multinode.head.observed_node import RemoteGroup, partial_plan, whole_number
 from infini_run.multinode.link.record_codec import decode_record
+from infini_run.questions.outer_pids import outer_pids
 from infini_run.record import replace
 from infini_run.report.exit import Exit
 from infini_run.report.pace import Pace
@@ -58,16 +59,20 @@ class _Node:
     def _sample(self, ranks: Mapping[int, tuple[Worker, float]], now_s: float) -> dict[int, Usage]:
         return dict(self.group.samples) if self._sampler is None else self._sampler.sample(ranks, now_s)
 
-    def update(self, facts: Mapping[str, Any], slow: frozenset[int], name: str, *, has_host: bool) -> LaunchView:
+    def update(
+        self, facts: Mapping[str, Any], slow: frozenset[int], pids: Mapping[int, int], name: str, *, has_host: bool
+    ) -> LaunchView:
         """Use what the launch says of the node. Raises LinkError and others: it is something else.
 
         Args:
             facts: What it says.
             slow: The ranks of the launch that are slow.
+            pids: As outer_pids returns them.
             name: The launch's id.
             has_host: Whether the table shows the node's name.
         """
         exits = tuple(decode_record(Exit, each) for each in facts["exits"])
+        exits = tuple(replace(each, pid=pids.get(each.pid or 0, each.pid)) for each in exits) if pids else exits
         if self.view is None or [each.rank for each in exits] != [each.rank for each in self._exits]:
             plan = partial_plan(0, name, "", [each[:4] for each in facts["ranks"]])
             uuids = [tuple(str(uuid) for uuid in each[4]) for each in facts["ranks"]]
@@ -120,12 +125,14 @@ class _Ranks:
         views = {}
         try:
             slow = frozenset(whole_number(rank) for rank in answer["slow"])
+            has_other_nodes = "problems" in answer
+            pids = {} if has_other_nodes else outer_pids(self._launch.pid)
             for facts in nodes:
                 number = int(facts["node"])
                 # ranks in another PID namespace have other numbers here
-                is_here = "problems" not in answer and facts["pid"] == self._launch.pid
+                is_here = not has_other_nodes and (bool(pids) or facts["pid"] == self._launch.pid)
                 node = self._nodes.setdefault(number, _Node(self._sampler if is_here else None))
-                views[number] = node.update(facts, slow, self._launch.launch_id, has_host=len(nodes) > 1)
+                views[number] = node.update(facts, slow, pids, self._launch.launch_id, has_host=len(nodes) > 1)
         except (LinkError, LookupError, TypeError, ValueError, OverflowError):
             raise InfiniRunError(f"{self._launch.launch_id}: its answer is not what infini-run sends") from None
         return views

@@ -8,9 +8,11 @@ import random
 import shutil
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
+from tests.launch.test_control import ask
 from tests.support.command import LIBC_OWN, play
 from tests.support.processes import GUARD, marked, processes
 from tests.support.waiting import until
@@ -36,6 +38,24 @@ def test_ranks_see_a_pid_namespace_of_their_own(infini_run, every_path):
     assert all(1 < pid < 100 for pid in pids)
     assert [words[1] for words in command.read_lines(b"parent", 2)] == ["1", "1"]
     assert all(int(words[1]) <= 3 for words in command.read_lines(b"pids", 2))
+
+
+def test_who_asks_gets_the_pids_that_it_sees(infini_run, every_path):
+    """They name the launch, and a debugger finds the ranks by them."""
+    command = infini_run("--isolate", "--nproc_per_node=2", *play("say=up", "wait"))
+    command.read_lines(b"up", 2)
+    _, columns, *rows = ask("--top", command.pid).splitlines()
+    pids = [int(row.split()[2]) for row in rows]
+    assert columns.split()[2] == "PID"
+    for rank, pid in enumerate(pids):
+        assert f"RANK={rank}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        assert ask("--top", pid).splitlines()[0].endswith(": 2 running")
+    stacks = json.loads(ask("--stacks=json", command.pid))["stacks"]
+    assert [stack["pid"] for stack in stacks] == pids
+    assert all(stack["processes"][0]["pid"] == stack["pid"] for stack in stacks)
+    until(lambda: ask("--top", command.pid).count("%") == 2)
+    command.signal(signal.SIGTERM)
+    assert command.wait() == 143
 
 
 @pytest.mark.parametrize("code", [0, 1, 7, 127, 255])
