@@ -238,7 +238,8 @@ def _refused_switch(name: str, use: str) -> Flag:
 # fmt: off
 _ALL = (
     _flag("job", "nnodes", value_types.node_count, 1, "N|MIN:MAX",
-         "run on N nodes; MIN:MAX: run on MIN to MAX nodes, and continue after losing one"),
+         "run on N nodes; MIN:MAX: run on MIN to MAX nodes, and continue after losing one",
+         shown="all nodes of --hosts or --engine, else 1"),
     _flag("job", "nproc_per_node", value_types.proc_count, 1, "N|auto|gpu|cpu",
          "start N ranks on each node; gpu: one per GPU, cpu: one per usable CPU, auto: gpu if there is a GPU, "
          "else cpu"),
@@ -247,9 +248,11 @@ _ALL = (
     _flag("job", "rdzv_endpoint", value_types.endpoint, ("127.0.0.1", 29500), "HOST:PORT",
          "set where rank 0 listens; [IPV6]:PORT for an IPv6 address; if one infini-run starts all ranks, port 0 "
          "means a free port",
-         shown="127.0.0.1:29500"),
-    _flag("job", "master_addr", value_types.address, "127.0.0.1", "HOST", "host of --rdzv_endpoint"),
-    _flag("job", "master_port", value_types.port, 29500, "PORT", "port of --rdzv_endpoint"),
+         shown="127.0.0.1:29500; with --hosts or --engine, node 0 and a port that infini-run chooses"),
+    _flag("job", "master_addr", value_types.address, "127.0.0.1", "HOST", "host of --rdzv_endpoint",
+         shown="that of --rdzv_endpoint"),
+    _flag("job", "master_port", value_types.port, 29500, "PORT", "port of --rdzv_endpoint",
+         shown="that of --rdzv_endpoint"),
     switch("standalone", "job", "run on one node, with a free port"),
     _flag("job", "run_id", plain, "", "ID", "name this run; all nodes need the same name",
          shown="none", aliases=("rdzv_id",)),

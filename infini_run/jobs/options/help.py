@@ -66,9 +66,10 @@ The time is counted from the last change of state: "for 5 min", "5 min ago".
 """
 EXIT_CODES = """\
 Exit code of submit --wait: that of the first rank to fail, 128+N for signal N;
-143 (128 + TERM) if the job reached its limit (TIMEOUT) or was canceled; 85 if
---max_timeouts ended it; 1 if it failed without a code. Otherwise 0; 2 for an
-invalid request; 1 if the scheduler rejected the job or did not respond.
+143 (128 + TERM) if the job reached its limit (TIMEOUT), or was canceled after
+it began; 85 if --max_timeouts ended it; 1 if it failed without a code, or was
+canceled before it began. Otherwise 0; 2 for an invalid request; 1 if the
+scheduler rejected the job or did not respond.
 """
 EXAMPLES = """\
 Examples:

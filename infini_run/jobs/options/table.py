@@ -107,7 +107,7 @@ def _support(name: str, help: str) -> Flag:  # noqa: A002
     """Read whether the cluster supports something: on, off, or detected."""
     return Flag(
         name=name, kind=_supports, default=None, group="scheduler", help=help, bare="true", negated="false",
-        shown="detected",
+        shown="detected; on with --layout=determined",
     )  # fmt: skip
 
 
@@ -179,7 +179,15 @@ SUBMIT = (
 LOGS = (
     switch("follow", "answer", "keep printing until the job finishes", aliases=("f",)),
     _flag("task", indices, (), "answer", "LIST", "print only these tasks of an array: 4, or 0,3-5", shown="all"),
-    _flag("rank", one_rank, -1, "answer", "R", "print only this rank; trainer:0: that of a program", shown="all"),
+    _flag(
+        "rank",
+        one_rank,
+        -1,
+        "answer",
+        "R",
+        "print only rank R; trainer:0: rank 0 of the program trainer",
+        shown="all",
+    ),
     _flag("node", plain, "", "answer", "N|HOST", "print only this node", shown="all"),
     _flag(
         "attempt",
@@ -187,7 +195,7 @@ LOGS = (
         -1,
         "answer",
         "K",
-        "print only run K of the job, from 0; a run may have several attempts",
+        "print only run K of the job; 0: the first run",
         shown="all",
     ),
     _flag("tail", bounded_int(0), -1, "answer", "N", "print the last N lines at most; -f: then follow", shown="all"),
@@ -202,7 +210,7 @@ OF_RUNNING = (
         None,
         "answer",
         "all|0,4-7",
-        "show these ranks only; trainer:0: that of a program",
+        "show only these ranks; trainer:0: rank 0 of the program trainer",
         shown="all",
     ),
     DIR,

@@ -138,9 +138,9 @@ function __infini_job_flags --argument-names verb current
             printf '%s\t%s\n' \
                 follow 'keep printing until the job finishes' \
                 task= 'print only these tasks of an array: 4, or 0,3-5' \
-                rank= 'print only this rank' \
+                rank= 'print only rank R' \
                 node= 'print only this node' \
-                attempt= 'print only run K of the job, from 0' \
+                attempt= 'print only run K of the job' \
                 tail= 'print the last N lines at most' \
                 scheduler_log 'print what the scheduler wrote about the job' \
                 dir= 'look for jobs in DIR' \
@@ -163,7 +163,7 @@ function __infini_job_flags --argument-names verb current
                 version 'print the version'
         case follow
             printf '%s\t%s\n' \
-                ranks= 'show these ranks only' \
+                ranks= 'show only these ranks' \
                 dir= 'look for jobs in DIR' \
                 flagfile= 'read flags from FILE: one per line, # comments, further flag files' \
                 fromenv= 'read flags a and b from the variables FLAGS_a and FLAGS_b' \
@@ -174,7 +174,7 @@ function __infini_job_flags --argument-names verb current
                 version 'print the version'
         case stacks
             printf '%s\t%s\n' \
-                ranks= 'show these ranks only' \
+                ranks= 'show only these ranks' \
                 dir= 'look for jobs in DIR' \
                 flagfile= 'read flags from FILE: one per line, # comments, further flag files' \
                 fromenv= 'read flags a and b from the variables FLAGS_a and FLAGS_b' \
