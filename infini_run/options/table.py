@@ -349,8 +349,9 @@ _ALL = (
     _choice("output", "console", ("auto", "inherit", "lines", "prefix", "fold", "none"),
             "choose how output is shown; inherit: ranks write it themselves; lines: whole lines, which never mix; "
             "prefix: lines marked [rank 3]; fold: as prefix, but a line that several ranks write within 100 ms only "
-            "once, marked [ranks 0-7]; none: no output; auto: prefix with --log_dir, --tee, --timestamps, or a head "
-            "of several nodes, else inherit for one rank, a terminal, or /dev/null, else lines", shown="auto"),
+            "once, marked [ranks 0-7]; none: no output; auto: prefix with --log_dir, --tee, --timestamps, "
+            "--program, or a head of several nodes, else inherit for one rank, a terminal, or /dev/null, else lines",
+            shown="auto"),
     switch("timestamps", "output", "show the time (UTC) before each line of a rank"),
     _choice("output", "color", ("auto", "always", "never"),
             "color the labels of lines; auto: if stdout and stderr are terminals and NO_COLOR is unset"),
