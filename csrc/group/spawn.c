@@ -308,6 +308,7 @@ int ir_group_spawn(struct ir_group *g, const struct ir_worker *workers, uint32_t
     int step = 0;
     int32_t worker = 0;
     int r = spawn_prepare(g, workers, n, mask_of(&before), &step);
+    if (r >= 0) step = IR_STEP_DESCRIPTORS;
     int execs_end = r < 0 ? r : spawn_open_execs(g);
     if (execs_end >= 0) guard_start(g);
     if (execs_end >= 0) stray_foresee(g);

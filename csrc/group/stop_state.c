@@ -105,6 +105,7 @@ static enum state purge_now(struct ir_group *g) {
 }
 
 static bool is_clear(struct ir_group *g) {
+    if (g->started == 0 && !g->adopts) return true; /* a search may find no descriptor, too */
     if (!g->adopts) return !stray_has_unwatched(g) && g->strays_alive == 0 && stray_count(g) == 0;
     if (!wait_has_children(g)) return true;
     return (g->foreign_count > 0 || g->abandoned > 0) && stray_count(g) == 0;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import resource
 import signal
 import subprocess
 import sys
@@ -728,6 +729,29 @@ def test_dropped_launcher_kills_ranks_though_warning_is_error(bell):
     with ended_after():
         del launcher
         until(lambda: marked() == {})
+
+
+def test_start_without_descriptors_names_them_and_waits_for_nothing():
+    """Each look for leftovers would fail, too, and be repeated every 20 ms for 5 s."""
+    ir.run(["true"])  # what is imported for it is
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.dup(0)
+    os.close(lowest)
+    steps = set()
+    for spare in range(24):
+        waits = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + spare, hard))
+        try:
+            ir.run(["true"])
+            break
+        except ir.StartError as error:
+            steps.add(error.step)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw - waits < 100, spare
+    else:
+        raise AssertionError("no launch had enough descriptors")
+    assert not any("memory" in step for step in steps)
 
 
 def test_a_launch_that_the_caller_stopped_has_not_exited_with_0(bell):
