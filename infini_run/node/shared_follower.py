@@ -29,6 +29,7 @@ class SharedFollower:
         self._pending: list[Event] = []  # read by another method than `events`, or by another thread
         self._lock = RLock()
         self._wakers: list[Wakeup] = []  # of threads that wait for an event: another thread may read it
+        self._idle: list[Wakeup] = []  # of those that have waited
 
     def events(self, timeout_s: float | None) -> list[Event]:
         """Return the events since the last call, waiting for the first one.
@@ -91,15 +92,17 @@ class SharedFollower:
             self._remove_waker(waker)
 
     def _add_waker(self) -> Wakeup:
-        waker = Wakeup()
         with self._lock:
+            waker = self._idle.pop() if self._idle else Wakeup()
             self._wakers.append(waker)
         return waker
 
     def _remove_waker(self, waker: Wakeup) -> None:
+        """Keep it for the next wait: an interrupt in the finalizer of each of them would be lost."""
         with self._lock:
             self._wakers.remove(waker)
-            waker.close()
+            waker.clear()
+            self._idle.append(waker)
 
     def poll(self, deadline: float | None, also: Sequence[int] = ()) -> bool:
         """Read the next events of the launch.
@@ -140,6 +143,8 @@ class SharedFollower:
         self.run.close()
         with self._lock:
             self._wake()
+            while self._idle:
+                self._idle.pop().close()
 
     def _wake(self) -> None:
         for waker in self._wakers:

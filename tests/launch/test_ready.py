@@ -536,7 +536,7 @@ def test_threads_that_wait_for_ready_hear_what_another_one_takes(gate):
             follower = threading.Thread(target=follow)
             for thread in (*threads, follower):
                 thread.start()
-            until(lambda: len(launcher._launch._wakers) == 3)
+            until(lambda: len(launcher._launch._wakers) == 4)  # that of the follower, too
             start.open()
             for thread in threads:
                 thread.join(LIMIT_S)
