@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 LOST, SILENT = "lost", "does not answer"
+SUSPENDED = f"{SILENT} (suspended)"
 _ENDED = "ended"  # meanwhile: it is no launch any more
 _AT_ONCE = 200  # connections: a process may have few descriptors
 _SOON_S = 0.1  # then one that has not answered is looked at
@@ -258,7 +259,7 @@ def _end(call: _Call) -> FoundLaunch:
     call.socket.close()
     problem = call.problem
     if problem == SILENT and _state(call.pid) in _STOPPED:
-        problem += " (suspended)"
+        problem = SUSPENDED
     return FoundLaunch(folder=call.folder, uid=call.uid, pid=call.pid, facts=call.facts, problem=problem)
 
 

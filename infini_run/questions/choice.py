@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 
-from infini_run.control.launches import LOST
+from infini_run.control.launches import LOST, SUSPENDED
 from infini_run.errors import UsageError
 from infini_run.plan.model import JOB_NAME, without_attempt
 from infini_run.value_types import ISOLATED, MARKER_VARIABLE
@@ -46,6 +46,8 @@ def choose_launch(found: Sequence[FoundLaunch], origin: str, word: str) -> Found
         raise UsageError(f"{asked}: {len(fitting)} launches run here ({_names(fitting)}); add the id of one")
     if fitting[0].facts is None:
         problem = f"is {LOST}" if fitting[0].problem == LOST else fitting[0].problem
+        if problem == SUSPENDED:
+            raise UsageError(f"{asked}: {fitting[0].launch_id} {problem}; run kill -CONT {fitting[0].pid}")
         raise UsageError(f"{asked}: {fitting[0].launch_id} {problem}; run infini-run --list")
     return fitting[0]
 

@@ -78,7 +78,7 @@ class Report:
         leftover_processes: The first few processes that outlived the workers.
         leftover_count: How many there were.
         stuck: Processes that SIGKILL did not end.
-        notices: Sentences that the user was shown while the job ran.
+        notices: Sentences that the user was shown while the job ran, but for those of other fields.
         snapshots: What ranks were doing when a rank hung, or was not ready in time.
         unanswered: The hosts that did not answer at the last hang: `snapshots` may lack their ranks.
         port_in_use: The rendezvous port, if another program listens there; else 0.

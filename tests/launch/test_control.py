@@ -142,7 +142,7 @@ def test_suspended_launch_does_not_answer(running):
     )
     assert time.monotonic() - begin_s < 5
     line = ask("--stop", command.pid, code=2)
-    assert line.endswith(" does not answer (suspended); run infini-run --list")
+    assert line.endswith(f" does not answer (suspended); run kill -CONT {command.pid}")
     command.signal(signal.SIGCONT)
     stop(command)
 
