@@ -443,7 +443,19 @@ def hang_text(
     first, *rest = (snapshot for snapshot in snapshots if snapshot.kind)
     more = f", and {len(rest)} more" if rest else ""
     head = f"{first.name} on {first.host} {first.sentence} (pid {first.pid}{more})"
-    return head, [*first.lines(), *([f"  details: {first.file}"] if first.file else [])]
+    return head, [*first.lines(), *([f"  details: {shown_file(first.file, logs.values())}"] if first.file else [])]
+
+
+def shown_file(path: str, logs: Iterable[str]) -> str:
+    """Return the path of a snapshot's file, with the folder as the user gave it if that of the first log is the same.
+
+    Args:
+        path: The absolute path.
+        logs: The paths of logs; empty: none.
+    """
+    known = next(filter(None, logs), "").rpartition("/")[0]
+    folder, _, name = path.rpartition("/")
+    return f"{known}/{name}" if known and folder.endswith(f"/{known}") else path
 
 
 def files_lines(hang: HangAnalysis, snapshots: Sequence[HangSnapshot], logs: Mapping[int, str]) -> list[str]:
@@ -467,11 +479,9 @@ def files_lines(hang: HangAnalysis, snapshots: Sequence[HangSnapshot], logs: Map
 def _all_files(snapshots: Iterable[HangSnapshot], logs: Mapping[int, str], rank: int) -> str:
     """`logs/hang_*.txt`, the folder as the user gave it, if that of a log is the same: of this rank's node first, and
     of one more node whose folder is another one. Empty: there are no files."""
-    known = next(filter(None, logs.values()), "").rpartition("/")[0]
     paths = []
     for snapshot in sorted(snapshots, key=lambda each: each.rank != rank):
-        folder, _, name = snapshot.file.rpartition("/")
-        folder = known if known and folder.endswith(f"/{known}") else folder
+        folder, _, name = shown_file(snapshot.file, logs.values()).rpartition("/")
         paths += [f"{folder}/{name.partition('_')[0]}_*.txt"] if snapshot.file else []
     shown = list(dict.fromkeys(paths))
     return ", ".join([*shown[:2], *(["..."] if shown[2:] else [])])

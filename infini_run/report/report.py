@@ -281,7 +281,9 @@ class Report:
         last = [*self._others_before_stop(), *self._lines_of_later_hang(first)]
         last += [f"  log: {first.log}"] if first.log and not any(first.log in line for line in last) else []
         if snapshot and snapshot.file:
-            last.append(f"  details: {snapshot.file}")
+            from infini_run.report.hang_groups import shown_file
+
+            last.append(f"  details: {shown_file(snapshot.file, [first.log])}")
         advice = self.advice or self._advice(first)
         if advice:
             last.append(f"  {advice}")

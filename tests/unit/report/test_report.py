@@ -250,13 +250,18 @@ LOOK = HangSnapshot(
     ),
     python=("Process 7: p\n\nThread 8 (idle)\n    other (o.py:1)\nThread 7 (idle): \"MainThread\"\n"
             + "".join(f"    f{n} (x.py:{n})\n" for n in range(9)),),
-    file="/logs/hang_0.txt",
+    file="/ex/logs/hang_0.txt",
 )  # fmt: skip
 
 
 def test_a_rank_that_we_stopped_the_job_for_is_told_with_what_it_was_in():
     first = ended(
-        signal=15, code=None, stopped=True, watchdog_reason=LOOK.sentence, last_lines=tuple("abcdefg"), log="l"
+        signal=15,
+        code=None,
+        stopped=True,
+        watchdog_reason=LOOK.sentence,
+        last_lines=tuple("abcdefg"),
+        log="logs/rank_0.log",
     )
     made = report(first, ended(1, signal=15, code=None, stopped=True), first_failure=first, snapshots=(LOOK,))
     assert made.exit_code == 1
@@ -269,8 +274,8 @@ def test_a_rank_that_we_stopped_the_job_for_is_told_with_what_it_was_in():
         "  | f2 (x.py:2)",
         "  | f3 (x.py:3)",
         "  | g",
-        "  log: l",
-        "  details: /logs/hang_0.txt",
+        "  log: logs/rank_0.log",
+        "  details: logs/hang_0.txt",
     ]
     (look,) = json.loads(json.dumps(made.to_json()))["snapshots"]
     assert (look["kind"], look["why"], len(look["processes"])) == ("hung", "no CPU used for 30.0 s", 5)
