@@ -363,11 +363,15 @@ def _is_unshared(fd: int) -> bool:
 
 
 def is_port_in_use(port: int) -> bool:
-    """Return whether somebody listens on a port at present; closed connections do not count."""
+    """Return whether somebody listens on a port at present; closed connections do not count. Without a descriptor
+    for the question, it is not known to be in use."""
     import errno
     from _socket import AF_INET, SO_REUSEADDR, SOCK_STREAM, SOL_SOCKET, socket
 
-    probe = socket(AF_INET, SOCK_STREAM)
+    try:
+        probe = socket(AF_INET, SOCK_STREAM)
+    except OSError:
+        return False
     try:
         probe.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)
         probe.bind(("", port))

@@ -15,7 +15,7 @@ import pytest
 
 import infini_run as ir
 from tests.support.command import CHILDREN, play
-from tests.support.processes import marked, processes
+from tests.support.processes import marked, no_descriptor_left, processes
 from tests.support.waiting import LIMIT_S, ended_after, until
 from tests.unit.environments.test_environments import SRUN
 
@@ -818,3 +818,12 @@ def test_nproc_is_nproc_per_node_of_a_command_too():
 def test_a_value_of_another_kind_is_told_with_its_name(command, flags, message):
     with pytest.raises(ir.UsageError, match=f"^{message}"):
         ir.run(command, **flags)
+
+
+def test_report_of_a_failure_needs_no_descriptor():
+    """Whether another program has the rendezvous port is unknown then."""
+    with ir.ProcessLauncher(["sh", "-c", "exit 3"]) as launcher:
+        launcher.launch()
+        assert launcher.wait(60)
+        with no_descriptor_left():
+            assert launcher.report().exit_code == 3
