@@ -821,9 +821,10 @@ def test_a_value_of_another_kind_is_told_with_its_name(command, flags, message):
 
 
 def test_report_of_a_failure_needs_no_descriptor():
-    """Whether another program has the rendezvous port is unknown then."""
+    """Whether another program has the rendezvous port is unknown then. The first report imports what it needs."""
     with ir.ProcessLauncher(["sh", "-c", "exit 3"]) as launcher:
         launcher.launch()
         assert launcher.wait(60)
+        launcher.report()
         with no_descriptor_left():
             assert launcher.report().exit_code == 3
