@@ -123,7 +123,8 @@ class Watchdog:
         self._indexes = {worker.rank: index for index, worker in enumerate(plan.workers)}
         self._awaited = {name for program in options.programs for name in program.after}  # all, if it is empty
         self._asking: set[int] = set()  # by index: ranks that have asked for the terminal
-        self._suspended: set[int] = set()  # by index: ranks that the launcher has suspended
+        self._suspended: set[int] = set()  # by index: ranks that got a signal to suspend them from the launcher
+        self._was_suspended = False  # one of them may have been, since the last check for progress
         self._reasons: dict[int, tuple[str, str]] = {}  # by index: kind and why, without a snapshot so far
         self._found: dict[int, tuple[HangSnapshot, float]] = {}  # by index: of its last finding, and when that began
         self._collector: SnapshotCollector | None = None
@@ -275,12 +276,14 @@ class Watchdog:
             self._resume(index)
         elif number in (SIGSTOP, SIGTSTP):
             self._suspended.update(range(len(self._plan.workers)) if index is None else (index,))
+            self._was_suspended = True
 
     def _resume(self, index: int | None = None) -> None:
         """Count silence from now: until now the rank, or all and the launcher with them, were suspended."""
         now_s = time.monotonic()
         self._due_s = None
         self._suspended -= self._suspended if index is None else {index}
+        self._was_suspended = bool(self._suspended)
         self._progress_s = now_s if self._progress_s else 0.0
         for rank in self._ranks.values():
             if index in (None, rank.index):
@@ -404,7 +407,7 @@ class Watchdog:
             if why:
                 reasons.setdefault(rank.index, (kind, why))
         if now_s >= self._standstill_s and not self._stopping:
-            self._note_standstill(now_s, reasons)
+            self._note_standstill(now_s, reasons, table)
         is_asked, self._is_asked = self._is_asked and not self._stopping, False
         if reasons.keys().isdisjoint(self._ranks) and not is_asked:
             return None
@@ -436,9 +439,11 @@ class Watchdog:
             **how,
         )
 
-    def _note_standstill(self, now_s: float, reasons: dict[int, tuple[str, str]]) -> None:
+    def _note_standstill(self, now_s: float, reasons: dict[int, tuple[str, str]], table: ProcessTable) -> None:
         """Add the standstill to the reasons of every rank. While some are suspended, nobody expects progress."""
-        if self._suspended:
+        if self._was_suspended:  # the rank may have caught the signal, and anybody may have continued it
+            ranks = (rank for index, rank in self._ranks.items() if index in self._suspended)
+            self._was_suspended = any(table.state(rank.pid) == "T" for rank in ranks)
             self._progress_s = now_s
             return
         why = f"{NO_PROGRESS} for {duration_text(now_s - self._progress_s)}"

@@ -71,6 +71,20 @@ def test_standstill_is_an_event_and_the_job_continues():
     assert len(hung) == 1
 
 
+def test_rank_that_catches_sigtstp_hangs_as_any():
+    """It was sent the signal, and runs on."""
+    catch = "signal.signal(signal.SIGTSTP, lambda *_: infini_run.progress(1))"
+    steps = f"import infini_run, signal, time\n{catch}\ninfini_run.ready()\nwhile True: time.sleep(1)"
+    with ir.ProcessLauncher([sys.executable, "-c", steps], progress_timeout=0.5, on_hang="stop") as launcher:
+        launcher.launch()
+        while not any(event.kind == "ready" for event in launcher.events(LIMIT_S)):
+            pass
+        launcher.signal(signal.SIGTSTP)
+        assert launcher.wait(LIMIT_S)
+    [rank] = launcher.report().exits
+    assert rank.watchdog_reason.startswith("hung: no progress for ")
+
+
 def test_ranks_that_their_launcher_suspends_are_no_standstill():
     words = play("notify=PROGRESS=1", "say=up", "wait")
     with ir.ProcessLauncher(words, progress_timeout=1.5, on_hang="stop") as launcher:
