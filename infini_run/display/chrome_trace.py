@@ -67,6 +67,7 @@ class ChromeTrace:
         self._spans: list[RankSpan] = []  # of all attempts
         self._attempt = 0  # as TORCHELASTIC_RESTART_COUNT
         self._attempts: dict[str, int] = {}  # of programs that restart alone
+        self._restarting: set[str] = set()  # those whose ranks are stopped for that, while the others run
         self._instant_count = 0
         self._events: list[dict[str, Any]] = []
         self._spawn_ns = self._spawned_ns = self._stop_ns = self._last_exit_ns = 0
@@ -114,6 +115,11 @@ class ChromeTrace:
         self._stop_ns = time_ns
         for span in self._live.values():
             span.stop_ns = max(time_ns, span.start_ns)
+
+    def _stop_program(self, name: str, time_ns: int) -> None:
+        for span in self._live.values():
+            if span.worker.program == name:
+                span.stop_ns = max(time_ns, span.start_ns)
 
     def run_due(self, *, at_once: bool = False) -> None:
         """Count the output if the last count is long enough ago, or `at_once`."""
@@ -164,6 +170,7 @@ class ChromeTrace:
         assert self._plan is not None
         worker = self._plan.workers[event.worker]
         again = self._attempts.get(worker.program, 0)
+        self._restarting.discard(worker.program)
         span = RankSpan(event.worker, worker, event, again or self._attempt, self._node)
         self._live[event.worker] = span
         self._spans.append(span)
@@ -175,9 +182,11 @@ class ChromeTrace:
             self._live[event.worker].ready_ns = event.time_ns
 
     def _on_exited(self, event: Event) -> None:
-        if event.after_stop:  # the core may have stopped all before anybody else knew
+        span = self._live.get(event.worker)
+        stops_alone = span is not None and span.worker.program in self._restarting
+        if event.after_stop and not stops_alone:  # the core may have stopped all before anybody else knew
             self._stop(min(self._last_exit_ns or event.time_ns, event.time_ns))
-        span = self._live.pop(event.worker, None)
+        self._live.pop(event.worker, None)
         if span is None:
             return
         span.end = event
@@ -195,6 +204,8 @@ class ChromeTrace:
     def _on_restarting(self, event: Event) -> None:
         if event.name:
             self._attempts[event.name] = event.code
+            self._restarting.add(event.name)
+            self._stop_program(event.name, event.time_ns)
         else:
             self._attempt = event.code
         self._instant(f"restart {event.code}{' of ' * bool(event.name)}{event.name}", event)

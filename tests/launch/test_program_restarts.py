@@ -536,6 +536,24 @@ def test_metrics_and_trace_have_the_restarts(infini_run, tmp_path):
     assert "restart 1 of b" in names
 
 
+def test_trace_has_no_stop_when_one_program_restarts(infini_run, tmp_path, bell):
+    """What is stopped is a rank of that program; the job runs, and so does the other program."""
+    sampler = f"test $RANK{ATTEMPT} = 01 && echo go > {bell.path}; test {ATTEMPT} = 1 && exit 0"
+    words = alone(
+        sh(f"read go < {bell.path}"),
+        sh(f"{sampler}; test $RANK = 1 && exit 3; {STAY}"),
+        f"--trace={tmp_path}/t",
+        counts=(1, 2),
+    )
+    command = infini_run(*words)
+    assert command.wait() == 0, command.err
+    events = json.loads((tmp_path / "t").read_text())["traceEvents"]
+    slices = [(each["name"], each["pid"]) for each in events if each["ph"] == "X"]
+    pids = {name: pid for name, pid in slices if name.startswith(("a", "b"))}
+    assert {name for name, _ in slices} >= {"spawn", "run", "sweep", "b 0, attempt 1"}
+    assert [pid for name, pid in slices if name in ("stop", "stopping")] == [pids["b 0"]]
+
+
 # ---- when it is no restart
 
 
