@@ -138,7 +138,7 @@ def _from_report(path: str, content: Mapping[str, Any]) -> Timeline:
         last = [_bar(rank, content) for rank in _started(content["ranks"])]
         world, code = int(content["world_size"]), int(content["exit_code"])
         restarts = int(content.get("restarts") or 0)
-    except (KeyError, TypeError, ValueError, AttributeError):
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
         raise UsageError(f"--plot: {printable(path)} is an incomplete report; {_HOW}") from None
     title = f"{content.get('run_id') or content.get('launch_id')} on {content.get('host')}"
     after = f" after {counted(restarts, 'restart')}" if restarts else ""

@@ -375,6 +375,8 @@ def test_a_folder_with_a_link_that_leads_nowhere_is_one_line(infini_run, tmp_pat
         (report(rank(0), earlier_failures=[{"rank": 0, "start": 1.0}]), "is an incomplete report"),
         (report(rank(0), earlier_failures=7), "is an incomplete report"),
         (report(rank(0, start=float("nan"))), "is an incomplete report"),
+        (report(rank(0, start=10**400)), "is an incomplete report"),
+        (report(rank(float("inf"))), "is an incomplete report"),
     ],
 )
 def test_what_is_no_report_is_refused(write, content, reason):
