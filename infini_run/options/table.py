@@ -415,8 +415,8 @@ _ALL = (
 
     Flag(group="seeing", name="dry_run", kind=_text_or_json, default="", metavar="text|json", bare="text",
          negated="", shown="off",
-         help="print the plan, with every rank's environment and arguments, and start nothing; a line of the plan "
-         "lists what other nodes set themselves"),
+         help="print the plan, with every rank's environment and arguments, and start nothing; for several nodes, "
+         "the line `each node adds` names what each node sets itself"),
     switch("verbose", "seeing", "print each step"),
     Flag(group="seeing", name="live", kind=_live, default="auto", metavar="on|off|auto", bare="on", negated="off",
          help=
