@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import re
 import resource
@@ -103,6 +104,26 @@ def test_too_few_descriptors_leave_none_in_host_program(fake, monkeypatch):
         if kind is ir.NodeLost:
             break
     assert kind is ir.NodeLost, "all could start"
+
+
+@pytest.mark.parametrize("room", [0, 3, 6, 9])
+def test_clean_up_that_cannot_start_hides_no_reason_and_no_report(fake, bell, tmp_path, room):
+    report = tmp_path / "report.json"
+    words = ("sh", "-c", f"echo up > {bell.path}; exec sleep 1000")
+    flags = ("--nproc_per_node=1", "--node_timeout=2", "--grace=1", f"--report={report}")
+    command = fake("--hosts=a,b", *flags, *words)
+    bell.hear(2)
+    numbers = {int(name) for name in os.listdir(f"/proc/{command.pid}/fd")}
+    _, hard = resource.prlimit(command.pid, resource.RLIMIT_NOFILE)
+    os.kill(max(agents()), signal.SIGSTOP)
+    resource.prlimit(command.pid, resource.RLIMIT_NOFILE, (len(numbers) + 1 + room, hard))
+    assert command.wait() == 1
+    problem, reason = command.err.decode().splitlines()
+    assert re.match(
+        r"infini-run: node [01] \([ab]\): cannot end what is left there: ssh cannot be started: ", problem
+    )
+    assert reason.endswith("): no message from it for 2 s (--node_timeout)")
+    assert json.loads(report.read_text())["exit_code"] == 1
 
 
 def test_a_connection_that_was_dropped_is_tried_again(fake, tmp_path):

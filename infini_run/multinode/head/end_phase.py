@@ -107,5 +107,6 @@ class EndPhase:
             agent.is_ended_by_engine = True
         commands = self._state.engine.cleanup_commands(known, self._state.options) if known else []
         for command in commands:
-            self._processes.start_cleanup(command, agents)
+            if problem := self._processes.start_cleanup(command, agents):
+                self._state.notice(problem)
         return bool(commands)

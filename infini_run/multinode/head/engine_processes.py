@@ -11,7 +11,7 @@ from _socket import socketpair  # the C module: `socket` costs 5 ms
 
 from infini_run.core.c_structs import PIPE, SpawnSpec
 from infini_run.core.group import GUARD, Group, debug_flags, is_main_thread
-from infini_run.errors import ProgramMissing, StartError
+from infini_run.errors import InfiniRunError, ProgramMissing, StartError
 from infini_run.multinode.engines import EngineCommand
 from infini_run.multinode.link.connection import Connection
 from infini_run.record import record
@@ -208,14 +208,24 @@ class EngineProcesses:
         self._poller.watch(group.fileno(), READ, partial(self._read_events, running))
         return None if ours is None else Connection(fd := ours.detach(), fd, awaits_magic=True)
 
-    def start_cleanup(self, command: EngineCommand, agents: Sequence[RemoteAgent]) -> None:
+    def start_cleanup(self, command: EngineCommand, agents: Sequence[RemoteAgent]) -> str:
         """Start a command that ends what these agents have left; the launch waits for its end as for that of any
-        command."""
-        if find_program(command.argv[0], self._environ.get("PATH", os.defpath)):
-            of_command = tuple(agent for agent in agents if agent.index in command.nodes)
+        command.
+
+        Returns:
+            A sentence if it cannot start, as at a limit of this process: the launch itself continues.
+        """
+        if not find_program(command.argv[0], self._environ.get("PATH", os.defpath)):
+            return ""
+        of_command = tuple(agent for agent in agents if agent.index in command.nodes)
+        try:
             connection = self._start(command, _TRIES, of_command)
-            if connection is not None:
-                connection.close()
+        except InfiniRunError as error:
+            where = ", ".join(agent.title for agent in of_command)
+            return f"{where + ': ' if where else ''}cannot end what is left there: {error}"
+        if connection is not None:
+            connection.close()
+        return ""
 
     def alive_nodes(self) -> set[int]:
         """Return the nodes whose command has not ended."""

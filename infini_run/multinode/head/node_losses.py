@@ -167,7 +167,8 @@ class NodeLosses:
                 self._processes.kill({agent.index})
                 known = [(agent.host, agent.index, agent.hello)]
                 for command in state.engine.cleanup_commands(known, state.options):
-                    self._processes.start_cleanup(command, [agent])
+                    if problem := self._processes.start_cleanup(command, [agent]):
+                        state.notice(problem)
             return
         changes.reach_again(agent)
 
