@@ -126,6 +126,34 @@ def test_clean_up_that_cannot_start_hides_no_reason_and_no_report(fake, bell, tm
     assert json.loads(report.read_text())["exit_code"] == 1
 
 
+def test_rank_that_fails_after_loss_of_a_spare_counts_against_its_node(fake, bell, tmp_path):
+    """The ssh of that spare has not ended yet, so its place is not free."""
+    order, gate = tmp_path / "order", tmp_path / "gate"
+    os.mkfifo(order)
+    os.mkfifo(gate)
+    before = f"""[ "$2" = d ] && {{
+        exec 4<&0; sh -c "$3" <&4 4<&- & echo $! > {tmp_path}/spare
+        exec <&- >&- 4<&-; wait; read go < {gate}; exit 1; }}"""
+    fails = f"[ $RANK$TORCHELASTIC_RESTART_COUNT = 10 ] && {{ read go < {order}; exit 1; }}"
+    words = ("sh", "-c", f"echo $RANK > {bell.path}; {fails}; exec sleep 1000")
+    flags = ("--nproc_per_node=1", "--spares=2", "--max_restarts=1", "--restart_delay=0", "--max_node_failures=1")
+    command = fake("--hosts=a,b,c,d", *flags, "--grace=1", *words, before=before)
+    bell.hear(2)
+    os.kill(int((tmp_path / "spare").read_text()), signal.SIGKILL)
+    told = b""
+    while b"lost d; no rank ran there" not in told:
+        more = os.read(command.process.stderr.fileno(), 65536)
+        assert more, told
+        told += more
+    order.write_text("go\n")
+    bell.hear(2)
+    gate.write_text("go\n")
+    command.signal(signal.SIGTERM)
+    command.wait()
+    assert b"infini-run: excluded b: its ranks were the first to fail in 1 attempt\n" in command.err
+    assert b"infini-run: attempt 2: c replaces b as node 1 (b is excluded)\n" in command.err
+
+
 def test_a_connection_that_was_dropped_is_tried_again(fake, tmp_path):
     before = f"""[ -e "{tmp_path}/$2" ] || {{
         touch "{tmp_path}/$2"; echo "kex_exchange_identification: Connection closed" >&2; exit 255; }}"""

@@ -447,7 +447,8 @@ class Head:
         if self._programs is not None and not event["asks_again"]:
             self._programs.on_failed(agent, event["failed"], failed_s)
             return
-        is_first = all(each.first_failure_s == float("inf") for each in self.agents)
+        # a spare that was lost may keep its place for a while
+        is_first = all(each.first_failure_s == float("inf") for each in self._state.world)
         agent.first_failure_s = min(agent.first_failure_s, failed_s)
         if is_first:
             self._liveness.ask_running()
