@@ -479,8 +479,11 @@ class Watchdog:
             self._gpus.close()
             self._gpus = None
         missed = [snapshot for snapshot in written if snapshot.kind]
-        found = {self._indexes[snapshot.rank]: (snapshot, self._check_s) for snapshot in missed}
-        self._found |= {index: each for index, each in found.items() if index in self._ranks}
+        self._found |= {
+            self._indexes[snapshot.rank]: (snapshot, self._check_s)
+            for snapshot in missed
+            if self._rank_of(snapshot) is not None
+        }
         to_stop = [] if self._stopping else [snapshot.rank for snapshot in missed if self._must_stop(snapshot)]
         events = [self._event(snapshot) for snapshot in missed]
         return HangFinding(

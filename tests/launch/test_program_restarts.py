@@ -15,6 +15,7 @@ from collections import Counter
 import pytest
 
 import infini_run as ir
+from tests.launch.test_control import ask
 from tests.launch.test_program_order import port, ready  # noqa: F401
 from tests.launch.test_programs import HOST, report_of, sh, two
 from tests.support.command import Bell, play
@@ -634,6 +635,41 @@ def test_hang_of_a_rank_is_not_that_of_its_next_attempt(infini_run, tmp_path, be
     assert re.findall(rb"b: restart .* in 0 ms: (b \d)", command.err) == [b"b 0"]
 
 
+def test_late_rank_is_not_late_after_its_restart(infini_run, tmp_path, bell, gate):
+    """The first py-spy of the look at b 0 lasts until b 1 has failed, and both have restarted."""
+    (tmp_path / "py-spy").write_text(
+        f"#!/bin/sh\nmkdir {tmp_path}/once || exit 1\necho go > {gate.path}\nread go < {bell.path}\n"
+    )
+    (tmp_path / "py-spy").chmod(0o755)
+    ready = f"{LATER}; s.send(b'READY=1')"
+    steps = f"""{LATER}
+rank, attempt = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
+if attempt == "0" and rank == "0":
+    time.sleep(1000)
+s.send(b"READY=1")
+if attempt == "0":
+    open("{gate.path}").readline()
+    raise SystemExit(3)
+if rank == "1":
+    open("{bell.path}", "w").write("go\\n")
+time.sleep(1000)
+"""
+    words = alone(
+        [sys.executable, "-c", f"{ready}; time.sleep(1000)"],
+        [sys.executable, "-c", steps],
+        "--ready_timeout=5",
+        "--grace=1",
+        counts=(1, 2),
+    )
+    command = infini_run(*words, env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"})
+    command.read_error_until(b"b 0 on", b"was not ready")
+    rows = [row.split() for row in ask("--top", command.pid).splitlines()]
+    assert [row[:3] for row in rows if row[0] == "b"] == [["b", "0", "ready"], ["b", "1", "ready"]]
+    command.signal(signal.SIGTERM)
+    assert command.wait() == 143
+
+
+LATER = "import os, socket, time; s = socket.socket(1, 2); s.connect(os.environ['NOTIFY_SOCKET'])"
 WATCHED = "import os, socket; s = socket.socket(1, 2); s.connect(os.environ['NOTIFY_SOCKET']); s.send(b'WATCHDOG=1')"
 
 
