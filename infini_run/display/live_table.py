@@ -105,8 +105,14 @@ class LaunchView:
         """Record one event of the group."""
         if event.kind == "started":
             self.pids.add(event.pid)
+            self._renew(event.rank)
         elif event.kind == "signalled":
             self.stop()
+
+    def _renew(self, rank: int) -> None:
+        """Forget the process of a rank whose program has restarted."""
+        self._over.discard(rank)
+        self._lines.pop(rank, None)
 
     def stop(self) -> None:
         """Note the stop of the ranks; their lines before it stay over what the stop makes them print."""
@@ -143,6 +149,8 @@ class LaunchView:
         is_over = exit_.end_s is not None
         if is_over:
             self._over.add(exit_.rank)
+        elif exit_.rank in self._over:  # a view from outside gets no event
+            self._renew(exit_.rank)
         is_lost = self._lost_s and not is_over and not exit_.start_failure
         sample = Usage() if is_over or is_lost else self._samples.get(exit_.pid or 0, Usage())
         end_s = exit_.end_s or self._lost_s or time.time()

@@ -117,6 +117,25 @@ def test_status_is_shown_beside_the_output(window, bell):
     assert one.wait() == 3
 
 
+def test_restarted_rank_shows_nothing_of_the_last_attempt(window, bell):
+    """Its status stands first again, as that of any rank that runs."""
+    says = shlex.join(map(str, play("notify=STATUS=new")))
+    second = f"{says}; read go < {bell.path}; echo second; exec sleep 1000"
+    sampler = f"test $TORCHELASTIC_RESTART_COUNT = 0 && {{ echo first; exit 3; }}; {second}"
+    flags = ("--restart_scope=program", "--restart_delay=1s", "--program=a", "sleep", "1000", ":")
+    one = window(*LIVE, *flags, "--program=b", "--max_restarts=1", "sh", "-c", sampler)
+
+    def ends(*words):
+        rows = [line.split() for line in one.text if line.startswith("b ")]
+        return bool(rows) and rows[-1][2] == "running" and rows[-1][7:] == [*words]
+
+    one.see(lambda: ends("new"))
+    bell.ring("go")
+    one.see(lambda: ends("new", "|", "second"))
+    os.kill(one.pid, signal.SIGTERM)
+    assert one.wait() == 143
+
+
 def test_first_frame_has_no_use_of_cpu_from_ticks(window):
     one = window(*LIVE, "--nproc_per_node=2", sys.executable, "-c", "while True: pass")
     one.see(lambda: has_cpu(one, 0) and has_cpu(one, 1))
