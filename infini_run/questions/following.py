@@ -126,6 +126,7 @@ class _Printer:
         self.names: dict[int, str] = {}  # of ranks of programs
         self._labels: dict[int, tuple[bytes, bytes]] = {}
         self._rests: dict[tuple[int, int], bytes] = {}  # by rank and stream: a line without its end
+        self._returned: set[tuple[int, int]] = set()  # where the last line ended in \r, and \n may be on its way
 
     def note(self, text: str) -> None:
         """Print a line of this command's own."""
@@ -150,12 +151,17 @@ class _Printer:
 
     def add(self, rank: int, stream: int, text: bytes) -> None:
         """Print what a rank wrote, up to the last end of a line."""
+        if (rank, stream) in self._returned and text:
+            self._returned.discard((rank, stream))
+            text = text.removeprefix(b"\n")
         text = self._rests.pop((rank, stream), b"") + text
         size = max(text.rfind(b"\n"), text.rfind(b"\r")) + 1
         if not size and len(text) >= _LONGEST:
             size = len(text)
         if size < len(text):
             self._rests[rank, stream] = text[size:]
+        elif text.endswith(b"\r"):
+            self._returned.add((rank, stream))
         self._print(rank, stream, text[:size])
 
     def end_lines(self) -> None:
@@ -163,6 +169,7 @@ class _Printer:
         for (rank, stream), text in sorted(self._rests.items()):
             self._print(rank, stream, text)
         self._rests.clear()
+        self._returned.clear()
 
     def _print(self, rank: int, stream: int, text: bytes) -> None:
         if rank not in self._labels:

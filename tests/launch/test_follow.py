@@ -116,6 +116,20 @@ def test_lines_from_now_on_have_labels(parts, follow):
     assert command.out.count(b"line") == 6
 
 
+def test_line_end_in_two_pieces_is_one(running, follow):  # noqa: F811
+    script = r"echo up $RANK $$; read go; printf 'one\r'; read go; printf '\ntwo\n\nthree\n'"
+    command, _ = running(
+        "--stdin=all", "--console=lines", nproc=1, program=("sh", "-c", script), stdin=subprocess.PIPE
+    )
+    follower = follow(command)
+    write(command, 1)
+    follower.read_until(b"one\n")
+    write(command, 1)
+    finish(command)
+    assert follower.wait() == 0
+    assert lines_of(follower, 0) == ["one", "two", "", "three"]
+
+
 @pytest.mark.parametrize("layout", ["flat", "torchrun"])
 def test_tail_of_logs_meets_new_lines_without_gap(parts, follow, tmp_path, layout):
     """While a rank writes, --follow begins: each line comes once."""
