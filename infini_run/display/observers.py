@@ -12,7 +12,7 @@ from infini_run.display.trace_format import IMPORTS
 from infini_run.errors import UsageError
 from infini_run.plan.model import reads_output
 from infini_run.record import replace
-from infini_run.report.pace import Pace
+from infini_run.report.program_pace import make_pace
 from infini_run.value_types import DESCRIPTOR
 
 TYPE_CHECKING = False
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from infini_run.errors import InfiniRunError
     from infini_run.options.launch_options import Options
     from infini_run.plan.model import Plan
+    from infini_run.report.pace import Pace
     from infini_run.report.report import Report
 
 _EXTRA = "--live: needs rich; run pip install 'infini-run[live]'"
@@ -50,7 +51,7 @@ class Observers:
         self._feed = feed
         self._sampler: Sampler | None = None
         self._has_group = False  # an attempt runs; between two, only the feed has something to do
-        self._pace = Pace()
+        self._pace = make_pace({}, one_world=True)  # its module is imported while there are descriptors
 
     def begin(
         self,
