@@ -10,6 +10,7 @@ from infini_run.multinode.engines import Contact, exit_text, find_engine, lines_
 from infini_run.options.nodes import check_doctor_engine
 from infini_run.record import replace
 from infini_run.system.interpreter import executable_text, own_python
+from infini_run.system.stdio import fill_stdio
 from infini_run.version import VERSION
 
 TYPE_CHECKING = False
@@ -42,6 +43,7 @@ def run_doctor(
         UsageError: the engine has no command for each node that brings back what is written there.
         StartError, ProgramMissing: the engine's command cannot be started.
     """
+    fill_stdio()
     here = Machine("this machine", own_python(_CALL), explain=_explain_own)
     nodes = [] if node_list is None else _nodes(options, node_list, environ)
     look_at([here, *nodes], environ, min(_LIMIT_S, options.join_timeout_s))

@@ -20,3 +20,19 @@ def fill_stdio() -> None:
         text = f"/dev/null cannot be opened: {error.strerror}"
         raise StartError(text, "opening /dev/null", error.errno or 0) from None
     os.close(fd)
+
+
+def above_stdio(fd: int) -> int:
+    """Return a new descriptor, moved if its number is one of stdio's: the core puts the stdio of a process there.
+
+    Raises:
+        OSError: It cannot be moved, and is closed.
+    """
+    if fd > 2:
+        return fd
+    import fcntl
+
+    try:
+        return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
+    finally:
+        os.close(fd)

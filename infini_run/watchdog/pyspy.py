@@ -13,6 +13,7 @@ from infini_run.core.group import Group, debug_flags
 from infini_run.errors import StartError
 from infini_run.system.interpreter import executable_text
 from infini_run.system.signal_numbers import SIGTERM
+from infini_run.system.stdio import above_stdio
 from infini_run.value_types import MARKER_VARIABLE
 
 TYPE_CHECKING = False
@@ -153,8 +154,8 @@ class GuestRun:
         spec.dies_with_us = entry is not None  # in a host program the thread that started it may end before it
         self._out = self._null = -1
         try:
-            self._out = _above_stdio(os.memfd_create(name))
-            self._null = _above_stdio(os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC))
+            self._out = above_stdio(os.memfd_create(name))
+            self._null = above_stdio(os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC))
         except OSError as error:
             self._close_files()
             raise StartError(str(error.strerror), "opening its output", error.errno or 0) from None
@@ -202,14 +203,3 @@ class GuestRun:
             if fd >= 0:
                 os.close(fd)
         self._out = self._null = -1
-
-
-def _above_stdio(fd: int) -> int:
-    """Return the descriptor, moved if its number is one of stdio's, which the core refuses."""
-    if fd > 2:
-        return fd
-    import fcntl
-
-    moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
-    os.close(fd)
-    return moved

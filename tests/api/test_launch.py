@@ -769,6 +769,18 @@ def test_two_ranks_start_where_the_host_has_closed_its_stdin():
     assert subprocess.run([sys.executable, "-c", program], stdin=subprocess.DEVNULL, check=False).returncode == 0
 
 
+@pytest.mark.parametrize("closed", [(0,), (0, 1), (1, 2), (0, 1, 2)])
+def test_nodes_are_reached_where_host_has_closed_its_stdio(tmp_path, closed):
+    ssh = tmp_path / "ssh"
+    ssh.write_text('#!/bin/sh\n[ "$1" = -V ] && exit\nfor last; do :; done\nexec sh -c "$last"\n')
+    ssh.chmod(0o755)
+    program = "import os, sys, infini_run as ir\n"
+    program += f"for fd in {closed}: os.close(fd)\n"
+    program += "os._exit(ir.run(['true'], hosts='a,b', nproc_per_node=1).exit_code)\n"
+    env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    assert subprocess.run([sys.executable, "-c", program], env=env, check=False, timeout=LIMIT_S).returncode == 0
+
+
 def test_errors_travel_between_processes():
     with pytest.raises(ir.WorkerError) as failed:
         ir.run(["sh", "-c", "exit 3"])

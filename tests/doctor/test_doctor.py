@@ -59,6 +59,13 @@ def test_it_looks_at_all_of_this_machine_and_starts_no_program(doctor, tmp_path)
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "<&- >&- 2>&-"])
+def test_doctor_looks_though_stdio_is_closed(infini_run, closed):
+    command = infini_run("--doctor", under=("sh", "-c", f'exec "$@" {closed}', "sh"))
+    assert command.wait() == infini_run("--doctor").wait()
+    assert command.err == b""
+
+
 def test_the_text_is_one_screen_with_a_line_or_more_for_each_finding(infini_run):
     command = infini_run("--doctor")
     command.wait()

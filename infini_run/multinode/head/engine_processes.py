@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import time
 from _functools import partial
-from _socket import socketpair  # the C module: `socket` costs 5 ms
+from _socket import socket, socketpair  # the C module: `socket` costs 5 ms
 
 from infini_run.core.c_structs import PIPE, SpawnSpec
 from infini_run.core.group import GUARD, Group, debug_flags, is_main_thread
@@ -20,6 +20,7 @@ from infini_run.system.poller import READ
 from infini_run.system.resource_limits import explain_command
 from infini_run.system.shell import find_program, missing_text
 from infini_run.system.signal_numbers import SIGTERM
+from infini_run.system.stdio import above_stdio
 from infini_run.value_types import MARKER_VARIABLE
 
 TYPE_CHECKING = False
@@ -173,7 +174,10 @@ class EngineProcesses:
         ours, theirs = socketpair() if self._engine.USES_STDIO else (None, None)
         null, group = -1, None
         try:
-            null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC) if theirs is None else -1
+            if theirs is None:
+                null = above_stdio(os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC))
+            elif theirs.fileno() < 3:  # the host program has closed its stdio
+                theirs = socket(fileno=above_stdio(theirs.detach()))
             stdio = null if theirs is None else theirs.fileno()
             spec.stdio = [stdio, stdio, PIPE]
             group = Group(
