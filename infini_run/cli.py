@@ -50,11 +50,12 @@ def main() -> None:
 
 
 def _limit_behind(error: OSError) -> str:
-    """Return the limit that caused an error, for its line; "": none did. Without a descriptor no import works."""
+    """Return the limit that caused an error, for its line; "": none did. Without a descriptor, or memory, no import
+    works."""
     try:
         from infini_run.system.resource_limits import LIMITS
-    except OSError:
-        return "raise ulimit -n or ulimit -Hn"
+    except (OSError, MemoryError):
+        return {os.ENOMEM: NO_MEMORY, os.EMFILE: "raise ulimit -n or ulimit -Hn"}.get(error.errno or 0, "")
     return LIMITS.get(error.errno or 0, "")
 
 
@@ -582,9 +583,12 @@ def _write_line(text: str, *, is_bounded: bool = False) -> None:
 
 
 def _stop_fd() -> int:
-    from infini_run.core.signal_pipe import SignalPipe
+    try:
+        from infini_run.core.signal_pipe import SignalPipe
 
-    return SignalPipe().fd
+        return SignalPipe().fd
+    except OSError:  # too few descriptors, which is what the line is about
+        return -1
 
 
 def _print(fd: int, text: str) -> int:

@@ -7,9 +7,11 @@ that find no room, and the caller waits as long as it likes, or not at all.
 from __future__ import annotations
 
 import os
+import select  # before a writer takes the last descriptors
 import time
 
 from infini_run._irun import ffi, lib
+from infini_run.core.quiet_write import write
 from infini_run.core.write_buffer import flush
 from infini_run.system.io_sizes import LARGE_CHUNK
 
@@ -100,6 +102,8 @@ def write_all(fd: int, data: bytes, wait_s: float | None, also: Callable[[], int
     None."""
     writer = NonblockingWriter(fd)
     try:
+        if writer.problem is not None:
+            return _write_pieces(fd, data, wait_s, also)
         writer.write(data)
         if not writer.finish():
             wait(writer, wait_s, also)
@@ -108,10 +112,30 @@ def write_all(fd: int, data: bytes, wait_s: float | None, also: Callable[[], int
         writer.close()
 
 
+def _write_pieces(fd: int, data: bytes, wait_s: float | None, also: Callable[[], int] | None) -> OSError | None:
+    """Do the same without a writer, for which there are too few threads or descriptors: the data may be the line that
+    names the limit. Where a pipe polls writable, it has room for a piece (pipe(7))."""
+    poll, stop_fd = select.poll(), -1 if also is None else also()
+    poll.register(fd, select.POLLOUT)
+    if stop_fd >= 0:
+        poll.register(stop_fd, select.POLLIN)
+    end_s = None if wait_s is None else time.monotonic() + wait_s
+    while data:
+        left_s = None if end_s is None else max(0.0, end_s - time.monotonic())
+        ready = dict(poll.poll(None if left_s is None else left_s * 1000))
+        if not ready or stop_fd in ready:
+            return None
+        try:
+            data = data[write(fd, data, select.PIPE_BUF) :]
+        except BlockingIOError:
+            continue
+        except OSError as error:
+            return error
+    return None
+
+
 def wait(writer: NonblockingWriter, wait_s: float | None, also: Callable[[], int] | None = None) -> None:
     """Wait in the same way for earlier bytes, and write no more."""
-    import select
-
     poll, stop_fd = select.poll(), -1 if also is None else also()
     if stop_fd >= 0:
         poll.register(stop_fd, select.POLLIN)

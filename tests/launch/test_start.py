@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import shutil
@@ -211,6 +212,45 @@ def test_rank_that_cannot_be_created_is_named(infini_run, every_path):
     assert command.wait() == 1
     assert b"rank 2 cannot be started: creating the process: " in command.err
     assert not marked()
+
+
+def beside_stranger():
+    """As a user who cannot open the pipes of these tests anew, so that a thread has to write there."""
+    uid = 41000 + os.getpid() % 10000
+    words = (f"--reuid={uid}", f"--regid={uid}", "--clear-groups")
+    return ("setpriv", *words, "--inh-caps=-all,+dac_read_search", "--ambient-caps=-all,+dac_read_search")
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs a user of its own, whose processes are counted")
+def test_limit_is_named_where_no_thread_can_write(infini_run):
+    command = infini_run("sleep", "1000", under=beside_stranger(), preexec_fn=limit(resource.RLIMIT_NPROC, 1, 1))
+    assert not walk_is_clean(command, (b"ulimit -u",))
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs a pipe of another user")
+def test_limit_is_named_where_writing_needs_descriptors(infini_run):
+    needed = first_that_starts_an_interpreter()
+    for n in range(needed, needed + 6):
+        command = infini_run("sleep", "1000", under=beside_stranger(), preexec_fn=limit(resource.RLIMIT_NOFILE, n, n))
+        assert not walk_is_clean(command, (b"ulimit -n",))
+
+
+@pytest.mark.parametrize(("number", "named"), [(errno.ENOMEM, "ulimit -v"), (errno.EMFILE, "ulimit -n")])
+def test_limit_is_named_where_no_import_works(number, named):
+    """As in a walk of ulimit -v, where it depends on the allocator which step finds no memory."""
+    code = (
+        "import sys, infini_run.cli\n"
+        "class Nothing:\n"
+        "    def find_spec(*_):\n"
+        f"        raise OSError({number}, '')\n"
+        "sys.modules.pop('infini_run.system.resource_limits', None)\n"
+        "sys.meta_path[:] = [Nothing]\n"
+        f"print(infini_run.cli._limit_behind(OSError({number}, '')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert named in done.stdout
 
 
 # ---- programs that cannot be run
