@@ -67,6 +67,31 @@ def test_workers_start_when_none_is_free():
         assert starts(executor) == 1
 
 
+def test_worker_starts_for_call_whose_worker_another_thread_took(gate):
+    class Late:
+        """Lets another thread submit a call before it is pickled."""
+
+        def __reduce__(self):
+            pickles.set()
+            assert submitted.wait(LIMIT_S)
+            return int, ()
+
+    pickles, submitted = threading.Event(), threading.Event()
+    with ir.Executor(2) as executor:
+        executor.submit(int).result(LIMIT_S)
+        until(lambda: [worker.state for worker in executor._crew.status().workers] == ["ready", "stopped"])
+        late = []
+        thread = threading.Thread(target=lambda: late.append(executor.submit(int, Late())))
+        thread.start()
+        assert pickles.wait(LIMIT_S)
+        blocked = executor.submit(read_fifo, gate)
+        submitted.set()
+        thread.join()
+        assert late[0].result(LIMIT_S) == 0
+        open_gate(gate)
+        assert blocked.result(LIMIT_S) == ""
+
+
 def test_initializer_runs_once_in_each_worker():
     with ir.Executor(2, initializer=remember, initargs=("it",)) as executor:
         assert [executor.submit(_state.get, "value").result(LIMIT_S) for _ in range(3)] == [
@@ -157,6 +182,16 @@ def test_failing_initializer_breaks_the_executor():
     executor = ir.Executor(1, initializer=int, initargs=("no number",))
     with executor, pytest.raises(ir.ExecutorFailed, match="ValueError: invalid literal"):
         executor.submit(int).result(LIMIT_S)
+
+
+def cancel():
+    raise ir.Cancelled
+
+
+def test_call_that_raises_cancelled_has_that_for_its_error():
+    with ir.Executor(1) as executor:
+        assert type(executor.submit(cancel).exception(LIMIT_S)) is ir.Cancelled
+        assert executor.submit(int).result(LIMIT_S) == 0
 
 
 def test_sys_exit_and_unpicklable_call_are_errors_of_the_call():

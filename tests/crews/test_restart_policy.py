@@ -112,6 +112,19 @@ def test_the_others_are_stopped_and_started_with_it(strategy, first, bell, shut)
     assert [old != new for old, new in zip(before, after, strict=True)] == [rank >= first for rank in range(3)]
 
 
+def test_workers_that_fail_before_their_restart_cost_one_restart():
+    with ir.Crew(obey, nproc=2, restart=ir.Restart(strategy="one_for_all", max_restarts=1)) as crew:
+        first = crew.worker(1).ask("closes")
+        until(lambda: crew.status().workers[1].state == "failed")  # its end is not known yet
+        with pytest.raises(ir.WorkerDied, match=r"rank 0 on .* SIGKILL"):
+            crew.worker(0).ask("killed").result()
+        with pytest.raises(ir.WorkerDied, match=r"rank 1 on .* closed its channel"):
+            first.result()
+        assert [crew.worker(rank).ask("restarts").result() for rank in range(2)] == [1, 1]
+        kinds = [(event.kind, event.rank) for event in crew.events() if event.kind in ("died", "restarting")]
+    assert kinds == [("died", 0), ("restarting", 0), ("died", 1), ("restarting", 1)]
+
+
 def test_all_of_them_meet_at_a_new_port_when_all_are_started_again():
     with ir.Crew(obey, nproc=2, restart=ir.Restart(strategy="one_for_all")) as crew:
         ports = {crew.worker(rank).ask(("env", "MASTER_PORT")).result() for rank in range(2)}

@@ -112,6 +112,9 @@ class CrewSupervisor(Supervisor):
             if self.starts_on_demand:
                 self._offer()
                 self._offer_to_starting()
+                if self._shared:  # the worker that was free for it has got another thread's task meanwhile
+                    self.expect_task()
+                    self._offer_to_starting()
             elif not self._will_offer:
                 self._will_offer = True
                 self.call(self._offer)  # after the other calls that are here: their tasks go together
@@ -328,6 +331,10 @@ class CrewSupervisor(Supervisor):
             self.problems.append(str(worker.cause))
             return
         now_s = time.monotonic()
+        for pending in self._restarts:
+            if worker.rank in pending.ranks:  # another failure restarts it, too: both are one
+                self.on_event("restarting", worker, delay_s=max(0.0, pending.due_s - now_s))
+                return
         assert worker.process is not None
         processes = (each.process for each in self.workers)
         delay_s = self._placement.spend(worker.process, processes, partial(self._budget.spend, now_s))

@@ -161,7 +161,7 @@ class WorkerLife:
                     self._held = task.task, body
                 else:
                     self._send(TaskDone(task=task.task, body=body))
-            elif isinstance(error, Cancelled):
+            elif isinstance(error, Cancelled) and not part.is_executor:  # there it answers a call, as any exception
                 self._send(TaskCancelled(task=task.task))
             else:
                 assert error is not None
