@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 _SHORT_TOKEN = 16  # characters
 _LONGEST_TOKEN = 4096  # characters, as one variable of an agent holds 128 KiB
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0  # between two attempts to join
+_REFUSED_S = (1.0, 60.0)  # before the next one of a node that cannot run its ranks; doubled each time
 _FDS_PER_NODE, _FDS_OF_OURS = 12, 512  # a command has those of its group, a pipe and a connection
 
 
@@ -205,7 +206,7 @@ class HandStartedLauncher:
         self.has_ever_joined = False
         self._last_job = "", 0.0
         self._cwd = working_directory()  # once it has run ranks, a launcher is in /
-        self.has_joined = False
+        self.has_joined = self.has_refused = False
 
     def serve(self, limit_s: float | None = None) -> int:
         """Join, and do what the head says.
@@ -224,7 +225,7 @@ class HandStartedLauncher:
         from infini_run.multinode.link.handshake import Silent, Unheard
         from infini_run.multinode.link.tcp import connect_with_retry
 
-        self.has_joined = False
+        self.has_joined = self.has_refused = False
         options = self._options
         try:
             os.chdir(self._cwd)
@@ -251,6 +252,7 @@ class HandStartedLauncher:
             connection.close()
             self._entry, self.has_joined, self._last_job = agent.entry, agent.has_joined, agent.last_job
             self.has_ever_joined = self.has_ever_joined or agent.has_joined
+            self.has_refused = agent.has_refused
 
     def _take_port(self) -> bool:
         """Return whether this launcher listens in the head's place: nobody does, and no head has answered."""
@@ -268,6 +270,7 @@ class HandStartedLauncher:
 
         end_s, pause_s = time.monotonic() + self._options.join_timeout_s, _FIRST_PAUSE_S
         reasons: set[str] = set()  # that a line has said
+        refused_s = _REFUSED_S[0]
         while True:
             try:
                 return self.serve(max(0.0, end_s - time.monotonic()))
@@ -276,7 +279,9 @@ class HandStartedLauncher:
                     raise
                 if self.has_joined:
                     reasons.clear()
-                    end_s, pause_s = time.monotonic() + self._options.join_timeout_s, _FIRST_PAUSE_S
+                    pause_s = refused_s if self.has_refused else _FIRST_PAUSE_S
+                    refused_s = min(2 * refused_s, _REFUSED_S[1]) if self.has_refused else _REFUSED_S[0]
+                    end_s = time.monotonic() + pause_s + self._options.join_timeout_s
                 elif time.monotonic() + _LONGEST_PAUSE_S > end_s:
                     limit_s = self._options.join_timeout_s
                     raise LinkError(
@@ -284,7 +289,9 @@ class HandStartedLauncher:
                     ) from None
                 elif not isinstance(error, (TurnedAway, Unheard)) and not self.has_ever_joined:
                     raise  # later it is another program that has the port for a while
-                if self.has_joined or str(error) not in reasons:
+                if self.has_refused:
+                    self._print(f"this node cannot run its ranks; rejoining in {pause_s:g} s")
+                elif self.has_joined or str(error) not in reasons:
                     reasons.add(str(error))
                     self._print(f"{error}; rejoining")
             time.sleep(pause_s)  # no event reports a free place

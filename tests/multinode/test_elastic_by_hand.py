@@ -119,6 +119,36 @@ def test_stdin_has_ended_on_spare_that_takes_place(start, bell, readers):
     assert sorted(command.wait() for command in commands) == [-signal.SIGKILL, 0, 0]
 
 
+def test_spare_that_refuses_waits_longer_before_each_return(start, bell, tmp_path):
+    """It imports again each time."""
+    imports = Bell(tmp_path / "imports")
+    (tmp_path / "early.py").write_text(
+        f"import os\nwith open({imports.path!r}, 'w') as file: print('began', file=file)\n"
+        "if 'BAD' in os.environ:\n    import nosuch\n"
+    )
+    script = tmp_path / "script.py"
+    script.write_text(
+        f"import time\nwith open({bell.path!r}, 'w') as file: print('up', file=file)\ntime.sleep(1000)\n"
+    )
+    flags = ("--spares=1", "--join_window=0.1", *SLOW, "--nproc_per_node=1", "--preload=early", str(script))
+    env = {"PYTHONPATH": str(tmp_path)}
+    commands = [start(*flags, env=env) for _ in range(2)]
+    bell.hear(2)
+    imports.hear(2)
+    spare = start(*flags, env={**env, "BAD": "1"})
+    read_error_until([spare], b"rejoining in 4 s")
+    spare.signal(signal.SIGTERM)
+    assert spare.wait() in (143, -signal.SIGTERM)
+    refusal = "infini-run: --preload: early cannot be imported: ModuleNotFoundError: No module named 'nosuch'"
+    pauses = [f"infini-run: this node cannot run its ranks; rejoining in {pause_s} s" for pause_s in (1, 2, 4)]
+    assert spare.err.decode().splitlines() == [line for pause in pauses for line in (refusal, pause)]
+    imports.hear(3)
+    imports.close()
+    commands[0].signal(signal.SIGTERM)
+    commands[1].signal(signal.SIGTERM)
+    assert [command.wait() for command in commands] == [143, 143]
+
+
 def test_srun_tasks_keep_a_spare_for_a_lost_node(infini_run, bell, port):
     step = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "node[1-3]"}
     step |= {"SLURM_STEP_NUM_NODES": "3", "SLURM_STEP_NUM_TASKS": "3", "SLURM_STEP_TASKS_PER_NODE": "1(x3)"}

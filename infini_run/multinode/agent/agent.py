@@ -93,6 +93,7 @@ class Agent:
         self._stuck: StuckProcesses | None = None  # of the last attempt
         self.last_job = last_job
         self.has_joined = False
+        self.has_refused = False  # this node cannot run its ranks
 
     @property
     def entry(self) -> ProcessState | None:
@@ -261,6 +262,7 @@ class Agent:
         self._link.drain()
 
     def _send_refusal(self, error: InfiniRunError) -> None:
+        self.has_refused = True
         if self._own_options is not None:  # this node's user may not see what the head says
             print_line(f"infini-run: {printable(str(error))}", 2 if self._stdio is None else self._stdio.own_stderr)
         self._link.send_error(error)
