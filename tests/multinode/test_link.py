@@ -373,6 +373,17 @@ def test_without_any_descriptor_nobody_is_let_in_and_nothing_spins(listener):
         assert listener._waiting == {}
 
 
+def test_listener_without_any_descriptor_accepts_again_once_there_is_one(listener):
+    with socket.create_connection(("127.0.0.1", listener.port)):
+        with no_descriptor_left():
+            until(lambda: (listener.poll(0.01), listener.notices)[1])
+            listener.run_due(listener.next_deadline_s)
+            listener.poll(1)
+            assert len(listener.notices) == 1, "one line for all tries"
+        listener.run_due(listener.next_deadline_s)
+        until(lambda: (listener.poll(0.01), len(listener._waiting) == 1)[1])
+
+
 def crowd(listener, count, address="127.0.0.1", said=b""):
     there = len(listener._waiting) + listener.dropped
     scans = [

@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 _SPARE = 256  # unauthenticated connections beyond one per node
 _AT_ONCE = 32  # connections that are accepted in one turn
 _PAUSE_S = 0.1  # between two such turns, after all nodes have joined
+_NO_ROOM_S = (
+    1.0  # until it tries again to accept, after it had no descriptor to spare: no event reports that one is free
+)
 _REPORTED = 8  # rejected connections, of strangers and of launchers with another token
 
 
@@ -123,6 +126,7 @@ class AgentListener:
         self._strangers, self._likely_agents = _ByAddress(), _ByAddress()
         self._is_expecting = True
         self._pause_end_s = float("inf")
+        self._has_no_room = False  # a line has said so
         self._listener: socket | None = None
 
     def open(self, port: int, asked: str = "", listening: socket | None = None) -> str:
@@ -194,6 +198,7 @@ class AgentListener:
                 if (accepted := self._accept_next(is_first=at == 0)) is None:
                     return
                 connection, address = accepted
+                self._has_no_room = False
                 connection.restrict()
                 if len(self._waiting) >= self._limit:
                     self._make_room()
@@ -222,8 +227,11 @@ class AgentListener:
                     return None  # if one waits, the poller reports it again
                 if not self._waiting:  # it would be ready again and again
                     self._poller.unwatch(self._listener.fileno())
-                    limit = LIMITS.get(error.errno or 0, error.strerror)
-                    self._notice(f"cannot accept more nodes: {limit}")
+                    self._pause_end_s = time.monotonic() + _NO_ROOM_S
+                    if not self._has_no_room:
+                        self._has_no_room = True
+                        limit = LIMITS.get(error.errno or 0, error.strerror)
+                        self._notice(f"cannot accept more nodes: {limit}")
                     return None
                 self._make_room()
 
