@@ -216,6 +216,20 @@ def test_mpirun_that_is_not_there_is_one_line(run, tmp_path):
     assert command.err == b"infini-run: mpirun is not on PATH, and --engine=mpi needs it\n"
 
 
+@pytest.mark.parametrize("limit", range(9, 14))
+def test_mpirun_that_cannot_start_is_not_called_missing(infini_run, tmp_path, limit):
+    (tmp_path / "mpirun").write_text("#!/bin/sh\n")
+    (tmp_path / "mpirun").chmod(0o755)
+    env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    few = ("sh", "-c", f'ulimit -n {limit}; exec "$@"', "sh")
+    command = infini_run("--engine=mpi", "--hosts=a,b", "--nproc_per_node=1", "true", env=env, under=few)
+    assert command.wait() == 1
+    (line,) = command.err.splitlines()
+    assert line.endswith(
+        b"Too many open files; the limit on open descriptors was reached; raise ulimit -n or ulimit -Hn"
+    )
+
+
 def test_mpirun_that_does_not_say_its_version_is_killed(infini_run, bell, tmp_path):
     """With what it started. A launcher hears no signal before the head waits."""
     (tmp_path / "mpirun").write_text(f"#!/bin/sh\nsleep 1000 &\necho $$ $! > {bell.path}\nwait\n")

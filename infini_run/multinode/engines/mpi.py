@@ -11,10 +11,11 @@ import os
 import shutil
 import subprocess
 
-from infini_run.errors import ProgramMissing, UsageError
+from infini_run.errors import ProgramMissing, StartError, UsageError
 from infini_run.multinode.engines import Contact, Engine, EngineCommand, agent_argv, exit_text, lines_of
 from infini_run.multinode.link.connection import TOKEN
 from infini_run.system.python_probe import end_session
+from infini_run.system.resource_limits import explain_command
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -72,7 +73,9 @@ def _is_open_mpi(environ: Mapping[str, str]) -> bool:
     """Return whether mpirun is Open MPI's: by the program behind the symbolic link, or by its own --version, which
     takes 40 ms."""
     path = shutil.which("mpirun", path=environ.get("PATH"))
-    program = os.path.basename(os.path.realpath(path)) if path else ""
+    if not path:
+        raise ProgramMissing("mpirun is not on PATH, and --engine=mpi needs it", "mpirun")
+    program = os.path.basename(os.path.realpath(path))
     if program in _IS_OPEN_MPI:
         return _IS_OPEN_MPI[program]
     text = _version_text(environ)
@@ -87,7 +90,7 @@ def _version_text(environ: Mapping[str, str]) -> bytes:
     """Return what `mpirun --version` prints. Nobody reads this process's signals meanwhile, so it has a limit.
 
     Raises:
-        ProgramMissing: There is no mpirun.
+        StartError: It cannot start.
         UsageError: It does not end in time. It is killed then, with what it started.
     """
     try:
@@ -99,8 +102,9 @@ def _version_text(environ: Mapping[str, str]) -> bytes:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    except OSError:
-        raise ProgramMissing("mpirun is not on PATH, and --engine=mpi needs it", "mpirun") from None
+    except OSError as error:
+        number = error.errno or 0
+        raise explain_command(StartError(os.strerror(number), "--version", number), "mpirun") from None
     try:
         return process.communicate(timeout=_VERSION_S)[0]
     except subprocess.TimeoutExpired:
