@@ -92,8 +92,12 @@ def _find(name: str, environ: Mapping[str, str], cwd: str) -> str:
         raise ProgramMissing("the program's name is empty; use a path or a command on PATH", name)
     path = os.join(cwd, name)
     if "/" in name:
-        if not os.lexists(path):
-            raise _missing(name, f"does not exist (in {cwd or _here()})", environ, cwd)
+        try:
+            os.lstat(path)
+        except PermissionError:
+            raise NotExecutable(f"{name} cannot be executed: no permission for a folder of its path", name) from None
+        except (OSError, ValueError):  # ValueError: a NUL within it
+            raise _missing(name, f"does not exist (in {cwd or _here()})", environ, cwd) from None
         return path
     if name.endswith(PYTHON_FILES) and os.isfile(path):
         return path

@@ -182,6 +182,23 @@ def test_a_module_is_run_by_this_python_and_not_looked_for():
 # ---- not there: 127
 
 
+@pytest.mark.parametrize("name", ["closed/prog", "closed/train.py"])
+def test_program_in_closed_folder_is_not_called_missing(name, here):
+    make(here / name)
+    (here / "closed").chmod(0)
+    user = os.geteuid()
+    try:
+        if user == 0:  # who may enter any folder
+            os.seteuid(65534)
+        with pytest.raises(NotExecutable) as caught:
+            find(f"./{name}")
+    finally:
+        os.seteuid(user)
+        (here / "closed").chmod(0o700)
+    assert str(caught.value) == f"./{name} cannot be executed: no permission for a folder of its path"
+    assert caught.value.exit_code == 126
+
+
 @pytest.mark.parametrize("name", ["./prog", "dir/prog", "/nonexistent/prog"])
 def test_a_path_that_is_not_there_is_named_with_where_we_are(name, here):
     with pytest.raises(ProgramMissing) as caught:
