@@ -77,6 +77,11 @@ class FrameDecoder:
         start, stop, large, _, _ = self._apply_counts()
         return start == stop and large is None
 
+    @property
+    def state(self) -> object:
+        """What came and is not returned: equal as long as nothing else comes, and no message is returned."""
+        return self._state
+
     def read(self, source: Source) -> Message | None:
         """Return the next message, after at most one read, or None while it is not whole. An exception of the read
         passes through; nothing came then.

@@ -56,6 +56,7 @@ class Endpoint:
     """The common part of a Sender and a Receiver."""
 
     _too_late = ""
+    _queues: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock]  # with the first coroutine
 
     def __init__(self, line: SharedSocket, limit: int) -> None:
         self._line = line
@@ -66,7 +67,6 @@ class Endpoint:
         self._closed = False
         self._is_finished = False  # and what was under way then is gone, too
         self._afterwards: set[Callable[[], object]] = set()  # to call at each release of the lock
-        self._queues: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] | None = None
         line.hold()
         _endpoints.add(self)
 
@@ -182,8 +182,9 @@ class Endpoint:
         import asyncio
         from weakref import WeakKeyDictionary
 
-        if self._queues is None:
-            self._queues = WeakKeyDictionary()
+        # one step: with a second dictionary of another thread's loop, two coroutines of this loop had their turn at
+        # once, and add_reader forgets the first of them
+        vars(self).setdefault("_queues", WeakKeyDictionary())
         return self._queues.setdefault(loop, asyncio.Lock())
 
     async def _until_free(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -205,14 +206,16 @@ class Endpoint:
         loop: asyncio.AbstractEventLoop,
         watch: Callable[..., Any],
         unwatch: Callable[[int], Any],
+        is_due: Callable[[], bool],
     ) -> None:
-        """Wait for the socket, for a release of the lock, or for a close."""
+        """Wait for the socket, for a release of the lock, or for a close. No wait if `is_due`: what another thread
+        did came before this waiter was on the list."""
         future = loop.create_future()
         wake = partial(_wake_from_thread, loop, future)
         self._line.hold()  # the number is not to be another descriptor's before it is unwatched
         self._afterwards.add(wake)
         try:
-            if not self._is_finished:
+            if not self._is_finished and not is_due():
                 watch(self._fd, _wake, future)
                 await future
         finally:

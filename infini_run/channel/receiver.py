@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _socket
 import select
+from functools import partial
 from itertools import repeat
 
 from infini_run.channel.decoder import BYTES, END, PICKLE, ROOM, FrameDecoder, Source
@@ -112,10 +113,14 @@ class Receiver(Endpoint):
                 try:
                     return self._next(must_be, 0.0)
                 except TimeoutError:
-                    pass  # it is not here yet
+                    before = self._decoder.state  # it is not here yet
                 finally:
                     self._leave()
-                await self._until_ready(loop, loop.add_reader, loop.remove_reader)
+                await self._until_ready(loop, loop.add_reader, loop.remove_reader, partial(self._has_news, before))
+
+    def _has_news(self, before: object) -> bool:
+        """Return whether another thread has read since, perhaps more than its own message."""
+        return self._kept is not None or self._over is not None or self._decoder.state != before
 
     def _next(self, must_be: int, end_s: float | None) -> Message:
         """Return the next message. The caller holds the lock."""

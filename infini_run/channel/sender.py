@@ -156,7 +156,7 @@ class Sender(Endpoint):
         try:
             async with self._queue_for(loop):
                 while not await self._try(loop, out):
-                    await self._until_ready(loop, loop.add_writer, loop.remove_writer)
+                    await self._until_ready(loop, loop.add_writer, loop.remove_writer, lambda: out.is_done)
         except BaseException:
             out.is_awaited = False
             raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 
 import pytest
@@ -184,6 +185,45 @@ def test_two_loops_in_two_threads_share_a_receiver(way):
         tx.send(number)
     tx.close()
     assert sorted(number for helper in helpers for number in helper.end()[1]) == list(range(200))
+
+
+def at_call(name, act):
+    """Call `act` once, when this thread next calls a function of that name."""
+
+    def look(frame, event, _):
+        if event == "call" and frame.f_code.co_qualname.endswith(name):
+            sys.setprofile(None)
+            act()
+
+    sys.setprofile(look)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="co_qualname")
+def test_coroutine_gets_message_read_by_thread_just_before_it_waits(way):
+    tx, rx = way
+
+    def read():
+        tx.send(1)
+        tx.send(2)
+        assert rx.recv() == 1  # and reads the other one, too
+
+    async def receive():
+        at_call("_until_ready", read)
+        return await rx.arecv()
+
+    assert run(receive()) == 2
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="co_qualname")
+def test_loop_keeps_its_queue_when_another_loop_begins(way):
+    _, rx = way
+    loops = asyncio.new_event_loop(), asyncio.new_event_loop()
+    queues = []
+    at_call("WeakKeyDictionary.__init__", lambda: queues.append(rx._queue_for(loops[1])))
+    rx._queue_for(loops[0])
+    assert rx._queue_for(loops[1]) is queues[0]
+    for loop in loops:
+        loop.close()
 
 
 @pytest.mark.parametrize("from_thread", [False, True])
