@@ -543,3 +543,26 @@ def test_a_parcel_brings_its_descriptors():
         os.close(reader)
         one.close()
         assert receive_with_fds(other) is None
+
+
+@pytest.mark.parametrize("left", range(1, 12))
+def test_pool_runs_again_after_interrupt_of_request(left):
+    calls = 0
+
+    def interrupt(frame, event, argument):
+        nonlocal calls
+        names = frame.f_code.co_name, frame.f_back.f_code.co_name
+        if event.startswith("c_") and ("send_link" in names or "send_with_fds" in names):
+            calls += 1
+            if calls == left:
+                raise KeyboardInterrupt
+
+    with ir.Pool(nproc_per_node=2, preload=["fractions"]) as pool:
+        sys.setprofile(interrupt)
+        try:
+            pool.run(parent)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.setprofile(None)
+        assert len(pool.run(parent)) == 2

@@ -20,7 +20,7 @@ from infini_run.crews.spawn.preloading import FunctionPreload, find_refusal, ref
 from infini_run.crews.spawn.process_watch import ProcessWatch
 from infini_run.crews.spawn.spawner import PING_INTERVAL_S
 from infini_run.crews.spawn.start_errors import start_error
-from infini_run.crews.spawn.zygote_protocol import MessageSocket, receive_with_fds, send_with_fds
+from infini_run.crews.spawn.zygote_protocol import MessageSocket, receive_link, receive_with_fds, send_with_fds
 from infini_run.errors import InfiniRunError
 from infini_run.node.last_output import last_output
 from infini_run.system.poller import READ, WRITE, Poller
@@ -110,32 +110,37 @@ class Zygote:
 
     def _on_request(self) -> None:
         os.close(self._reserve_fd)
-        request: Any = receive_with_fds(self._control)
-        if request is None:
+        link = receive_link(self._control)
+        if link is None:
             self._has_ended = True
             return
+        request: Any = receive_with_fds(link)
+        if request is None:  # an interrupt ended its launch
+            link.close()
+            self._reserve()
+            return
         (plan, options, environ, cwd), fds = request
-        connection = MessageSocket(socket.socket(fileno=fds[0]))
+        connection = MessageSocket(link)
         try:
-            if len(fds) != 3 + len(plan.workers):
+            if len(fds) != 2 + len(plan.workers):
                 raise OSError(EMFILE, os.strerror(EMFILE))
             self._reserve()
         except OSError as error:
-            for fd in fds[1:]:
+            for fd in fds:
                 os.close(fd)
             connection.send(("failed", start_error(error)))
             connection.close()
             self._reserve()
             return
-        stdins = {worker.rank: fd for worker, fd in zip(plan.workers, fds[3:], strict=True)}
+        stdins = {worker.rank: fd for worker, fd in zip(plan.workers, fds[2:], strict=True)}
         fork_run = ForkLaunch(
             plan,
             options,
             environ=environ,
             cwd=cwd,
             stdins=stdins,
-            stdout=fds[1],
-            stderr=fds[2],
+            stdout=fds[0],
+            stderr=fds[1],
             find_refusal=refuse_threads,
         )
         _Run(self._poller, self._runs, connection, fork_run).start()

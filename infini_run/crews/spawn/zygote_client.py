@@ -17,7 +17,7 @@ from infini_run.core.c_structs import Event
 from infini_run.core.group import forking
 from infini_run.crews.spawn.exec_spawner import python_command
 from infini_run.crews.spawn.spawner import KILL_ANSWER_S
-from infini_run.crews.spawn.zygote_protocol import MessageSocket, receive_with_fds, send_with_fds
+from infini_run.crews.spawn.zygote_protocol import MessageSocket, receive_with_fds, send_link, send_with_fds
 from infini_run.errors import InfiniRunError, StartError, UsageError
 from infini_run.node.launch import NodeLaunch
 from infini_run.node.outcome import Outcome
@@ -90,11 +90,13 @@ class ZygoteProcess:
         if problem:
             raise (ReadsRank if is_refused else UsageError)(problem)
 
-    def send(self, message: object, fds: Sequence[int]) -> None:
-        """Send it a message with descriptors. Raises StartError if it is gone."""
+    def send(self, message: object, fds: Sequence[int], connection: MessageSocket, theirs: socket.socket) -> None:
+        """Send it a request with descriptors over a new connection, whose other end is `theirs`. An interrupt may
+        tear that, but no later request. Raises StartError if it is gone."""
         with self._lock:
             try:
-                send_with_fds(self._control, message, fds)
+                send_link(self._control, theirs)
+                connection.send_with_fds(message, fds)
             except OSError:
                 raise self.lost() from None
 
@@ -186,7 +188,7 @@ class ZygoteProxy:
                 self._connection = MessageSocket(ours)
                 for fd in (1, 2):
                     self._console.append(_copy(fd))
-            self._zygote.send(self._request, [self._theirs.fileno(), *self._console, *self._channels])
+            self._zygote.send(self._request, [*self._console, *self._channels], self._connection, self._theirs)
         except BaseException:
             if self._connection is not None:
                 self._connection.close()

@@ -52,6 +52,12 @@ class MessageSocket:
         self._out += data
         self.flush()
 
+    def send_with_fds(self, message: object, fds: Sequence[int]) -> None:
+        """Send the first message, with descriptors, and wait for room. Raises OSError without a receiver."""
+        self._socket.setblocking(True)
+        send_with_fds(self._socket, message, fds)
+        self._socket.setblocking(False)
+
     def flush(self) -> None:
         """Send the kept bytes, as far as there is room."""
         if self._out:
@@ -90,6 +96,19 @@ def send_with_fds(sock: socket.socket, message: object, fds: Sequence[int] = ())
         rights = array.array("i", fds[at : at + _MOST])
         sock.sendmsg([b"+"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)], _QUIET)
     sock.sendall(data, _QUIET)
+
+
+def send_link(sock: socket.socket, link: socket.socket) -> None:
+    """Send one end of a link, on which a request follows: one byte, of which an interrupt leaves no half. Raises
+    OSError without a receiver."""
+    rights = array.array("i", [link.fileno()])
+    sock.sendmsg([b"+"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)], _QUIET)
+
+
+def receive_link(sock: socket.socket) -> socket.socket | None:
+    """Return the next link. None: the other side is gone."""
+    byte, fds = _receive_some(sock, 1)
+    return socket.socket(fileno=fds[0]) if byte else None
 
 
 def receive_with_fds(sock: socket.socket) -> tuple[object, list[int]] | None:
