@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import logging
 import os
 import sys
@@ -22,6 +23,7 @@ from concurrent.futures import (
     wait,
 )
 from concurrent.futures import TimeoutError as FutureTimeout  # Python 3.10 has two
+from types import SimpleNamespace
 
 import pytest
 
@@ -422,3 +424,45 @@ def test_a_coroutine_that_is_cancelled_stops_its_launch(bell):
 
     pid = asyncio.run(main())
     until(lambda: not os.path.exists(f"/proc/{pid}"))
+
+
+ASKING = """
+import sys
+
+class Thing: pass
+
+asked = sys.modules.get("asked")
+if asked:
+    asked.importing.set()
+    assert asked.unpickling.wait(60)
+    asked.got.append(asked.ask.result(60))
+"""
+MAKING = "def make(task):\n    import asking\n    return asking.Thing()\n"
+
+
+def test_result_comes_though_importing_thread_asks_for_it_too(tmp_path, monkeypatch):
+    (tmp_path / "asking.py").write_text(ASKING)
+    (tmp_path / "making.py").write_text(MAKING)
+    monkeypatch.syspath_prepend(tmp_path)
+    making = importlib.import_module("making")
+    with ir.Crew(making.make) as crew:
+        ask = crew.ask(0)
+        wait([ask])
+        asked = SimpleNamespace(ask=ask, importing=threading.Event(), unpickling=threading.Event(), got=[])
+        monkeypatch.setitem(sys.modules, "asked", asked)
+        thread = threading.Thread(target=importlib.import_module, args=("asking",), daemon=True)
+        thread.start()
+        assert asked.importing.wait(LIMIT_S)
+        waiter = threading.Thread(target=lambda: asked.got.append(ask.result()), daemon=True)
+        threading.setprofile(lambda frame, *_: asked.unpickling.set() if frame.f_code.co_name == "load" else None)
+        try:
+            waiter.start()
+            assert asked.unpickling.wait(LIMIT_S)
+        finally:
+            threading.setprofile(None)
+        waiter.join(LIMIT_S)
+        thread.join(LIMIT_S)
+        assert len(asked.got) == 2
+        assert asked.got[0] is asked.got[1]
+    monkeypatch.delitem(sys.modules, "asking")
+    monkeypatch.delitem(sys.modules, "making")

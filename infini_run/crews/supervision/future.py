@@ -9,7 +9,6 @@ place of the real one, and `wait`, `as_completed`, and callbacks see it as concu
 
 from __future__ import annotations
 
-from _thread import RLock
 from concurrent.futures import Future, InvalidStateError
 from concurrent.futures import TimeoutError as FutureTimeout
 from concurrent.futures._base import CANCELLED
@@ -23,7 +22,6 @@ from infini_run.crews.remote_exception import to_exception, unreadable_result
 from infini_run.crews.supervision.loop_waiters import resolve
 from infini_run.number_arguments import read_wait
 from infini_run.public_names import public_names
-from infini_run.system.fork_hooks import call_for_module
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -77,14 +75,13 @@ class Ask(Future[R]):
         owner: the supervisor of the task; infini-run sets it.
     """
 
+    _opened: tuple[object, BaseException | None] | None = None  # what its answer unpickles to, once somebody asks
+
     def __init__(self, task: int, owner: TaskOwner | None = None) -> None:
         super().__init__()
         self.task = task
         self._owner = owner  # until the end: a future that is kept does not keep its crew
         self._has_begun = False
-        self._opening = RLock()
-        self._forks = _forks
-        self._opened: tuple[object, BaseException | None] | None = None
 
     def __repr__(self) -> str:
         """Return a text as a Future's, with the task's number. It leaves out the result, which may still be
@@ -246,13 +243,10 @@ class Ask(Future[R]):
             return
 
     def _open(self, answer: Answer) -> tuple[Any, BaseException | None]:
-        if self._forks != _forks:  # another thread of the parent may have had it for seconds
-            self._opening, self._forks = RLock(), _forks
-        with self._opening:
-            if self._opened is None:
-                message, rank, host = answer
-                self._opened = _opened(message, rank, host)
-            return self._opened
+        if self._opened is None:  # no lock: it may import, and wait for a thread that imports and asks for it, too
+            message, rank, host = answer
+            vars(self).setdefault("_opened", _opened(message, rank, host))  # all threads get the first one's
+        return self._opened  # type: ignore[return-value]
 
     def __await__(self) -> Generator[Any, None, R]:
         return self._await_result().__await__()
@@ -285,17 +279,6 @@ def table_of_asks(title: str, asks: Iterable[Ask[Any]]) -> str:
     from infini_run.crews.html_table import html_table
 
     return html_table(title, ("task", "state", "rank", "host", "result"), [ask._row() for ask in asks])
-
-
-_forks = 0  # that led to this process
-
-
-def _after_fork_in_child() -> None:
-    global _forks
-    _forks += 1
-
-
-call_for_module(_after_fork_in_child)
 
 
 def _call_back(fn: Callable[[Future[Any]], object], ask: Future[Any]) -> None:
