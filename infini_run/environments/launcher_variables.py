@@ -51,7 +51,7 @@ def strip_launcher_environment(environ: Mapping[str, str], keep: tuple[str, ...]
     rest = without_launcher_variables(environ, keep)
     for name in environ.keys() - rest.keys():
         text = environ[name]
-        if name.endswith("_FD") and text.isascii() and text.isdecimal() and 2 < int(text[:9]) == int(text):
+        if name.endswith("_FD") and text.isascii() and text.isdecimal() and len(text) <= 9 and int(text) > 2:
             _close_on_exec(int(text))
     return rest
 
