@@ -12,6 +12,8 @@ import pytest
 
 import infini_run as ir
 from tests.support.command import CHILDREN, altered
+from tests.support.hidden_proc import hidden
+from tests.support.launch_shapes import as_root
 from tests.support.processes import is_alive, marked, processes, state_of
 from tests.support.waiting import until
 
@@ -166,6 +168,19 @@ def test_no_rank_is_forked_while_a_thread_imports(infini_run):
     assert command.wait() == 0
     assert command.out == b"ran\n" * 3
     assert command.err == COLD + b"1 thread of the imports still runs (Thread-1 (import_module))\n"
+
+
+@as_root
+def test_ranks_are_forked_with_proc_of_another_namespace(infini_run, tmp_path):
+    """There the main thread has another number than its process knows."""
+    script = tmp_path / "train.py"
+    script.write_text("print('trained')")
+    report = tmp_path / "report"
+    words = ["--preload=json", "--nproc_per_node=2", f"--report={report}", script]
+    command = infini_run(*words, under=hidden("another namespace's"))
+    assert command.wait() == 0, command.err
+    assert command.err == b""
+    assert [rank["start_method"] for rank in json.loads(report.read_text())["ranks"]] == ["fork", "fork"]
 
 
 @pytest.mark.parametrize(
