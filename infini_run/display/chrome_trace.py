@@ -68,6 +68,7 @@ class ChromeTrace:
         self._attempt = 0  # as TORCHELASTIC_RESTART_COUNT
         self._attempts: dict[str, int] = {}  # of programs that restart alone
         self._restarting: set[str] = set()  # those whose ranks are stopped for that, while the others run
+        self._known_by = ""  # the program whose exit has shown the stop: it may restart alone
         self._instant_count = 0
         self._events: list[dict[str, Any]] = []
         self._spawn_ns = self._spawned_ns = self._stop_ns = self._last_exit_ns = 0
@@ -109,7 +110,9 @@ class ChromeTrace:
         """Record the stop of the ranks. now_ns: when; 0: now."""
         self._stop(now_ns or time.monotonic_ns())
 
-    def _stop(self, time_ns: int) -> None:
+    def _stop(self, time_ns: int, known_by: str = "") -> None:
+        """Record a stop. known_by: the program whose exit shows it, and which may restart alone. Empty: none."""
+        self._known_by = known_by if not self._stop_ns or known_by == self._known_by else ""
         if self._stop_ns:
             return
         self._stop_ns = time_ns
@@ -117,6 +120,10 @@ class ChromeTrace:
             span.stop_ns = max(time_ns, span.start_ns)
 
     def _stop_program(self, name: str, time_ns: int) -> None:
+        if self._stop_ns and self._known_by == name:  # a head says it after the exits
+            self._stop_ns, self._known_by = 0, ""
+            for span in self._live.values():
+                span.stop_ns = 0
         for span in self._live.values():
             if span.worker.program == name:
                 span.stop_ns = max(time_ns, span.start_ns)
@@ -185,7 +192,8 @@ class ChromeTrace:
         span = self._live.get(event.worker)
         stops_alone = span is not None and span.worker.program in self._restarting
         if event.after_stop and not stops_alone:  # the core may have stopped all before anybody else knew
-            self._stop(min(self._last_exit_ns or event.time_ns, event.time_ns))
+            known_by = "" if span is None else span.worker.program
+            self._stop(min(self._last_exit_ns or event.time_ns, event.time_ns), known_by)
         self._live.pop(event.worker, None)
         if span is None:
             return

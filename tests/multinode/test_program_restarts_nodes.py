@@ -84,8 +84,11 @@ def test_program_on_two_hosts_restarts_while_the_other_runs_on(many, bell, tmp_p
     [restarting] = [each for each in facts if each["kind"] == "restarting"]
     assert restarting == {"kind": "restarting", "time_s": restarting["time_s"], "restarts": 1, "program": "r"}
     content = report_of(tmp_path / "t")
-    validate(content)
-    assert [each["name"] for each in content["traceEvents"]].count("restart 1 of r") == 2  # once per host
+    events = validate(content)
+    restarts = [each["ts"] for each in events if each["name"] == "restart 1 of r"]
+    assert len(restarts) == 2  # once per host
+    stops = [each["ts"] for each in events if each["name"] == "stop"]
+    assert min(stops) > max(restarts)  # that of the job, and not that of r
     counted = re.findall(r'^infini_run_restarts_total\{.*program="(\w)"\} (.*)$', (tmp_path / "m").read_text(), re.M)
     assert counted == [("t", "0.0"), ("r", "1.0")]
     assert not marked(f"INFINI_RUN_ID={report['launch_id']}".encode())
