@@ -156,6 +156,13 @@ def submit(
             folder.write_function(function)
         for name, text in planned.programs.items():
             folder.write_program(name, text)
+    except OSError as error:
+        remove(folder)
+        raise UsageError(f"{folder.path} cannot be written: {error.strerror}; use another --dir") from None
+    except BaseException:  # Ctrl-C, too: leave no job that nobody will run
+        remove(folder)
+        raise
+    try:
         id_ = hand_over(scheduler, folder.script, request.queue_name, print_line=print_line, folder=folder)
     except SubmitError as error:
         if error.kind != TIMED_OUT:
@@ -164,7 +171,7 @@ def submit(
     except OSError as error:
         remove(folder)
         raise UsageError(f"{folder.path} cannot be written: {error.strerror}; use another --dir") from None
-    except (InfiniRunError, TypeError, ValueError):  # leave no job that nobody will run
+    except (InfiniRunError, TypeError, ValueError):  # after Ctrl-C the scheduler may have it
         remove(folder)
         raise
     try:

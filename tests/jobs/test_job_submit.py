@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+import infini_run as ir
 from infini_run.jobs.errors import QueryError, SubmitError
 from infini_run.jobs.folder.job_dir import environment
 from infini_run.jobs.request.container import Image
@@ -188,6 +189,22 @@ def test_what_was_not_taken_leaves_nothing(queue, jobs, fault):
     assert len(done.stderr.splitlines()) == 1
     assert done.stdout == ""
     assert jobs.is_empty()
+
+
+@pytest.mark.parametrize("name", ["write_submission", "write_atomic", "write_script", "write_function"])
+def test_interrupt_before_submission_leaves_nothing(tmp_path, name):
+    def interrupt(frame, event, _):
+        if event == "call" and frame.f_code.co_name == name:
+            sys.setprofile(None)
+            raise KeyboardInterrupt
+
+    sys.setprofile(interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            ir.submit(os.getpid, slots=1, scheduler="local", dir=tmp_path / "jobs")
+    finally:
+        sys.setprofile(None)
+    assert os.listdir(tmp_path / "jobs") == []
 
 
 def test_one_of_which_nobody_knows_keeps_its_directory_and_is_found_again(queue, jobs):
