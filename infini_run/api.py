@@ -6,7 +6,7 @@ import os
 import time
 
 from infini_run.core.group import forking
-from infini_run.errors import LaunchTimeout, UsageError
+from infini_run.errors import LaunchTimeout, StartError, UsageError
 from infini_run.node.host_stderr import has_own_stderr, print_line
 from infini_run.number_arguments import read_seconds
 from infini_run.options.from_python import (
@@ -228,6 +228,7 @@ def _run_on_nodes(
 ) -> Report:
     from infini_run.multinode.head.head import Head
     from infini_run.multinode.link.agent_options import working_directory
+    from infini_run.system.resource_limits import with_limit_hint
 
     check_threads("a launch on several hosts")
     folder = check_path("cwd", cwd)
@@ -252,9 +253,12 @@ def _run_on_nodes(
             )
             exit_number = close_at_exit(head)
             call_in_forked_children(head)
-    except BaseException:
+    except BaseException as error:
         if observers is not None:
             observers.close()
+        if type(error) is OSError:  # no descriptor or memory is left
+            number = error.errno or 0
+            raise with_limit_hint(StartError(os.strerror(number), "setting up", number)) from None
         raise
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     is_late = False

@@ -14,7 +14,8 @@ import time
 from infini_run.core.quiet_write import write
 from infini_run.display.background_writer import CLOSE_S, BackgroundWriter
 from infini_run.display.event_schema import encode_fact
-from infini_run.errors import UsageError
+from infini_run.errors import StartError, UsageError
+from infini_run.system.resource_limits import with_limit_hint
 from infini_run.system.secure_files import open_stream
 from infini_run.value_types import DESCRIPTOR
 
@@ -172,6 +173,7 @@ def open_events(target: str, *, owns_process: bool) -> EventStream:
 
     Raises:
         UsageError: It cannot be written, or N is no such descriptor.
+        StartError: No descriptor is left.
     """
     if not target.startswith(DESCRIPTOR):
         fd = open_stream("events", target)
@@ -182,14 +184,17 @@ def open_events(target: str, *, owns_process: bool) -> EventStream:
             os.set_inheritable(fd, False)
     try:
         own = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _FIRST_FD)
+        try:
+            return EventStream(target, own)
+        except BaseException:  # no descriptor is left for what wakes its thread
+            os.close(own)
+            raise
+    except OSError as error:
+        number = error.errno or 0
+        raise with_limit_hint(StartError(os.strerror(number), "opening --events", number)) from None
     finally:
         if not target.startswith(DESCRIPTOR):
             os.close(fd)
-    try:
-        return EventStream(target, own)
-    except BaseException:  # no descriptor is left for what wakes its thread
-        os.close(own)
-        raise
 
 
 def check_descriptor(target: str) -> None:

@@ -423,7 +423,7 @@ def descriptors():
 def launch():
     try:
         ir.run(["true"], hosts=["one"], rdzv_endpoint="127.0.0.1:29500", events="/dev/null")
-    except (ir.InfiniRunError, OSError):
+    except ir.InfiniRunError:
         return
 
 ir.run  # imported: so are the modules of it
