@@ -256,7 +256,8 @@ def find_threads() -> list[str]:
     threading = sys.modules.get("threading")
     names = {} if threading is None else {thread.native_id: thread.name for thread in threading.enumerate()}
     found = []
-    main = int(os.readlink("/proc/self"))  # as this /proc numbers it, which may be another PID namespace's
+    with open("/proc/self/stat") as file:  # it may be of another PID namespace, with other numbers
+        main = int(file.read().partition(" ")[0])
     for thread in sorted(set(map(int, os.listdir("/proc/self/task"))) - {main}):
         try:
             with open(f"/proc/self/task/{thread}/comm") as file:
