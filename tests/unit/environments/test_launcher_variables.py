@@ -37,7 +37,9 @@ def test_other_variables_name_nothing_of_ours(fd):
     assert os.get_inheritable(fd)
 
 
-@pytest.mark.parametrize("text", ["", "x", "-1", "2", "1048577", "9" * 40, "9" * 5000, "\u0664", "3.0"])
+@pytest.mark.parametrize(
+    "text", ["", "x", "-1", "2", "1048577", "9" * 40, "9" * 5000, "\u0664", "3.0"], ids=lambda text: ascii(text[:50])
+)
 def test_what_is_no_open_descriptor_harms_nobody(text):
     before = [os.get_inheritable(number) for number in range(3)]
     assert strip_launcher_environment({"PMI_FD": text}) == {}
