@@ -551,8 +551,26 @@ class Group:
     def _free_if_last(self) -> None:
         if self._closed and self._waiting == 0 and self._handle:
             lib.ir_group_end(self._handle)
-            with forking:  # a child must find all of it, or nothing; so must one of a signal's handler after the call
-                lib.ir_group_free(self._handle_place)
+            if not any(thread != get_ident() for thread in _forkers) or not self._free_later():
+                self._free()
+
+    def _free(self) -> None:
+        with forking:  # a child must find all of it, or nothing; so must one of a signal's handler after the call
+            lib.ir_group_free(self._handle_place)
+
+    def _free_later(self) -> bool:
+        """Have another thread wait for a fork: this one may have a lock that the fork takes, if a signal's handler
+        closes (logging's, the import lock). Return False if there can be no thread."""
+        from _thread import start_new_thread
+
+        from infini_run.system.fork_hooks import call_in_forked_children
+
+        call_in_forked_children(self)
+        try:
+            start_new_thread(self._free, ())
+        except RuntimeError:
+            return False
+        return True
 
 
 def _poll(own: int, also: Sequence[int], timeout_ms: int) -> int:

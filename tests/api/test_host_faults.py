@@ -1093,3 +1093,36 @@ def test_a_signal_to_another_users_process_is_an_error_of_ours(host):
             ranks.kill()
     """
     assert run_host(host, text) == "the signal cannot be sent: Operation not permitted\n" * 2
+
+
+CLOSED_IN_HANDLER = """
+    import logging, os, signal, threading, time
+    import infini_run as ir
+
+    launcher = ir.ProcessLauncher(["sleep", "100"], grace=0)
+    launcher.launch()
+    signal.signal(signal.SIGUSR1, lambda *_: launcher.close())
+    lock, has_begun = logging._lock, threading.Event()  # a hook of logging takes it after ours
+
+    def fork():
+        pid = os.fork()
+        if pid == 0:
+            os._exit(0)
+        os.waitpid(pid, 0)
+
+    thread = threading.Thread(target=fork)
+    from infini_run.core.group import _forkers
+    with lock:
+        os.register_at_fork(before=has_begun.set)  # the latest hook is the first
+        thread.start()
+        has_begun.wait()
+        while not _forkers:
+            time.sleep(0)
+        signal.raise_signal(signal.SIGUSR1)
+    thread.join()
+    print("closed")
+"""
+
+
+def test_handler_closes_launcher_though_fork_waits_for_interrupted_code(host):
+    assert run_host(host, CLOSED_IN_HANDLER) == "closed\n"
