@@ -1,7 +1,7 @@
 """How busy each GPU is, on stdout: a separate process, since NVML waits without end for a GPU that hangs.
 
-A line per GPU or MIG instance (watchdog/gpu_reading.py): its UUID, percent, the bytes in use, and pid=bytes for each
-process that holds memory on it.
+A line per GPU or MIG instance (watchdog/gpu_reading.py): its UUID, percent (- is unknown), the bytes in use, and
+pid=bytes for each process that holds memory on it.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ def main() -> None:
     """Print the lines. Without a GPU there are none."""
     meter = open_meter()
     for card in meter.read() if meter is not None else ():
-        if card.use is not None:
-            held = (f"{pid}={size}" for pid, size in card.held.items())
-            print(card.uuid, round(card.use * 100), card.memory, *held)
+        held = (f"{pid}={size}" for pid, size in card.held.items())
+        print(card.uuid, "-" if card.use is None else round(card.use * 100), card.memory, *held)
     if meter is not None:
         meter.close()

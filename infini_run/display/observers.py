@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from infini_run.display.chrome_trace import ChromeTrace
     from infini_run.display.launch_feed import LaunchFeed
     from infini_run.display.live_table import LaunchView, LiveTable, RankStates
-    from infini_run.display.resource_usage import Sampler
+    from infini_run.display.resource_usage import GpuReader, Sampler
     from infini_run.errors import InfiniRunError
     from infini_run.options.launch_options import Options
     from infini_run.plan.model import Plan
@@ -60,6 +60,7 @@ class Observers:
         outcome: Callable[[], RankStates],
         pace: Pace,
         hung_ranks: Callable[[], Mapping[int, str]],
+        gpu_cards: Callable[[], GpuReader],
     ) -> None:
         """Begin an attempt, before its ranks start.
 
@@ -69,12 +70,13 @@ class Observers:
             outcome: Returns the state of its ranks so far.
             pace: Their progress.
             hung_ranks: Returns those that hang or are late now, each with `hung` or `late`.
+            gpu_cards: Returns what reads the GPUs of this node.
         """
         self._has_group, self._pace = True, pace
         if self._trace is not None:
             self._trace.begin(plan, group)
         if self._display is not None:
-            self._display.begin(self._launch_view(plan, group, outcome, pace, hung_ranks))
+            self._display.begin(self._launch_view(plan, group, outcome, pace, hung_ranks, gpu_cards))
         if self._feed is not None:
             read = {worker.rank: index for index, worker in enumerate(plan.workers) if reads_output(worker)}
             self._feed.launched(
@@ -92,11 +94,12 @@ class Observers:
         outcome: Callable[[], RankStates],
         pace: Pace,
         hung_ranks: Callable[[], Mapping[int, str]],
+        gpu_cards: Callable[[], GpuReader],
     ) -> LaunchView:
         from infini_run.display.live_table import LaunchView
         from infini_run.display.resource_usage import Sampler
 
-        self._sampler = self._sampler or Sampler()
+        self._sampler = Sampler(gpu_cards())
         return LaunchView(plan, group, outcome, self._sampler.sample, pace, hung_ranks)
 
     def on_event(self, event: Event) -> None:
@@ -171,6 +174,7 @@ class Observers:
             self._trace.end()
         if self._display is not None:
             self._display.end()
+        self._close_sampler()
 
     def finish(self, end: Report | InfiniRunError, *, stopper: str = "") -> None:
         """Note how the launch ended, before `close`: its report, or why it did not start. The first call counts.
@@ -186,10 +190,14 @@ class Observers:
         """End the launch and write the trace. Return the reason if that was not possible, else "". Safe twice."""
         if self._display is not None:
             self._display.close()
-        if self._sampler is not None:
-            self._sampler.close()
+        self._close_sampler()
         problem = "" if self._trace is None else self._trace.write()
         return "; ".join(filter(None, (problem, "" if self._feed is None else self._feed.close())))
+
+    def _close_sampler(self) -> None:
+        sampler, self._sampler = self._sampler, None
+        if sampler is not None:
+            sampler.close()
 
     def after_fork_in_child(self) -> None:
         """Close the copies of descriptors in a forked child."""

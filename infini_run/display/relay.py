@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from infini_run.core.c_structs import Event
     from infini_run.core.group import Group
     from infini_run.display.live_table import RankStates
-    from infini_run.display.resource_usage import Sampler
+    from infini_run.display.resource_usage import GpuReader, Sampler
     from infini_run.plan.model import Plan
     from infini_run.report.pace import Pace
 
@@ -59,6 +59,7 @@ class ObserverRelay:
         self._group: Group | None = None
         self._outcome: Callable[[], RankStates] | None = None
         self._hung_ranks: Callable[[], Mapping[int, str]] = dict
+        self._gpu_cards: Callable[[], GpuReader] | None = None
         self._sampler: Sampler | None = None
         self._live: set[int] = set()  # indices of workers
         self._volumes: dict[int, tuple[int, int]] = {}  # as they were sent last
@@ -75,6 +76,7 @@ class ObserverRelay:
         outcome: Callable[[], RankStates],
         pace: Pace,
         hung_ranks: Callable[[], Mapping[int, str]],
+        gpu_cards: Callable[[], GpuReader],
     ) -> None:
         """Begin an attempt, before its ranks start.
 
@@ -83,9 +85,10 @@ class ObserverRelay:
             group: Its processes.
             outcome: Returns the state of its ranks so far.
             pace: Their progress, of which the head knows without the relay.
-            hung_ranks: As of Observers.
+            hung_ranks, gpu_cards: As of Observers.
         """
         self._plan, self._group, self._outcome, self._hung_ranks = plan, group, outcome, hung_ranks
+        self._gpu_cards = gpu_cards
         self._live.clear()
         self._volumes.clear()
         self._signs.clear()
@@ -163,6 +166,7 @@ class ObserverRelay:
         self._queue("end", now_ns)
         self._flush()
         self._group, self._is_behind = None, False
+        self._close_sampler()
 
     def after_fork_in_child(self) -> None:
         """Do nothing: the connection is another part's."""
@@ -172,10 +176,13 @@ class ObserverRelay:
 
     def close(self) -> str:
         """Release what the samples needed. Safe twice. Returns an empty text: there is never a problem."""
-        if self._sampler is not None:
-            self._sampler.close()
-            self._sampler = None
+        self._close_sampler()
         return ""
+
+    def _close_sampler(self) -> None:
+        sampler, self._sampler = self._sampler, None
+        if sampler is not None:
+            sampler.close()
 
     # ---- what the head asks
 
@@ -194,7 +201,7 @@ class ObserverRelay:
         from infini_run.display.resource_usage import Sampler
 
         now_s = time.monotonic()
-        self._sampler = self._sampler or Sampler()
+        self._sampler = self._sampler or Sampler(None if self._gpu_cards is None else self._gpu_cards())
         ranks = living(plan, outcome().exits(), now_s)
         indexes = {worker.rank: index for index, worker in enumerate(plan.workers)}
         rows, hung = [], self._hung_ranks()

@@ -10,9 +10,15 @@ from infini_run.system.procfs import ProcessTable
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from typing import Any
+    from typing import Any, Protocol
 
     from infini_run.plan.model import Worker
+
+    class GpuReader(Protocol):
+        """NvmlMeter, or GpuCards of a launcher."""
+
+        def read(self, now_s: float) -> Sequence[GpuUsage]: ...
+        def close(self) -> None: ...
 
 
 @record
@@ -60,17 +66,14 @@ class Sampler:
     two.
 
     Args:
-        has_gpus: It asks NVML, which may take seconds to start.
-
-    Attributes:
-        cards: Without NVML: the GPUs as somebody else has read them.
+        gpus: What reads the GPUs; this closes it. None: NVML, asked here. It may take seconds to start, and waits
+            without end for a GPU that hangs.
     """
 
-    def __init__(self, *, has_gpus: bool = True) -> None:
+    def __init__(self, gpus: GpuReader | None = None) -> None:
         self._before: dict[int, tuple[float, float]] = {}  # by pid: when, CPU seconds
-        self._meter: NvmlMeter | None = None
-        self._opened = not has_gpus
-        self.cards: Sequence[GpuUsage] = ()
+        self._gpus: GpuReader | None = gpus
+        self._opened = gpus is not None
 
     def sample(self, ranks: Mapping[int, tuple[Worker, float]], now_s: float) -> dict[int, Usage]:
         """Return what ranks use, by pid.
@@ -80,9 +83,9 @@ class Sampler:
             now_s: CLOCK_MONOTONIC in seconds.
         """
         if not self._opened:
-            self._opened, self._meter = True, open_meter()
+            self._opened, self._gpus = True, open_meter()
         table = ProcessTable()
-        cards = self.cards if self._meter is None else self._meter.read()
+        cards = () if self._gpus is None else self._gpus.read(now_s)
         found = {}
         for pid, (worker, start_s) in ranks.items():
             pids = {process.pid for process in table.tree(pid)} if cards else set()
@@ -105,10 +108,10 @@ class Sampler:
         return max(0.0, cpu_s - before_s) / (now_s - then_s)
 
     def close(self) -> None:
-        """Shut NVML down. Safe twice."""
-        meter, self._meter = self._meter, None
-        if meter is not None:
-            meter.close()
+        """Close what reads the GPUs. Safe twice."""
+        gpus, self._gpus = self._gpus, None
+        if gpus is not None:
+            gpus.close()
 
 
 def gpu_share(cards: Sequence[GpuUsage], uuids: Sequence[str], pids: set[int]) -> dict[str, Any]:
@@ -147,8 +150,8 @@ class NvmlMeter:
         uuids = [gpu.uuid for card in cards_of(nvml) for gpu in card.gpus]
         self._handles = {uuid: nvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in uuids if uuid is not None}
 
-    def read(self) -> list[GpuUsage]:
-        """Return the state of every GPU."""
+    def read(self, now_s: float = 0.0) -> list[GpuUsage]:
+        """Return the state of every GPU, whatever the time."""
         return [self._card(uuid, handle) for uuid, handle in self._handles.items()]
 
     def _card(self, uuid: str, handle: Any) -> GpuUsage:

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from infini_run.core.c_structs import ProcessState
     from infini_run.core.group import Group
     from infini_run.display.resource_usage import Sampler
+    from infini_run.node.gpu_cards import GpuCards
     from infini_run.node.outcome import Outcome
     from infini_run.node.resources import LaunchResources
     from infini_run.options.launch_options import Options
     from infini_run.plan.model import Plan, Worker
     from infini_run.report.report import Report
-    from infini_run.watchdog.gpu_reading import GpuReading
     from infini_run.watchdog.snapshot_collector import SnapshotCollector
 
     class Launch(Protocol):
@@ -55,6 +55,7 @@ if TYPE_CHECKING:
         @property
         def slow_now(self) -> frozenset[int]: ...
         def hung_ranks(self) -> dict[int, str]: ...
+        def gpu_cards(self) -> GpuCards: ...
         def record_statuses(self) -> None: ...
         def report(self) -> Report: ...
         def trace_so_far(self) -> dict[str, Any] | None: ...
@@ -67,7 +68,6 @@ BETWEEN_ATTEMPTS = "no rank runs: the launch is about to restart; try again"
 _MOST_NOTED = 20  # requests of other processes that the report has
 _OF_HEADS = ("stacks", "facts", "report", "earlier")  # questions that a head asks for another process
 MOST_LINES = 500  # ranks whose last lines, or variables, one answer has
-_GPUS_S = 5.0  # between two readings of GPUs, each of which starts a process
 _SHOWN = 8  # ranks that a sentence names
 
 
@@ -118,15 +118,12 @@ class NodeControl:
         self._stacks: SnapshotCollector | None = None
         self._stacks_client: Asker | None = None
         self._sampler: Sampler | None = None  # once a head has asked what ranks use
-        self._gpus: GpuReading | None = None  # while it reads
-        self._gpus_due_s = 0.0  # not read again before
 
     # ---- as a part of the launch's loop
 
     def fds(self) -> list[int]:
         """Return descriptors that are readable when `run_due` has something to do."""
-        gpus = () if self._gpus is None else self._gpus.fds()
-        return [self._poller.fileno(), *gpus, *(() if self._stacks is None else self._stacks.fds())]
+        return [self._poller.fileno(), *(() if self._stacks is None else self._stacks.fds())]
 
     def add(self, fd: int) -> None:
         """Take over the connection of a client."""
@@ -144,15 +141,13 @@ class NodeControl:
         self._poller.poll(0)
         if self._stacks is not None:
             self._collect(self._stacks)
-        if self._gpus is not None:
-            self._use_gpus(self._gpus)
 
     def close(self) -> None:
         """End every connection."""
         if self._stacks is not None:
             self._stacks.close()
-        if self._gpus is not None:
-            self._gpus.close()
+        if self._sampler is not None:
+            self._sampler.close()
         self._server.close()
         self._poller.close()
 
@@ -222,8 +217,7 @@ class NodeControl:
             from infini_run.display.resource_usage import Sampler
 
             now_s = time.monotonic()
-            self._sampler = self._sampler or Sampler(has_gpus=False)
-            self._read_gpus(now_s)
+            self._sampler = self._sampler or Sampler(run.gpu_cards())
             usage = [
                 [pid, each.cpu, each.memory, each.is_suspended, each.gpu_memory, each.gpu]
                 for pid, each in self._sampler.sample(living(run.plan, exits, now_s), now_s).items()
@@ -242,25 +236,6 @@ class NodeControl:
             "hung": list(run.hung_ranks().items()),
         }
         client.finish({"nodes": [facts], "slow": sorted(run.slow_now)})
-
-    def _read_gpus(self, now_s: float) -> None:
-        """Begin to read the GPUs, unless that was a moment ago. The next answer has what comes out."""
-        if self._gpus is None and now_s >= self._gpus_due_s and not self._run.ended:
-            from infini_run.watchdog.gpu_reading import GpuReading
-
-            run, self._gpus_due_s = self._run, now_s + _GPUS_S
-            is_sure = any(worker.uuids for worker in run.plan.workers)
-            self._gpus = GpuReading(run.group, run.entry, run.environ, is_sure=is_sure)
-
-    def _use_gpus(self, reading: GpuReading) -> None:
-        reading.poll()
-        if not reading.fds() and self._sampler is not None:
-            from infini_run.display.resource_usage import GpuUsage
-
-            self._gpus = None
-            self._sampler.cards = [
-                GpuUsage(uuid=gpu.uuid, use=gpu.use, memory=gpu.memory, held=gpu.held) for gpu in reading.gpus
-            ]
 
     def _report(self, client: Asker, request: dict[str, Any]) -> None:
         """Say what the report would be now, and what the ranks' environment is, without secrets."""

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from infini_run.display.observers import Observers
     from infini_run.display.relay import ObserverRelay
     from infini_run.node.control_answers import NodeControl
+    from infini_run.node.gpu_cards import GpuCards
     from infini_run.node.guard_lease import GuardLease
     from infini_run.node.headed_programs import HeadedPrograms
     from infini_run.node.launch_head import LaunchHead
@@ -154,7 +155,9 @@ class NodeLaunch:
             if options.ready_timeout_s or options.hang_timeout_s or options.progress_timeout_s:
                 self._watchdog = self._make_watchdog()
             if self._observers is not None:
-                self._observers.begin(self.plan, self.group, lambda: self.outcome, self.pace, self.hung_ranks)
+                self._observers.begin(
+                    self.plan, self.group, lambda: self.outcome, self.pace, self.hung_ranks, self.gpu_cards
+                )
             self._started = self.group.spawn(specs, self.setup.base_env(self.plan))
             self.resources.remove_abandoned(self.plan)
         except StartError as error:
@@ -527,6 +530,12 @@ class NodeLaunch:
             programs = {worker.rank: worker.program for worker in self.plan.workers}
             self._pace = make_pace(programs, one_world=self.options.one_world)
         return self._pace
+
+    def gpu_cards(self) -> GpuCards:
+        """Return what reads the GPUs of this node; the caller closes it before the group."""
+        from infini_run.node.gpu_cards import GpuCards
+
+        return GpuCards(self)
 
     def hung_ranks(self) -> dict[int, str]:
         """Return the ranks that hang or are late now, each with `hung` or `late`."""

@@ -30,13 +30,13 @@ class ReadGpu:
 
     Attributes:
         uuid: Its UUID.
-        use: How busy it is, from 0 to 1.
+        use: How busy it is, from 0 to 1. None: not known, as of a MIG instance.
         memory: Bytes in use.
         held: Bytes of each process, by pid.
     """
 
     uuid: str
-    use: float
+    use: float | None
     memory: int
     held: dict[int, int]
 
@@ -88,8 +88,9 @@ class GpuReading:
             uuids: The GPUs that it was given. Others count if they hold memory of its processes.
             pids: Its processes.
         """
-        given = [gpu.use for gpu in self.gpus if gpu.uuid in uuids]
-        found = given or [gpu.use for gpu in self.gpus if not gpu.held.keys().isdisjoint(pids)]
+        known = [(gpu, gpu.use) for gpu in self.gpus if gpu.use is not None]
+        given = [use for gpu, use in known if gpu.uuid in uuids]
+        found = given or [use for gpu, use in known if not gpu.held.keys().isdisjoint(pids)]
         return sum(found) / len(found) if found else None
 
     def close(self) -> None:
@@ -109,6 +110,7 @@ def _gpus(text: str) -> list[ReadGpu]:
 def _gpu(uuid: str = "", use: str = "", memory: str = "", *held: str) -> ReadGpu | None:
     try:
         sizes = {int(pid): int(size) for pid, _, size in (each.partition("=") for each in held)}
-        return ReadGpu(uuid=uuid, use=min(int(use), 100) / 100, memory=int(memory), held=sizes)
+        share = None if use == "-" else min(int(use), 100) / 100
+        return ReadGpu(uuid=uuid, use=share, memory=int(memory), held=sizes)
     except ValueError:
         return None

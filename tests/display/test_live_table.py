@@ -13,13 +13,14 @@ import termios
 
 import pytest
 
-from tests.support.command import COMMAND, play
+from tests.support.command import COMMAND, altered, play
 from tests.support.processes import is_alive
 from tests.support.pty_window import Window
 from tests.support.waiting import until
 
 HEAD = "RANK STATE"
 LIVE = ("--live",)
+WITH_DRIVER = [*altered({"watchdog.gpu_reading._DRIVER": "/dev/null"}), *COMMAND]  # as if NVIDIA's were here
 
 
 @pytest.fixture
@@ -497,7 +498,8 @@ def test_launch_whose_events_have_no_place_keeps_no_descriptor(where, window):
 def test_gpus_have_columns_where_nvml_is(window, busy_gpus, tmp_path):
     gpus = tmp_path / "gpus"
     gpus.write_text("GPU-aa 70 3000\nGPU-bb 20 500\n")
-    one = window(*LIVE, "--nproc_per_node=2", *play("wait"), LD_LIBRARY_PATH=busy_gpus, BUSY_GPUS=str(gpus))
+    environ = {"LD_LIBRARY_PATH": busy_gpus, "BUSY_GPUS": str(gpus)}
+    one = window(*LIVE, "--nproc_per_node=2", *play("wait"), program=WITH_DRIVER, **environ)
     one.see(lambda: shows(one, "running", "running"))
     assert not any("GPU" in line for line in one.text)  # no rank uses one
     pid = int(one.row(1)[2])
@@ -508,6 +510,17 @@ def test_gpus_have_columns_where_nvml_is(window, busy_gpus, tmp_path):
     assert len(one.row(0)) == 6
     one.type("\x03")
     assert one.wait() == 130
+
+
+def test_driver_that_hangs_does_not_hold_the_launcher(window, busy_gpus, tmp_path):
+    """What NVML asks never answers, as with a GPU that has fallen off the bus."""
+    os.mkfifo(tmp_path / "gpus")
+    environ = {"LD_LIBRARY_PATH": busy_gpus, "BUSY_GPUS": str(tmp_path / "gpus")}
+    one = window(*LIVE, "--nproc_per_node=2", *play("wait"), program=WITH_DRIVER, **environ)
+    one.see(lambda: has_cpu(one, 0) and has_cpu(one, 1))
+    with open(tmp_path / "gpus", "w"):  # not before a reader waits for it
+        os.kill(one.pid, signal.SIGTERM)
+        assert one.wait() == 143
 
 
 @pytest.mark.parametrize(
@@ -528,7 +541,7 @@ def test_a_rank_is_shown_the_gpus_that_it_was_given_or_none(window, busy_gpus, t
     if shown is None:
         assert not any("GPU" in line for line in one.text)
     else:
-        assert (one.row(0)[6:8], one.row(1)[6:8]) == shown
+        one.see(lambda: (one.row(0)[6:8], one.row(1)[6:8]) == shown)
     one.type("\x03")
     assert one.wait() == 130
 
