@@ -22,6 +22,7 @@ MAX_HOSTS = 2**17
 _LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 _HEX = frozenset("0123456789abcdefABCDEF:.")
 _MANY = f"expected at most {MAX_HOSTS} hosts"
+_MOST_BYTES = 1 << 24  # of a host file, as characters
 _PORT = 1024  # a host with more CPUs than ports that are root's alone is rarer than a port after its name
 _SHOWN = 60  # characters of a wrong list that a message repeats
 
@@ -124,13 +125,15 @@ def read_hostfile(path: str, origin: str = "") -> tuple[Host, ...]:
     Raises:
         UsageError: it cannot be read, or is no host file.
     """
+    named = origin or f"--hostfile={quoted(path)}"
     try:
         with open(path, encoding="utf-8", errors="surrogateescape") as file:
-            text = file.read()
+            text = file.read(_MOST_BYTES + 1)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         why = getattr(error, "strerror", error)
-        named = origin or f"--hostfile={quoted(path)}"
         raise UsageError(f"{named} cannot be read: {why}") from None
+    if len(text) > _MOST_BYTES:
+        raise UsageError(f"{named}: expected at most {_MOST_BYTES} bytes")
     return parse_hostfile(text, path)
 
 

@@ -122,6 +122,7 @@ def _subject(text: str) -> bool | str:
         return text
 
 
+_MOST_BYTES = 1 << 20  # of a file of flags, as characters
 _GRAMMAR = (
     _own("flagfile", "FILE", "read flags from FILE: one per line, # comments, further flag files"),
     _own("fromenv", "a,b", "read flags a and b from the variables FLAGS_a and FLAGS_b"),
@@ -307,9 +308,12 @@ def _read_file(scan: _FlagScan, text: str, origin: str, chain: Chain) -> None:
 def _lines(path: str, origin: str) -> list[str]:
     try:
         with open(path, encoding="utf-8", errors="surrogateescape") as file:
-            return [line.strip() for line in file]
+            text = file.read(_MOST_BYTES + 1)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         raise UsageError(f"{origin}: cannot be read: {getattr(error, 'strerror', error)}") from None
+    if len(text) > _MOST_BYTES:
+        raise UsageError(f"{origin}: expected at most {_MOST_BYTES} bytes")
+    return [line.strip() for line in text.split("\n")]
 
 
 def _read_line(scan: _FlagScan, line: str, where: str, chain: Chain) -> None:

@@ -81,6 +81,8 @@ FLAGS = [
     ("--rdzv_backend=etcd", "--rdzv_backend=etcd: expected static or c10d"),
     ("--flagfile=missing", "--flagfile=missing: cannot be read: No such file or directory"),
     ("--flagfile=.", "--flagfile=.: cannot be read: Is a directory"),
+    ("--flagfile=/dev/full", "--flagfile=/dev/full: expected at most 1048576 bytes"),
+    ("--hostfile=/dev/full", "--hostfile=/dev/full: expected at most 16777216 bytes"),
     ("--fromenv=nnodes", "--fromenv=nnodes: missing FLAGS_nnodes"),
 ]
 
