@@ -30,6 +30,7 @@ class SharedFollower:
         self._lock = RLock()
         self._wakers: list[Wakeup] = []  # of threads that wait for an event: another thread may read it
         self._idle: list[Wakeup] = []  # of those that have waited
+        self._is_closed = False
 
     def events(self, timeout_s: float | None) -> list[Event]:
         """Return the events since the last call, waiting for the first one.
@@ -98,11 +99,15 @@ class SharedFollower:
         return waker
 
     def _remove_waker(self, waker: Wakeup) -> None:
-        """Keep it for the next wait: an interrupt in the finalizer of each of them would be lost."""
+        """Keep it for the next wait: an interrupt in the finalizer of each of them would be lost. Once the launch is
+        closed there is none."""
         with self._lock:
             self._wakers.remove(waker)
-            waker.clear()
-            self._idle.append(waker)
+            if self._is_closed:
+                waker.close()
+            else:
+                waker.clear()
+                self._idle.append(waker)
 
     def poll(self, deadline: float | None, also: Sequence[int] = ()) -> bool:
         """Read the next events of the launch.
@@ -142,6 +147,7 @@ class SharedFollower:
         """Close the launch, which kills its remaining processes, and wake every thread that waits."""
         self.run.close()
         with self._lock:
+            self._is_closed = True
             self._wake()
             while self._idle:
                 self._idle.pop().close()

@@ -15,7 +15,7 @@ import pytest
 
 import infini_run as ir
 from tests.support.command import CHILDREN, play
-from tests.support.processes import marked, no_descriptor_left, processes
+from tests.support.processes import descriptors, marked, no_descriptor_left, processes
 from tests.support.waiting import LIMIT_S, ended_after, until
 from tests.unit.environments.test_environments import SRUN
 
@@ -840,3 +840,12 @@ def test_report_of_a_failure_needs_no_descriptor():
         launcher.report()
         with no_descriptor_left():
             assert launcher.report().exit_code == 3
+
+
+def test_events_of_closed_launcher_leave_no_descriptor():
+    with ir.ProcessLauncher(["true"]) as launcher:
+        launcher.launch()
+        assert launcher.wait(60)
+    before = descriptors()
+    launcher.events(0)
+    assert descriptors() == before
