@@ -527,6 +527,18 @@ def test_ctrl_z_of_head_moves_join_timeout(start, bell):
     hear_world(bell, 0, 2)
 
 
+def test_restart_that_was_due_while_head_was_suspended_follows(start):
+    script = "test $TORCHELASTIC_RESTART_COUNT = 1 || exit 3"
+    flags = ("--join_window=0", "--max_restarts=1", "--restart_delay=1", *FAST)
+    head = start(*flags, "sh", "-c", script, nnodes="1:2")
+    read_error_until([head], b"restart 1 of 1")
+    head.signal(signal.SIGSTOP)
+    until(lambda: processes()[head.pid][1] == "T")
+    time.sleep(2)
+    head.signal(signal.SIGCONT)
+    assert head.wait() == 0, head.err
+
+
 def test_ctrl_z_of_a_node_is_its_loss_and_fg_brings_it_back(start, bell):
     """Its lease ends, and nobody can extend it meanwhile: the ranks are replaced, and the launcher is a spare."""
     commands = [start("--spares=1", *FAST, *ring(bell), preexec_fn=lead_group) for _ in range(3)]

@@ -195,9 +195,8 @@ class WorldChanges:
             )
 
     def postpone(self, by_s: float) -> None:
-        """Move the limits by a suspension of this process."""
+        """Move the limits by a suspension of this process. What was due in it stays due: a restart, say."""
         self._membership = membership.postpone(self._membership, by_s)
-        self._due_s = next_due_s(self._membership, time.monotonic(), self._rules)
 
     # ---- what happens to agents
 
