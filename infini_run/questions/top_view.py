@@ -44,8 +44,8 @@ _QUIT = (b"q", b"Q")
 class _Node:
     """The ranks of one node, as the launch describes them: a group and an outcome for the table."""
 
-    def __init__(self, sampler: Sampler | None) -> None:
-        self._sampler = sampler
+    def __init__(self) -> None:
+        self.sampler: Sampler | None = None  # if its ranks can be measured here
         self._exits: tuple[Exit, ...] = ()
         self.group = RemoteGroup()
         self._pace = Pace()  # until its ranks are known
@@ -57,7 +57,7 @@ class _Node:
         return self._exits
 
     def _sample(self, ranks: Mapping[int, tuple[Worker, float]], now_s: float) -> dict[int, Usage]:
-        return dict(self.group.samples) if self._sampler is None else self._sampler.sample(ranks, now_s)
+        return dict(self.group.samples) if self.sampler is None else self.sampler.sample(ranks, now_s)
 
     def update(
         self, facts: Mapping[str, Any], slow: frozenset[int], pids: Mapping[int, int], name: str, *, has_host: bool
@@ -131,7 +131,8 @@ class _Ranks:
                 number = int(facts["node"])
                 # ranks in another PID namespace have other numbers here
                 is_here = not has_other_nodes and (bool(pids) or facts["pid"] == self._launch.pid)
-                node = self._nodes.setdefault(number, _Node(self._sampler if is_here else None))
+                node = self._nodes.setdefault(number, _Node())
+                node.sampler = self._sampler if is_here else None
                 views[number] = node.update(facts, slow, pids, self._launch.launch_id, has_host=len(nodes) > 1)
         except (LinkError, LookupError, TypeError, ValueError, OverflowError):
             raise InfiniRunError(f"{self._launch.launch_id}: its answer is not what infini-run sends") from None
