@@ -197,7 +197,9 @@ def _hand_in(
     cwd: str | os.PathLike[str] | None,
     function: bytes = b"",
 ) -> Job[Any]:
-    values["env"] = (*values["env"], *check_environment(env).items())
+    # what this process has is in `environ`, of which an allocation replaces much: a copy of os.environ must not win
+    added = {name: text for name, text in check_environment(env).items() if os.environ.get(name) != text}
+    values["env"] = (*values["env"], *added.items())
     if cwd is not None:
         values["cwd"] = check_words("cwd", (cwd,))[0]
     errors = _SubmitErrors(given)

@@ -22,9 +22,9 @@ def print_answer(text: str, end: str = "\n") -> None:
     try:
         try:
             print(text, end=end, flush=True)
-        except UnicodeEncodeError as error:  # nothing of it was written
-            data = text.encode(error.encoding, "backslashreplace")
-            print(data.decode(error.encoding), end=end, flush=True)
+        except UnicodeEncodeError:  # nothing of it was written
+            encoding = sys.stdout.encoding  # the error's may be "charmap"
+            print(text.encode(encoding, "backslashreplace").decode(encoding), end=end, flush=True)
     except BrokenPipeError:
         drop_stream(1)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,16 @@ def test_env_goes_with_job_whatever_its_names(submit, monkeypatch):
     job = submit(["true"], slot_type="cpu", env={"CUDA_VISIBLE_DEVICES": "3"})
     assert job.wait().state == "COMPLETED"
     assert b"CUDA_VISIBLE_DEVICES=3" in Path(job.path, "env").read_bytes().split(b"\0")
+
+
+def test_copy_of_own_environment_brings_no_allocation_with_it(submit, monkeypatch):
+    for name in ("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.setenv(name, "777")
+    job = submit(["true"], slot_type="cpu", env={**os.environ, "SEED": "1"})
+    job.wait()
+    names = {line.partition(b"=")[0] for line in Path(job.path, "env").read_bytes().split(b"\0")}
+    assert b"SEED" in names
+    assert not names & {b"SLURM_JOB_ID", b"SLURM_JOB_NODELIST", b"CUDA_VISIBLE_DEVICES"}
 
 
 @pytest.mark.parametrize("cwd", [b"/tmp", 3, "/tmp\0"])
