@@ -527,7 +527,7 @@ class Group:
             if lost:
                 verb = "was" if lost == 1 else "were"
                 before = f"... {counted(lost, 'line')} {verb} dropped here: the console was not read\n"
-            line = os.fsencode(f"{before}{text}\n")
+            line = os.encode_text(f"{before}{text}\n")
             self.dropped_lines = (
                 0 if lib.ir_group_print(self._handle, 1, line, len(line)) == 0 else self.dropped_lines + 1
             )

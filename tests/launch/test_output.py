@@ -719,6 +719,16 @@ def test_report_has_lines_that_locale_lacks(infini_run, tmp_path, hosts):
     assert "  | \N{SNOWMAN} boom\n" in command.err.decode()
 
 
+def test_hang_report_has_status_that_locale_lacks(infini_run):
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    send = "import os, socket, time; s = socket.socket(1, 2); s.connect(os.environ['NOTIFY_SOCKET'])"
+    program = f"{send}; s.send('STATUS=\\u2603 load'.encode()); time.sleep(1000)"
+    command = infini_run("--hang_timeout=1s", sys.executable, "-c", program, env={**os.environ, **ascii_only})
+    command.read_error_until("\N{SNOWMAN} load".encode())
+    command.signal(signal.SIGTERM)
+    assert command.wait() == 143
+
+
 @pytest.mark.parametrize("frames", [10, 100])
 def test_report_shows_message_when_its_stack_follows(infini_run, tmp_path, frames):
     """As c10 ends: the message, then frames of 80 bytes and more; a hundred are more than was once kept of stderr."""
