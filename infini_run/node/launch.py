@@ -293,6 +293,11 @@ class NodeLaunch:
             self.stop()
         return events + self._run_due()
 
+    @property
+    def lock(self) -> RLock:
+        """The lock of events and what they tell. Whoever keeps events takes it before a lock of theirs."""
+        return self._lock
+
     def wait(self, timeout_s: float | None, also: Sequence[int]) -> None:
         """Wait, as `poll` does, until `poll(0)` has something to do; read nothing."""
         group = self._group

@@ -130,11 +130,18 @@ class RestartingLaunch:
     @property
     def outcome(self) -> Outcome:
         """The outcome of the attempt that runs, or ran last."""
-        return self._run.outcome
+        with self._lock:
+            return self._run.outcome
+
+    @property
+    def lock(self) -> RLock:
+        """The lock of events, as NodeLaunch.lock."""
+        return self._lock
 
     def record_statuses(self) -> None:
         """Record the last STATUS= of each rank, as NodeLaunch.record_statuses."""
-        self._run.record_statuses()
+        with self._lock:
+            self._run.record_statuses()
 
     def signal(self, number: int, rank: int | None = None) -> int:
         """Send a signal, as NodeLaunch.signal. Between two attempts it reaches no process.
@@ -143,7 +150,8 @@ class RestartingLaunch:
             number: The signal.
             rank: A rank of this node. None: all of them.
         """
-        return self._run.signal(number, rank)
+        with self._lock:
+            return self._run.signal(number, rank)
 
     def stop(self) -> None:
         """Begin to stop the ranks, and start no further attempt."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select  # noqa: F401  a later import may find no descriptor
 import time
 from _thread import RLock
 
@@ -127,9 +128,10 @@ class SharedFollower:
     def _read(self) -> bool:
         """Read the events that there are. Return whether there were any.
 
-        Another thread that finds the launch at its end, or reads later events, waits here until these are kept.
+        Another thread that finds the launch at its end, or reads later events, waits here until these are kept. The
+        launch's lock comes first: a signal's handler may read in a thread that has it.
         """
-        with self._lock:
+        with self.run.lock, self._lock:
             events = [] if self.run.ended else self.run.poll(0.0)
             if events:
                 self._drop_outdated(events)

@@ -968,6 +968,31 @@ def test_a_child_that_is_forked_while_another_thread_closes_an_end_waits_for_no_
     assert run_host(host, text) == "0 False\n"
 
 
+def test_handler_reads_events_while_another_thread_waits_for_its_lock(host):
+    text = """
+        import faulthandler, sys, threading
+        import infini_run as ir
+        from tests.support.waiting import until
+
+        def is_reading():
+            code = sys._current_frames()[thread.ident].f_code
+            return code.co_name == "_read" or code.co_filename.endswith("node/launch.py")
+
+        faulthandler.dump_traceback_later(60, exit=True)
+        with ir.ProcessLauncher(["sleep", "1000"]) as ranks:
+            ranks.launch()
+            ranks.events(60)
+            with ranks._launch.run.lock:  # as in `status`, where a signal's handler interrupts it
+                thread = threading.Thread(target=ranks.events)
+                thread.start()
+                until(is_reading)
+                print(ranks.running())
+            ranks.kill()
+            thread.join()
+    """
+    assert run_host(host, text) == "True\n"
+
+
 def test_a_start_and_a_client_do_not_wait_for_each_others_lock(host):
     """One thread accepts clients while another starts ranks of the same launch again: each needs both locks."""
     text = """
