@@ -136,10 +136,13 @@ class LaunchFeed:
         if isinstance(end, InfiniRunError):
             self._add("ended", 0, end.exit_code, 0, str(end))
         else:
+            from infini_run.report.text import ASKED_TO_STOP
+
             reason = end.headline()
             has_cause = bool(reason or end.error or end.received_signal or end.ended_by)
             if stopper and not has_cause and any(exit_.stopped for exit_ in end.exits):
-                reason = f"{stopper} stopped the launch"
+                asked = (notice for notice in end.notices if notice.endswith(ASKED_TO_STOP))
+                reason = next(asked, f"{stopper} stopped the launch")
             reason = reason or end.text().partition("\n")[0]
             self._add("ended", 0, end.exit_code, end.received_signal, reason)
 

@@ -9,7 +9,7 @@ from infini_run.control.server import Client, ControlServer, answer_request, che
 from infini_run.errors import InfiniRunError, LinkError, UsageError, counted
 from infini_run.node.earlier_lines import earlier_lines
 from infini_run.record import fields
-from infini_run.report.text import signal_name
+from infini_run.report.text import ASKED_TO_STOP, signal_name
 from infini_run.system.poller import Poller
 from infini_run.system.signal_numbers import SIGTERM
 
@@ -84,7 +84,7 @@ class Notes:
 
     def add_stop(self, client: Asker) -> None:
         """Note who asked for the stop."""
-        self._add(f"{client.who} asked to stop this launch")
+        self._add(f"{client.who} {ASKED_TO_STOP}")
 
     def answer_send(self, client: Asker, number: int, ranks: Sequence[int], count: int) -> None:
         """Answer a request for a signal that has reached `count` of the ranks, and note who asked for it.

@@ -10,6 +10,9 @@ if TYPE_CHECKING:
     from infini_run.report.exit import Exit, LeftoverProcess
 
 
+ASKED_TO_STOP = "asked to stop this launch"  # after who did, at the end of a notice
+
+
 def signal_name(number: int) -> str:
     """Return the name of a signal: SIGTERM for 15, SIGRTMIN+3 for a real-time one."""
     import signal

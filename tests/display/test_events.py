@@ -10,6 +10,7 @@ import re
 import resource
 import signal
 import stat
+import subprocess
 import threading
 import time
 
@@ -23,7 +24,7 @@ from infini_run.display.event_schema import KINDS, encode_fact, make_fact
 from infini_run.display.event_stream import LineFile
 from infini_run.report.exit import Exit
 from tests.launch.test_security import needs_root
-from tests.support.command import play
+from tests.support.command import COMMAND, play
 from tests.support.hosts import Bed, agents
 from tests.support.paths import ROOT
 from tests.support.waiting import until
@@ -338,12 +339,23 @@ REASON = "the Python program stopped the launch"
 
 @pytest.mark.parametrize(("words", "code"), [((), 143), (("end=TERM:0",), 0), (("ignore=TERM",), 137)])
 def test_end_by_host_program_has_reason(path, words, code):
-    given = {"nproc_per_node": 2, "events": path, "grace": 0.5}
+    given = {"nproc_per_node": 2, "events": path, "grace": 0.5 if code == 137 else 60}
     with ir.ProcessLauncher(play(*words, "notify=READY=1", "wait"), **given) as launcher:
         launcher.launch()
         assert launcher.wait_ready(60)
     ended = validate(lines(path))[-1]
     assert (ended["code"], ended["signal"], ended["reason"]) == (code, 0, REASON)
+
+
+def test_stop_from_outside_is_reason_of_end_in_host_program(path):
+    with ir.ProcessLauncher(play("notify=READY=1", "wait"), events=path) as launcher:
+        launcher.launch()
+        assert launcher.wait_ready(60)
+        stop = subprocess.Popen([*COMMAND, "--stop", str(os.getpid())], stdout=subprocess.DEVNULL)
+        assert launcher.wait(60)
+        assert stop.wait() == 0
+    reason = validate(lines(path))[-1]["reason"]
+    assert reason.endswith(f"(pid {stop.pid}) asked to stop this launch"), reason
 
 
 def test_failure_before_end_by_host_program_is_its_reason(path):
