@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from infini_run.core.c_structs import ProcessState
     from infini_run.core.group import Group
 
-_DRIVER = "/dev/nvidiactl"
+_DRIVERS = ("/dev/nvidiactl", "/dev/dxg")  # the second one is that of WSL
 _MOST = 16384  # bytes of its lines
 
 
@@ -61,7 +61,7 @@ class GpuReading:
         self._entry = entry
         self._run: GuestRun | None = None
         self.gpus: list[ReadGpu] = []
-        if not is_sure and not os.path.exists(_DRIVER):
+        if not is_sure and not any(map(os.path.exists, _DRIVERS)):
             return
         try:
             words = own_python("infini_run.display.gpu_lines.main")

@@ -20,7 +20,7 @@ from tests.support.waiting import until
 
 HEAD = "RANK STATE"
 LIVE = ("--live",)
-WITH_DRIVER = [*altered({"watchdog.gpu_reading._DRIVER": "/dev/null"}), *COMMAND]  # as if NVIDIA's were here
+WITH_DRIVER = [*altered({"watchdog.gpu_reading._DRIVERS": ("/dev/null",)}), *COMMAND]  # as if NVIDIA's were here
 
 
 @pytest.fixture
