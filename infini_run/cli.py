@@ -55,7 +55,8 @@ def _limit_behind(error: OSError) -> str:
     try:
         from infini_run.system.resource_limits import LIMITS
     except (OSError, MemoryError):
-        return {os.ENOMEM: NO_MEMORY, os.EMFILE: "raise ulimit -n or ulimit -Hn"}.get(error.errno or 0, "")
+        known = {os.ENOMEM: NO_MEMORY, os.EMFILE: "raise ulimit -n or ulimit -Hn", os.ENFILE: "raise fs.file-max"}
+        return known.get(error.errno or 0, "")
     return LIMITS.get(error.errno or 0, "")
 
 

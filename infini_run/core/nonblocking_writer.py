@@ -119,6 +119,8 @@ def _write_pieces(fd: int, data: bytes, wait_s: float | None, also: Callable[[],
     poll.register(fd, select.POLLOUT)
     if stop_fd >= 0:
         poll.register(stop_fd, select.POLLIN)
+    elif wait_s is None:  # no signal could end it
+        wait_s = CONSOLE_WAIT_S
     end_s = None if wait_s is None else time.monotonic() + wait_s
     while data:
         left_s = None if end_s is None else max(0.0, end_s - time.monotonic())

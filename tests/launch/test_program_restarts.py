@@ -663,8 +663,12 @@ time.sleep(1000)
     )
     command = infini_run(*words, env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"})
     command.read_error_until(b"b 0 on", b"was not ready")
-    rows = [row.split() for row in ask("--top", command.pid).splitlines()]
-    assert [row[:3] for row in rows if row[0] == "b"] == [["b", "0", "ready"], ["b", "1", "ready"]]
+
+    def states_of_b():
+        rows = [row.split() for row in ask("--top", command.pid).splitlines()]
+        return [row[:3] for row in rows if row[0] == "b"]
+
+    until(lambda: states_of_b() == [["b", "0", "ready"], ["b", "1", "ready"]])
     command.signal(signal.SIGTERM)
     assert command.wait() == 143
 
