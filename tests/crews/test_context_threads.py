@@ -112,12 +112,14 @@ def test_signal_handler_may_log_while_threads_log_and_worker_sends(tmp_path):
             logger.warning("a signal")
             heard.touch()
 
-        def talk():
-            while not is_over.is_set():
-                logger.warning("a line")
-
         def place_of(thread):
             return sys._current_frames()[thread.ident].f_code.co_name
+
+        def talk():
+            while place_of(main) != "_push":  # else this thread may fill the channel, and the main one wait for it
+                time.sleep(0.01)
+            while not is_over.is_set():
+                logger.warning("a line")
 
         def send_signal(talking):
             while place_of(main) != "_push" or place_of(talking) != "_locked":

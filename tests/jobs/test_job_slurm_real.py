@@ -122,7 +122,8 @@ def test_script_that_user_runs_leaves_waiting_job_alone(queue, array):
         done = subprocess.run(
             [*words, "sh", queue.path / name / "job.sh"], env=queue.env, capture_output=True, text=True, check=False
         )
-        assert (done.returncode, done.stderr.splitlines()[0]) == (2, said.format(""))
+        assert done.returncode == 2
+        assert said.format("") in done.stderr.splitlines()  # srun has its own line before or after it
     other = {**queue.env, "SLURM_JOB_ID": "99999", "SLURM_JOB_NAME": "bash"}
     if array:
         other |= {"SLURM_ARRAY_JOB_ID": "99999", "SLURM_ARRAY_TASK_ID": "1"}
