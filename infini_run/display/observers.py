@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from infini_run.core.group import Group
     from infini_run.display.chrome_trace import ChromeTrace
     from infini_run.display.launch_feed import LaunchFeed
-    from infini_run.display.live_table import LaunchView, LiveTable, RankStates
+    from infini_run.display.live_table import LiveTable, RankStates
     from infini_run.display.resource_usage import GpuReader, Sampler
     from infini_run.errors import InfiniRunError
     from infini_run.options.launch_options import Options
@@ -76,7 +76,11 @@ class Observers:
         if self._trace is not None:
             self._trace.begin(plan, group)
         if self._display is not None:
-            self._display.begin(self._launch_view(plan, group, outcome, pace, hung_ranks, gpu_cards))
+            from infini_run.display.live_table import LaunchView
+            from infini_run.display.resource_usage import Sampler
+
+            self._sampler = Sampler(gpu_cards())
+            self._display.begin(LaunchView(plan, group, outcome, self._sampler.sample, pace, hung_ranks))
         if self._feed is not None:
             read = {worker.rank: index for index, worker in enumerate(plan.workers) if reads_output(worker)}
             self._feed.launched(
@@ -86,21 +90,6 @@ class Observers:
                 last_sign_ns=lambda rank: group.activity(read[rank])[0] if rank in read else None,
                 place={worker.rank: (worker.program, worker.program_rank) for worker in plan.workers}.__getitem__,
             )
-
-    def _launch_view(
-        self,
-        plan: Plan,
-        group: Group,
-        outcome: Callable[[], RankStates],
-        pace: Pace,
-        hung_ranks: Callable[[], Mapping[int, str]],
-        gpu_cards: Callable[[], GpuReader],
-    ) -> LaunchView:
-        from infini_run.display.live_table import LaunchView
-        from infini_run.display.resource_usage import Sampler
-
-        self._sampler = Sampler(gpu_cards())
-        return LaunchView(plan, group, outcome, self._sampler.sample, pace, hung_ranks)
 
     def on_event(self, event: Event) -> None:
         """Record one event of the group."""

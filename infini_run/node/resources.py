@@ -143,8 +143,10 @@ class LaunchResources:
         try:
             self.null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
             if self.null < 3:  # the host program has closed its stdio
-                low, self.null = self.null, _above_stdio(self.null)
-                os.close(low)
+                from infini_run.system.stdio import above_stdio
+
+                low, self.null = self.null, -1
+                self.null = above_stdio(low)
         except OSError as error:
             raise StartError(str(error.strerror), "opening /dev/null", error.errno or 0) from None
 
@@ -232,9 +234,3 @@ def _remove_abandoned() -> None:
         from infini_run.system.secure_files import remove_abandoned
 
         remove_abandoned(old, NEW_S)
-
-
-def _above_stdio(fd: int) -> int:
-    import fcntl
-
-    return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
